@@ -1,0 +1,29 @@
+"""What a federated method is: three plain functions."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from fl.engine import Trained
+from fl.rng import Rng
+from surgery import Stack, State
+
+Server: TypeAlias = dict[str, State | Stack]
+"""What the server keeps from round to round, by name. It is saved and restored as it is, and always has "global"."""
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    Attributes:
+        init: () -> server, before the first round.
+        round: (server, clients, rng) -> (server, trained): train the clients and apply the server's rule. A
+            function of its arguments alone; the given server is not changed. Rounds count from 1 (`rng.round`).
+        predict: (server, images, client) -> logits [N, classes] of the deployed model for uint8 images, or of
+            the model that one client would use (None: any client).
+    """
+
+    init: Callable[[], Server]
+    round: Callable[[Server, list[int], Rng], tuple[Server, Trained]]
+    predict: Callable[[Server, Tensor, int | None], Tensor]

@@ -1,0 +1,61 @@
+"""FedMR: Hu et al., "Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination"
+(KDD 2024), algorithm 1; and Indep, its degenerate case (section 3.1).
+"""
+
+from dataclasses import dataclass
+
+from fl.algorithm import Algorithm
+from fl.errors import FLError
+from fl.federation import Federation
+from surgery import average, broadcast, layers, permutations, segments, shuffle
+from surgery.layers import Unit
+
+
+@dataclass(frozen=True)
+class FedMROptions:
+    """FedMR."""
+
+    fraction: float = 0.0
+    """share of the layers that travel together (Fig. 11's px); 0 shuffles each layer on its own, 1 is Indep"""
+    unit: Unit = "layer"
+    """what is shuffled as one piece: a layer with all its tensors, a residual block, or (as the released code does)
+    each tensor"""
+    stage1_rounds: int = 0
+    """rounds at the start that average instead of recombining (section 4.3; the paper: 100 for ResNet-20 and
+    VGG-16, 0 for the CNN)"""
+
+
+def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
+    """Keep K models; train each on another client, then shuffle every layer among them.
+
+    The i-th model goes to the i-th drawn client. The global model, which is evaluated and deployed but never
+    trained (except in stage 1, where it replaces all K models), is the uniform mean of the K trained models,
+    taken before recombination.
+    """
+    if options.stage1_rounds < 0:
+        raise FLError(f"--fedmr.stage1-rounds is a number of rounds, got {options.stage1_rounds}")
+    pieces = segments(layers(fed.model, options.unit), options.fraction)
+
+    def init():
+        start = fed.initial()
+        return {"global": start, "slots": broadcast(start, fed.participants)}
+
+    def round(server, clients, rng):
+        trained = fed.train(server["slots"], clients, rng)
+        mean = average(trained.states)
+        if rng.round <= options.stage1_rounds:
+            slots = broadcast(mean, len(clients))
+        else:
+            shuffles = permutations(len(pieces), len(clients), rng.torch("recombine"))
+            slots = shuffle(trained.states, pieces, shuffles)
+        return {"global": mean, "slots": slots}, trained
+
+    def predict(server, images, client=None):
+        return fed.predict(server["global"], images)
+
+    return Algorithm(init, round, predict)
+
+
+def indep(fed: Federation) -> Algorithm:
+    """K models that wander from client to client and are averaged only to be evaluated: FedMR in one segment."""
+    return fedmr(fed, FedMROptions(fraction=1.0))

@@ -1,0 +1,32 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), algorithm 2."""
+
+from dataclasses import dataclass
+
+from fl.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
+from fl.errors import FLError
+from fl.federation import Federation
+from fl.objectives import proximal
+from surgery import average, broadcast
+
+
+@dataclass(frozen=True)
+class FedProxOptions:
+    """FedProx."""
+
+    mu: float = 0.01
+    """weight of the proximal term (FedMR's paper: 0.01 for CIFAR-10, 0.001 for CIFAR-100, 0.1 for FEMNIST)"""
+
+
+def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algorithm:
+    """FedAvg whose clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
+    if options.mu < 0:
+        raise FLError(f"--fedprox.mu is a weight of 0 or more, got {options.mu}")
+    objective = proximal(options.mu)
+
+    def round(server, clients, rng):
+        start = broadcast(server["global"], len(clients))
+        trained = fed.train(start, clients, rng, objective, {"anchor": start})
+        return {"global": average(trained.states, fed.sizes(clients))}, trained
+
+    return fedavg(fed)._replace(round=round)

@@ -1,0 +1,148 @@
+"""Compare runs: `python -m fl.compare FOLDER... [--out FILE]`.
+
+Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from fl import plot
+from fl.config import Config
+from fl.errors import FLError
+from fl.metrics import Row, read
+
+_NOT_COMPARED = {"seeds", "out", "name", "resume", "device", "backend", "data_root", "download", "checkpoint_every",
+                 "eval_every", "models_every"}  # fmt: skip
+_TAIL = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its settings and its rows."""
+
+    folder: Path
+    config: Config
+    rows: list[Row]
+
+
+def find_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in the given folders, which are run folders or hold some.
+
+    Raises FLError for a folder without runs, and for two runs of the same settings and seed.
+    """
+    runs: dict[Path, Run] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FLError(f"{folder} is not a folder")
+        found = [path.parent for path in sorted(folder.rglob("metrics.csv"))]
+        if not found:
+            raise FLError(f"{folder} holds no run: there is no metrics.csv in it or below it")
+        for path in found:
+            rows = read(path / "metrics.csv")
+            if not any("accuracy" in row for row in rows):
+                raise FLError(f"{path} has no evaluated round yet")
+            runs[path.resolve()] = Run(path, Config.read(path), rows)
+    return list(runs.values())
+
+
+def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by label: the method, and the settings in which the runs differ beside the seed."""
+
+    def flat(config: Config) -> dict[str, object]:
+        values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _NOT_COMPARED}
+        (method,) = values.pop("algorithm")
+        own = values.pop(method, None)
+        others = {f.name for f in fields(config) if hasattr(values.get(f.name), "__dataclass_fields__")}
+        settings = {name: value for name, value in values.items() if name not in others}
+        options = {f.name: getattr(own, f.name) for f in fields(own)} if own else {}
+        return {"algorithm": method, **settings, **options}
+
+    tables = [flat(run.config) for run in runs]
+    names = list(dict.fromkeys(name for table in tables for name in table if name != "algorithm"))
+    groups: dict[str, list[Run]] = {}
+    for run, table in zip(runs, tables):
+        # An option of this method differs if two runs of the same method disagree on it.
+        peers = [other for other in tables if other["algorithm"] == table["algorithm"]]
+        differ = [n for n in names if n in table and any(o[n] != table[n] for o in _comparable(n, peers, tables))]
+        label = " ".join([table["algorithm"], *(f"{n.replace('_', '-')}={table[n]}" for n in differ)])
+        same = [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]
+        if same:
+            raise FLError(f"{run.folder} and {same[0].folder} have the same settings and seed: give one of them")
+        groups.setdefault(label, []).append(run)
+    return groups
+
+
+def _comparable(name: str, peers: list[dict], tables: list[dict]) -> list[dict]:
+    everywhere = all(name in table for table in tables)
+    return tables if everywhere else peers
+
+
+def table(groups: dict[str, list[Run]]) -> str:
+    """A table of final, late-mean and best accuracy, loss and macro-F1, mean ± sample standard deviation over seeds."""
+    width = max(len("method"), *map(len, groups)) + 2
+    heads = ["seeds", "rounds", "final acc. %", f"last {_TAIL} %", "best %", "final loss", "macro-F1 %"]
+    lines = ["method".ljust(width) + "".join(head.rjust(14) for head in heads)]
+    for label, runs in groups.items():
+        measured = [[row for row in run.rows if "accuracy" in row] for run in runs]
+        finals = [rows[-1] for rows in measured]
+        cells = [
+            str(len(runs)),
+            "/".join(str(n) for n in sorted({final["round"] for final in finals})),
+            _spread([100 * row["accuracy"] for row in finals]),
+            _spread([100 * np.mean([row["accuracy"] for row in rows[-_TAIL:]]) for rows in measured]),
+            _spread([100 * max(row["accuracy"] for row in rows) for rows in measured]),
+            _spread([row["loss"] for row in finals], digits=3),
+            _spread([100 * row["f1"] for row in finals]),
+        ]
+        lines.append(label.ljust(width) + "".join(cell.rjust(14) for cell in cells))
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float], digits: int = 2) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def compare(folders: Sequence[Path], out: Path) -> str:
+    """Draw the runs of the folders into one figure and return the table."""
+    groups = group(find_runs(folders))
+    first = next(iter(groups.values()))[0].config
+    title = f"{first.dataset}, {first.model}, {first.clients} clients, {first.cohort()} a round"
+    plot.comparison_figure({label: [run.rows for run in runs] for label, runs in groups.items()}, title, out)
+    return table(groups)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Draw runs in one figure (mean and standard deviation over seeds) and print a table."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """run folders, or folders that hold some"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("comparison.png")
+    """the figure; must be new"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    arguments = tyro.cli(Arguments, prog="python -m fl.compare", args=argv)
+    try:
+        if not arguments.folders:
+            raise FLError("give at least one run folder")
+        if arguments.out.exists():
+            raise FLError(f"{arguments.out} exists already: choose another --out")
+        print(compare(arguments.folders, arguments.out))
+    except FLError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"\nfigure: {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Choose the backend that was measured to be faster for a job of this size."""
+
+import copy
+import functools
+import json
+import math
+from importlib import resources
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fl.engine.job import Job
+from surgery import Stack
+from surgery.state import count
+
+
+def choose(job: Job, starts: Stack) -> str:
+    """The faster backend of the nearest row of this device's measurements (`benchmarks/engine.py`).
+
+    Near is by the logarithms of the cohort's size and of the work of a step. A device without measurements
+    gets `vmap`, since accelerators wait for the launches of many small kernels.
+    """
+    rows = _rows(job.data.x.device.type)
+    if not rows:
+        return "vmap"
+    k, size = math.log(count(starts)), math.log(max(work(job), 1))
+    nearest = min(rows, key=lambda r: (math.log(r["k"]) - k) ** 2 + (math.log(r["work"]) - size) ** 2)
+    return "vmap" if nearest["ratio"] > 1 else "loop"
+
+
+def work(job: Job) -> int:
+    """Floating-point operations of one forward pass of one client's batch, by an operation of the network.
+
+    Running clients side by side pays where single operations are too small to keep the device busy.
+    """
+    return _flops_per_operation(job.model, job.data.x.shape[1:]) * job.batches.index.shape[-1]
+
+
+@functools.lru_cache(maxsize=16)
+def _flops_per_operation(model: nn.Module, image: torch.Size) -> int:
+    shadow = copy.deepcopy(model).to("meta").eval()
+    dtype = next(p.dtype for p in shadow.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        shadow(torch.zeros(1, *image, device="meta", dtype=dtype))
+    return counter.get_total_flops() // max(1, len(list(shadow.modules())))
+
+
+@functools.lru_cache(maxsize=4)
+def _rows(device: str) -> list[dict]:
+    file = resources.files("fl.engine") / f"engine-{device}.json"
+    return json.loads(file.read_text())["rows"] if file.is_file() else []

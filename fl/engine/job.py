@@ -1,0 +1,69 @@
+"""What backends share: the job, its result, and one way to call the model and to step."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl.batches import Batches
+from fl.data import Dataset
+from fl.objectives import Objective
+from surgery import Stack, State
+
+
+class SGD(NamedTuple):
+    """Stochastic gradient descent as torch.optim.SGD has it, with a fresh momentum buffer every round."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+
+class Trained(NamedTuple):
+    """What local training leaves: the K trained states, and each client's mean loss over its steps [K]."""
+
+    states: Stack
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Job:
+    """One round of local training for K clients of one architecture.
+
+    Attributes:
+        model: the architecture; its own weights are neither read nor written, its mode is set to training.
+        data: resident on the device that trains.
+        batches: which samples each client sees at each step.
+    """
+
+    model: nn.Module
+    data: Dataset
+    batches: Batches
+    sgd: SGD
+    objective: Objective
+
+    def trainable(self) -> list[str]:
+        """Names of the parameters that are trained; the rest of the state (buffers, frozen parameters) is carried."""
+        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def loss(self, params: State, rest: State, context: Any, index: Tensor) -> Tensor:
+        """The objective of one client on the samples of one batch, index [B]. Updates the buffers in `rest` in place."""
+        dtype = next(iter(params.values())).dtype
+        batch = self.data.normalise(self.data.x[index], dtype), self.data.y[index]
+
+        def call(params: State, x: Tensor) -> Tensor:
+            return functional_call(self.model, {**rest, **params}, (x,))
+
+        return self.objective(call, params, context, batch)
+
+    def step(self, params: list[Tensor], momentum: list[Tensor], gradients: list[Tensor]) -> None:
+        """One step of SGD, in place, fused over all tensors; momentum starts at zero."""
+        if self.sgd.weight_decay:
+            gradients = torch._foreach_add(gradients, params, alpha=self.sgd.weight_decay)
+        if self.sgd.momentum:
+            torch._foreach_mul_(momentum, self.sgd.momentum)
+            torch._foreach_add_(momentum, gradients)
+            gradients = momentum
+        torch._foreach_add_(params, gradients, alpha=-self.sgd.lr)

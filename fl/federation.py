@@ -1,0 +1,88 @@
+"""Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import surgery
+from fl.batches import make_batches
+from fl.data import Dataset
+from fl.engine import SGD, Job, Trained, train
+from fl.errors import FLError
+from fl.objectives import Objective, cross_entropy
+from fl.partition import Split
+from fl.rng import Rng
+from surgery import Stack, State
+
+_CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A population of clients and the way they train.
+
+    Attributes:
+        model: the architecture and its initial weights, on the device of the data. Its weights are never
+            changed; its mode (training, evaluation) is.
+        data: the data set, on the device that trains.
+        clients: each client's samples, index tensors on the CPU.
+        participants: K, how many clients train in a round.
+        epochs, batch_size, sgd: local training.
+        backend: see `fl.engine`.
+    """
+
+    model: nn.Module
+    data: Dataset
+    clients: Sequence[Split]
+    participants: int
+    epochs: int = 5
+    batch_size: int = 50
+    sgd: SGD = SGD()
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.participants <= len(self.clients):
+            raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
+        if empty := [k for k, split in enumerate(self.clients) if not len(split.train)]:
+            raise FLError(f"client {empty[0]} has no training samples ({len(empty)} such clients)")
+        dropout = nn.modules.dropout._DropoutNd
+        if any(isinstance(m, dropout) and m.p > 0 for m in self.model.modules()):
+            raise FLError("dropout draws from torch's global generator, so runs could not be repeated: set p=0")
+
+    def initial(self) -> State:
+        """The state that training starts from."""
+        return {name: tensor.clone() for name, tensor in surgery.state(self.model).items()}
+
+    def sample(self, rng: Rng) -> list[int]:
+        """K distinct clients, uniformly and in random order, the same for every method with that seed and round."""
+        return torch.randperm(len(self.clients), generator=rng.torch("sample"))[: self.participants].tolist()
+
+    def sizes(self, clients: Iterable[int]) -> list[int]:
+        """n_i, the number of training samples, of each of the clients."""
+        return [len(self.clients[c].train) for c in clients]
+
+    def train(
+        self,
+        starts: Stack,
+        clients: Sequence[int],
+        rng: Rng,
+        objective: Objective = cross_entropy,
+        context: Any = None,
+    ) -> Trained:
+        """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`."""
+        parts = [self.clients[c].train for c in clients]
+        batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device)
+        job = Job(self.model, self.data, batches, self.sgd, objective)
+        return train(job, starts, context, self.backend)
+
+    @torch.no_grad()
+    def predict(self, state: State, images: Tensor) -> Tensor:
+        """Logits [N, classes] of one model in evaluation mode, for uint8 images [N, C, H, W] on the device."""
+        self.model.eval()
+        dtype = next(t.dtype for t in state.values() if t.is_floating_point())
+        chunks = images.split(_CHUNK)
+        return torch.cat([functional_call(self.model, state, self.data.normalise(x, dtype)) for x in chunks])

@@ -1,0 +1,34 @@
+"""What clients minimise: the only hook into local training.
+
+An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
+model in training mode with that client's buffers; `context` is what the algorithm handed along for the client
+(anchors, masks, cached logits), a dict of tensors. The engine differentiates the loss with respect to `params`.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from surgery import State
+
+Call: TypeAlias = Callable[[State, Tensor], Tensor]
+Batch: TypeAlias = tuple[Tensor, Tensor]
+Objective: TypeAlias = Callable[[Call, State, Any, Batch], Tensor]
+
+
+def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+    """Mean cross entropy over the batch."""
+    x, y = batch
+    return F.cross_entropy(call(params, x), y)
+
+
+def proximal(mu: float) -> Objective:
+    """Cross entropy + mu/2 ||params - anchor||^2, the anchor in context["anchor"] (Li et al. 2020, equation 2)."""
+
+    def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+        pull = sum((p - context["anchor"][name]).square().sum() for name, p in params.items())
+        return cross_entropy(call, params, context, batch) + mu / 2 * pull
+
+    return objective

@@ -1,0 +1,139 @@
+"""Train: `python -m fl.run [RECIPE] [--flags]`."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import tyro
+
+from fl import data
+from fl.checkpoint import write_text
+from fl.compare import compare
+from fl.config import Config
+from fl.errors import FLError
+from fl.recipes import RECIPES
+from fl.simulation import create_folder, simulate
+from surgery import SurgeryError
+from zoo import ZooError
+
+_MAY_CHANGE = {"rounds", "eval_every", "models_every", "checkpoint_every", "device", "data_root", "download", "resume"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
+    try:
+        return run(list(sys.argv[1:] if argv is None else argv))
+    except (FLError, SurgeryError, ZooError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(argv: list[str]) -> int:
+    """Run every method and seed of the command, and compare them if there are several."""
+    config, folder = parse(argv)
+    config.check()
+    dataset = data.load(config.dataset, config.data_root, config.download)
+    if folder is None:
+        folder = new_folder(config)
+    runs = config.runs()
+    try:
+        if len(runs) == 1:
+            summary = simulate(config, folder, bool(config.resume), dataset)
+            print(describe(summary))
+        else:
+            many(config, runs, folder, dataset)
+    except KeyboardInterrupt:
+        print(f"\nstopped; what is done is in {folder}\ngo on with:  python -m fl.run --resume {folder}")
+        return 130
+    print(advice(config, folder))
+    return 0
+
+
+def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset) -> None:
+    """One run folder a method and seed within `folder`, then one table and one figure of all."""
+    if not config.resume:
+        create_folder(folder)
+    write_text(folder / "config.yaml", config.to_yaml())
+    for one in runs:
+        inside = folder / f"{one.algorithm[0]}-seed{one.seeds[0]}"
+        simulate(one, inside, resume=inside.exists(), dataset=dataset)
+    table = compare([folder], folder / "comparison.png")
+    write_text(folder / "comparison.txt", table + "\n")
+    print(f"\n{table}")
+
+
+def parse(argv: list[str]) -> tuple[Config, Path | None]:
+    """(settings, folder to resume or None) from the command line."""
+    start = Config()
+    if argv and not argv[0].startswith("-"):
+        name = argv.pop(0)
+        if name not in RECIPES:
+            near = difflib.get_close_matches(name, RECIPES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise FLError(f"unknown recipe {name!r}: {hint}there are {', '.join(RECIPES)}")
+        start = RECIPES[name]()
+    config = _cli(argv, start)
+    if config.resume is None:
+        return config, None
+    folder = Path(config.resume)
+    saved = Config.read(folder)
+    resumed = _cli(argv, replace(saved, resume=None))
+    changed = [f.name for f in fields(Config) if getattr(resumed, f.name) != getattr(saved, f.name)]
+    if start != Config():
+        raise FLError("--resume takes the settings of the folder: leave the recipe out")
+    if fixed := [name for name in changed if name not in _MAY_CHANGE]:
+        raise FLError(
+            f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed (it had {getattr(saved, fixed[0])})"
+        )
+    return resumed, folder
+
+
+def _cli(argv: list[str], default: Config) -> Config:
+    recipes = "recipes: " + ", ".join(RECIPES)
+    return tyro.cli(
+        Config,
+        prog="python -m fl.run [RECIPE]",
+        args=argv,
+        default=default,
+        description=f"{Config.__doc__}\n\n{recipes}",
+    )
+
+
+def new_folder(config: Config) -> Path:
+    """The folder for a new run: the given name, or one made from the settings with a number where it is taken."""
+    if config.name:
+        return Path(config.out, config.name)
+    first = Path(config.out, config.title())
+    return next(path for path in (first, *(Path(f"{first}-{n}") for n in range(2, 10**6))) if not path.exists())
+
+
+def describe(summary: dict) -> str:
+    """The outcome of one run in two lines."""
+    final, best = summary["final"], summary["best"]
+    return (
+        f"\n{summary['algorithm']}, seed {summary['seed']}: test accuracy {final['accuracy']:.2%} after {final['round']} "
+        f"rounds, best {best['accuracy']:.2%} in round {best['round']}; loss {final['loss']:.3f}, "
+        f"macro-F1 {final['f1']:.2%}\n{summary['seconds']:.0f} s of training"
+    )
+
+
+def advice(config: Config, folder: Path) -> str:
+    """Where the results lie and what to try next."""
+    several = len(config.runs()) > 1
+    figure = "comparison.png" if several else "curves.png"
+    more = f"python -m fl.run --resume {folder} --rounds {2 * config.rounds}"
+    return "\n".join(
+        [
+            f"\nresults   {folder}/",
+            f"figure    {folder / figure}",
+            f"train on  {more}",
+            "compare   python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
+            "settings  python -m fl.run --help",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""From settings to a trained model: build the federation, run its rounds, keep the run folder up to date."""
+
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import zoo
+from fl import checkpoint, data, evaluate, partition, plot
+from fl.algorithm import Algorithm, Server
+from fl.algorithms import ALGORITHMS
+from fl.config import Config
+from fl.engine import SGD, Trained
+from fl.errors import FLError
+from fl.federation import Federation
+from fl.metrics import Metrics
+from fl.rng import Rng
+from surgery import load
+
+
+def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federation, Algorithm]:
+    """The federation and the method of a config with one algorithm and one seed.
+
+    The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
+
+    Args:
+        dataset: spares loading it again when several runs share it.
+
+    >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
+    >>> len(fed.clients), list(algorithm.init())
+    (20, ['global'])
+    """
+    config.check()
+    (name,), (seed,) = config.algorithm, config.seeds
+    device = pick_device(config.device)
+    dataset = dataset or data.load(config.dataset, config.data_root, config.download)
+    rng = Rng(seed)
+    if config.partition == "iid":
+        parts = partition.iid(dataset.y, config.clients, config.min_samples, rng.numpy("partition"))
+    else:
+        parts = partition.dirichlet(
+            dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition")
+        )
+    model = zoo.create(
+        config.model,
+        rng.torch("weights"),
+        num_classes=dataset.classes,
+        in_channels=dataset.x.shape[1],
+        image_size=dataset.x.shape[-1],
+        width=config.width,
+        norm=None if config.norm == "default" else config.norm,
+    )
+    fed = Federation(
+        model.to(device),
+        dataset.to(device),
+        partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out")),
+        config.cohort(),
+        config.local_epochs,
+        config.batch_size,
+        SGD(config.lr, config.momentum, config.weight_decay),
+        config.backend,
+    )
+    return fed, ALGORITHMS[name](fed, config)
+
+
+def pick_device(name: str) -> torch.device:
+    """A torch device by name; `auto` is the first GPU, or the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.Dataset | None = None) -> dict:
+    """Run all rounds of one method with one seed and leave a run folder; return its summary.
+
+    The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and
+    summary.json. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
+    the uninterrupted run would have, bit for bit on the same device and backend.
+
+    Raises:
+        FLError: if the folder exists already (or, resuming, is no run folder of this model and method), or
+            training diverges.
+        KeyboardInterrupt: on Ctrl-C, after what is done was saved.
+    """
+    fed, algorithm = build(config, dataset)
+    server, done = algorithm.init(), 0
+    if resume and (folder / checkpoint.FILE).exists():
+        server, done = checkpoint.restore(folder, server)
+        if done > config.rounds:
+            raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
+    elif not resume:
+        create_folder(folder)
+    checkpoint.write_text(folder / "config.yaml", config.to_yaml())
+    metrics = Metrics(folder / "metrics.csv", keep=done)
+    finished = done
+    try:
+        for finished, server in rounds(config, fed, algorithm, server, done, metrics):
+            if finished % config.checkpoint_every == 0:
+                checkpoint.save(folder, server, finished)
+    finally:
+        checkpoint.save(folder, server, finished)
+        summary = summarise(config, metrics, finished)
+        checkpoint.write_json(folder / "summary.json", summary)
+        if metrics.rows:
+            plot.run_figure(metrics.rows, config.title(), folder / "curves.png")
+    return summary
+
+
+def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server, done: int, metrics: Metrics):
+    """Run the rounds after `done`, adding a row of metrics for each; yields (round, server)."""
+    bar = tqdm(
+        total=config.rounds,
+        initial=done,
+        desc=f"{config.algorithm[0]} seed {config.seeds[0]}",
+        unit="round",
+        mininterval=0.1 if sys.stderr.isatty() else 30,
+        dynamic_ncols=True,
+    )
+    with bar:
+        for number in range(done + 1, config.rounds + 1):
+            begin = time.perf_counter()
+            rng = Rng(config.seeds[0], number)
+            clients = fed.sample(rng)
+            server, trained = algorithm.round(server, clients, rng)
+            check_finite(trained, clients, number)
+            train_loss = trained.loss.mean().item()  # waits for the device, so that the time below is the round's
+            row = {"round": number, "seconds": time.perf_counter() - begin, "train_loss": train_loss}
+            row |= evaluate_round(config, fed, algorithm, server, trained, number)
+            metrics.add(row)
+            if "accuracy" in row:
+                bar.set_postfix_str(f"accuracy {row['accuracy']:.2%}", refresh=False)
+            bar.update()
+            yield number, server
+
+
+def check_finite(trained: Trained, clients: list[int], round: int) -> None:
+    """Raise FLError if a client's loss is not a number any more."""
+    bad = [client for client, loss in zip(clients, trained.loss.tolist()) if not abs(loss) < float("inf")]
+    if bad:
+        raise FLError(
+            f"training diverged: in round {round} the loss of client {bad[0]} is not finite ({len(bad)} of "
+            f"{len(clients)} clients); use a smaller --lr. What came before is saved"
+        )
+
+
+def evaluate_round(
+    config: Config, fed: Federation, algorithm: Algorithm, server: Server, trained: Trained, number: int
+) -> dict[str, float]:
+    """The metrics that are due in this round; all of them in the last."""
+    last = number == config.rounds
+    row = evaluate.mean_cosine(fed, trained.states)
+    if last or number % config.eval_every == 0:
+        row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
+        row |= evaluate.evaluate_local(fed, lambda images, client: algorithm.predict(server, images, client))
+    if config.models_every and (last or number % config.models_every == 0):
+        row |= evaluate.evaluate_models(fed, trained.states)
+    return row
+
+
+def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
+    """What to know of a run at one glance."""
+    evaluated = [row for row in metrics.rows if "accuracy" in row]
+    best = max(evaluated, key=lambda row: row["accuracy"], default={})
+    return {
+        "algorithm": config.algorithm[0],
+        "seed": config.seeds[0],
+        "rounds": rounds,
+        "complete": rounds == config.rounds,
+        "final": evaluated[-1] if evaluated else {},
+        "best": {key: best[key] for key in ("round", "accuracy") if key in best},
+        "seconds": sum(row["seconds"] for row in metrics.rows),
+        "device": config.device,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def create_folder(folder: Path) -> None:
+    """Make a run folder, which must be new."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}") from None
+    except OSError as error:
+        raise FLError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def load_model(folder: str | Path):
+    """The trained global model of a run folder, on the CPU, in evaluation mode.
+
+    Raises FLError if the folder holds no run.
+    """
+    folder = Path(folder)
+    config = Config.read(folder)
+    shapes = data.load(config.dataset, config.data_root, config.download)
+    fed, algorithm = build(Config(**{**vars(config), "device": "cpu"}), shapes)
+    server, _ = checkpoint.restore(folder, algorithm.init())
+    return load(fed.model, server["global"]).eval()

@@ -1,0 +1,37 @@
+"""Architecture manipulation on any `torch.nn.Module` or state dict."""
+
+from surgery.errors import SurgeryError
+from surgery.layers import Layer, layers
+from surgery.recombine import inverse, permutations, segments, shuffle
+from surgery.state import (
+    Stack,
+    State,
+    average,
+    broadcast,
+    cosine,
+    distance,
+    load,
+    stack,
+    state,
+    unstack,
+)
+
+__all__ = [
+    "Layer",
+    "Stack",
+    "State",
+    "SurgeryError",
+    "average",
+    "broadcast",
+    "cosine",
+    "distance",
+    "inverse",
+    "layers",
+    "load",
+    "permutations",
+    "segments",
+    "shuffle",
+    "stack",
+    "state",
+    "unstack",
+]

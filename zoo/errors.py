@@ -1,0 +1,5 @@
+"""The one exception of this package."""
+
+
+class ZooError(ValueError):
+    """A model that cannot be built; the message names the argument and the valid values."""
