@@ -23,7 +23,12 @@ class Batches(NamedTuple):
 
 
 def make_batches(
-    parts: Sequence[Tensor], clients: Sequence[int], epochs: int, size: int, rng: Rng, device: torch.device | str
+    parts: Sequence[Tensor],
+    clients: Sequence[int],
+    epochs: int,
+    size: int,
+    rng: Rng,
+    device: torch.device | str,
 ) -> Batches:
     """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
 

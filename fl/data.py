@@ -93,7 +93,12 @@ def _fashion_mnist(root: Path, download: bool) -> Dataset:
     )]  # fmt: skip
     train, test = _from_torchvision(FashionMNIST, "Fashion-MNIST", files, root, download)
     return Dataset(
-        "fashion-mnist", train.data.unsqueeze(1), train.targets, test.data.unsqueeze(1), test.targets, classes=10
+        "fashion-mnist",
+        train.data.unsqueeze(1),
+        train.targets,
+        test.data.unsqueeze(1),
+        test.targets,
+        classes=10,
     )
 
 
@@ -113,7 +118,10 @@ def _from_torchvision(cls: Callable, title: str, files: list[str], root: Path, d
     reason = "download is off"
     try:
         return tuple(cls(root, train=train, download=bool(missing) and download) for train in (True, False))
-    except (RuntimeError, OSError) as error:  # torchvision: RuntimeError for files, URLError (an OSError) offline
+    except (
+        RuntimeError,
+        OSError,
+    ) as error:  # torchvision: RuntimeError for files, URLError (an OSError) offline
         if download or not missing:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     state = f"missing {', '.join(missing)}" if missing else f"{', '.join(files)} cannot be read"

@@ -1,6 +1,7 @@
 """Train: `python -m fl.run [RECIPE] [--flags]`."""
 
 import difflib
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -14,11 +15,20 @@ from fl.compare import compare
 from fl.config import Config
 from fl.errors import FLError
 from fl.recipes import RECIPES
-from fl.simulation import create_folder, simulate
+from fl.simulation import build, create_folder, simulate
 from surgery import SurgeryError
 from zoo import ZooError
 
-_MAY_CHANGE = {"rounds", "eval_every", "models_every", "checkpoint_every", "device", "data_root", "download", "resume"}
+_MAY_CHANGE = {
+    "rounds",
+    "eval_every",
+    "models_every",
+    "checkpoint_every",
+    "device",
+    "data_root",
+    "download",
+    "resume",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +63,8 @@ def run(argv: list[str]) -> int:
 
 def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset) -> None:
     """One run folder a method and seed within `folder`, then one table and one figure of all."""
+    for one in runs:
+        build(one, dataset)  # so that a setting that only the last of them refuses is told before the first trains
     if not config.resume:
         create_folder(folder)
     write_text(folder / "config.yaml", config.to_yaml())
@@ -105,17 +117,19 @@ def new_folder(config: Config) -> Path:
     """The folder for a new run: the given name, or one made from the settings with a number where it is taken."""
     if config.name:
         return Path(config.out, config.name)
-    first = Path(config.out, config.title())
-    return next(path for path in (first, *(Path(f"{first}-{n}") for n in range(2, 10**6))) if not path.exists())
+    path, number = Path(config.out, config.title()), itertools.count(2)
+    while path.exists():
+        path = Path(config.out, f"{config.title()}-{next(number)}")
+    return path
 
 
 def describe(summary: dict) -> str:
     """The outcome of one run in two lines."""
     final, best = summary["final"], summary["best"]
     return (
-        f"\n{summary['algorithm']}, seed {summary['seed']}: test accuracy {final['accuracy']:.2%} after {final['round']} "
-        f"rounds, best {best['accuracy']:.2%} in round {best['round']}; loss {final['loss']:.3f}, "
-        f"macro-F1 {final['f1']:.2%}\n{summary['seconds']:.0f} s of training"
+        f"\n{summary['algorithm']}, seed {summary['seed']}: test accuracy {final['accuracy']:.2%} "
+        f"after {final['round']} rounds, best {best['accuracy']:.2%} in round {best['round']}; "
+        f"loss {final['loss']:.3f}, macro-F1 {final['f1']:.2%}\n{summary['seconds']:.0f} s of training"
     )
 
 

@@ -41,9 +41,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     if config.partition == "iid":
         parts = partition.iid(dataset.y, config.clients, config.min_samples, rng.numpy("partition"))
     else:
-        parts = partition.dirichlet(
-            dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition")
-        )
+        parts = partition.dirichlet(dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition"))
     model = zoo.create(
         config.model,
         rng.torch("weights"),
@@ -102,7 +100,8 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     metrics = Metrics(folder / "metrics.csv", keep=done)
     finished = done
     try:
-        for finished, server in rounds(config, fed, algorithm, server, done, metrics):
+        for finished, after in rounds(config, fed, algorithm, server, done, metrics):
+            server = after
             if finished % config.checkpoint_every == 0:
                 checkpoint.save(folder, server, finished)
     finally:

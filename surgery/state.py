@@ -237,9 +237,7 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor] | None = None) -> Te
 def _flat_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]):
     """Pairs ([K, n], [M, n]) of the floating-point tensors of two stacks."""
     k, m = count(a), count(b)
-    check_same(
-        {n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second"
-    )
+    check_same({n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second")
     names = [name for name, tensor in a.items() if tensor.is_floating_point()]
     if not names:
         raise SurgeryError("the stacks hold no floating-point tensor to compare")

@@ -15,7 +15,13 @@ class CNN(nn.Module):
     """See the module's docstring; build it with `cnn`."""
 
     def __init__(
-        self, num_classes: int, in_channels: int, image_size: int, channels: tuple[int, int], hidden: int, norm: Norm
+        self,
+        num_classes: int,
+        in_channels: int,
+        image_size: int,
+        channels: tuple[int, int],
+        hidden: int,
+        norm: Norm,
     ) -> None:
         super().__init__()
         bias = norm == "none"

@@ -37,7 +37,12 @@ class ResNet(nn.Module):
     """See the module's docstring; build it with `resnet20`."""
 
     def __init__(
-        self, num_classes: int, in_channels: int, channels: tuple[int, int, int], depth: tuple[int, int, int], norm: Norm
+        self,
+        num_classes: int,
+        in_channels: int,
+        channels: tuple[int, int, int],
+        depth: tuple[int, int, int],
+        norm: Norm,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=norm == "none")

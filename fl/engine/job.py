@@ -49,7 +49,7 @@ class Job:
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
     def loss(self, params: State, rest: State, context: Any, index: Tensor) -> Tensor:
-        """The objective of one client on the samples of one batch, index [B]. Updates the buffers in `rest` in place."""
+        """The objective of one client on one batch of samples, index [B]. Updates the buffers in `rest` in place."""
         dtype = next(iter(params.values())).dtype
         batch = self.data.normalise(self.data.x[index], dtype), self.data.y[index]
 

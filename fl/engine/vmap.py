@@ -23,7 +23,7 @@ def train(job: Job, starts: Stack, context: Any) -> Trained:
     rest, context, index = tree_map(lambda t: t.index_select(0, order), (starts, context, job.batches.index))
     params = {name: rest.pop(name) for name in job.trainable()}
     momentum = {name: torch.zeros_like(p) for name, p in params.items()}
-    total = torch.zeros(len(steps), device=device)
+    total = torch.zeros(len(steps), device=device, dtype=next(iter(params.values())).dtype)
     losses = vmap(job.loss)
 
     for s in range(max(steps)):

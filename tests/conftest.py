@@ -1,0 +1,40 @@
+"""Fixtures that several test files use."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+from fl.data import Dataset
+from fl.federation import Federation
+from fl.partition import Split
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder with real data sets, for tests that need more than digits."""
+    root = os.environ.get("FL_DATA_ROOT")
+    if not root:
+        pytest.skip("FL_DATA_ROOT is not set: no folder with CIFAR-10 and Fashion-MNIST")
+    return Path(root)
+
+
+@pytest.fixture
+def make_federation():
+    """A function that makes a tiny federation of ragged clients on random images."""
+
+    def make(model="cnn", sizes=(3, 7, 12, 5), participants=3, dtype=torch.float32, **settings) -> Federation:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (sum(sizes), 1, 8, 8), generator=generator).byte()
+        y = torch.randint(3, (sum(sizes),), generator=generator)
+        data = Dataset("random", x, y, x, y, classes=3)
+        if isinstance(model, str):
+            arguments = {"num_classes": 3, "in_channels": 1, "image_size": 8, "width": 0.25}
+            model = zoo.create(model, generator, **arguments, norm=settings.pop("norm", None)).to(dtype)
+        empty = torch.empty(0, dtype=torch.int64)
+        clients = [Split(part, empty, empty) for part in torch.arange(sum(sizes)).split(list(sizes))]
+        return Federation(model, data, clients, participants, **{"epochs": 2, "batch_size": 4, **settings})
+
+    return make

@@ -1,0 +1,153 @@
+import pytest
+import torch
+import torchvision
+from oracles import epoch_batches, local_sgd
+from torch import nn
+
+import surgery
+from fl.batches import make_batches
+from fl.engine import SGD, Job, auto, train
+from fl.errors import FLError
+from fl.objectives import cross_entropy, proximal
+from fl.rng import Rng
+
+MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group"), ("resnet20", None), ("resnet20", "group")]
+
+
+def several_rounds(fed, backend, rounds=3, objective=cross_entropy):
+    """Trained stacks and losses of rounds that continue from one another, with the clients changing."""
+    models = surgery.broadcast(fed.initial(), fed.participants)
+    history = []
+    for number in range(1, rounds + 1):
+        rng = Rng(0, number)
+        clients = fed.sample(rng)
+        batches = make_batches([fed.clients[c].train for c in clients], clients, 2, 4, rng, "cpu")
+        job = Job(fed.model, fed.data, batches, fed.sgd, objective)
+        trained = train(job, models, {"anchor": models}, backend)
+        models = trained.states
+        history.append(trained)
+    return history
+
+
+@pytest.mark.parametrize(("model", "norm"), MODELS)
+def test_vmap_equals_loop_over_rounds_with_ragged_clients(make_federation, model, norm):
+    fed = make_federation(model, norm=norm, sgd=SGD(lr=0.01, momentum=0.9, weight_decay=1e-3))
+    assert len({len(split.train) for split in fed.clients}) == 4  # ragged: different numbers of steps
+    for loop, vmap in zip(several_rounds(fed, "loop"), several_rounds(fed, "vmap"), strict=True):
+        torch.testing.assert_close(vmap.loss, loop.loss, rtol=1e-5, atol=1e-5)
+        assert list(vmap.states) == list(loop.states) == list(surgery.state(fed.model))
+        for name in loop.states:
+            torch.testing.assert_close(vmap.states[name], loop.states[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+@pytest.mark.parametrize(("model", "norm"), MODELS)
+def test_backends_equal_plain_pytorch(make_federation, backend, mu, model, norm):
+    """float64, against a deep copy trained by torch.optim.SGD on batches written out sample by sample."""
+    sgd = SGD(lr=0.05, momentum=0.9, weight_decay=1e-2)
+    fed = make_federation(model, norm=norm, dtype=torch.float64, sgd=sgd)
+    rng, clients = Rng(3, 1), [2, 0, 3]
+    starts = surgery.stack(
+        [{n: t + 0.01 * k if t.is_floating_point() else t for n, t in fed.initial().items()} for k in range(3)]
+    )
+    before = {name: tensor.clone() for name, tensor in starts.items()}
+    batches = make_batches([fed.clients[c].train for c in clients], clients, 2, 4, rng, "cpu")
+    trained = train(Job(fed.model, fed.data, batches, sgd, proximal(mu)), starts, {"anchor": starts}, backend)
+    assert all(torch.equal(starts[name], before[name]) for name in starts)  # the starts stay as they were
+
+    for k, client in enumerate(clients):
+        generator = rng.torch("batches", client)
+        part = fed.clients[client].train
+        rows = [row for _ in range(2) for row in epoch_batches(part, torch.randperm(len(part), generator=generator), 4)]
+        x = fed.data.x.double() / 255 * 2 - 1
+        start = surgery.unstack(starts)[k]
+        expected, loss = local_sgd(fed.model, start, x, fed.data.y, rows, sgd.lr, sgd.momentum, sgd.weight_decay, mu)
+        assert trained.loss[k].item() == pytest.approx(loss, rel=1e-9)
+        for name in expected:
+            torch.testing.assert_close(trained.states[name][k], expected[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_torchvision_model_with_step_counters_trains(make_federation, backend):
+    """Integer buffers advance by the client's own number of steps and stay integers."""
+    net = torchvision.models.resnet18(num_classes=3, weights=None)
+    net.conv1 = nn.Conv2d(1, 64, 3, bias=False)
+    fed = make_federation(net, sizes=(3, 7), participants=2, backend=backend)
+    trained = fed.train(surgery.broadcast(fed.initial(), 2), [0, 1], Rng(0, 1))
+    assert trained.states["bn1.num_batches_tracked"].tolist() == [2, 4]
+    assert surgery.average(trained.states)["bn1.num_batches_tracked"].item() == 4
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_frozen_parameters_are_carried_unchanged(make_federation, backend):
+    fed = make_federation("cnn", backend=backend)
+    fed.model.conv1.requires_grad_(False)
+    start = fed.initial()
+    trained = fed.train(surgery.broadcast(start, 3), [0, 1, 2], Rng(0, 1))
+    assert torch.equal(trained.states["conv1.weight"], surgery.broadcast(start, 3)["conv1.weight"])
+    assert not torch.equal(trained.states["conv2.weight"], surgery.broadcast(start, 3)["conv2.weight"])
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_tied_parameters_stay_tied(make_federation, backend):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.head(self.b(torch.relu(self.a(x.flatten(1)))))
+
+    net = Tied().double()
+    fed = make_federation(net, sizes=(8, 4), participants=2, backend=backend)
+    trained = fed.train(surgery.broadcast(fed.initial(), 2), [0, 1], Rng(0, 1))
+    generator = Rng(0, 1).torch("batches", 0)
+    rows = [r for _ in range(2) for r in epoch_batches(torch.arange(8), torch.randperm(8, generator=generator), 4)]
+    x = fed.data.x.double() / 255 * 2 - 1
+    expected, _ = local_sgd(net, net.state_dict(), x, fed.data.y, rows, 0.01, 0.9)
+    torch.testing.assert_close(trained.states["a.weight"][0], expected["a.weight"])
+
+
+def test_batches_follow_their_definition():
+    part = torch.tensor([10, 11, 12])
+    batches = make_batches([part, torch.arange(8)], [5, 6], epochs=2, size=4, rng=Rng(1, 2), device="cpu")
+    assert batches.steps == (2, 4)
+    assert batches.index.shape == (2, 4, 4)
+    for epoch in batches.index[0, :2]:
+        assert epoch[:3].sort().values.tolist() == [10, 11, 12]  # a permutation ...
+        assert epoch[3] == epoch[0]  # ... filled from its own start
+    for epoch in batches.index[1].view(2, 8):
+        assert epoch.sort().values.tolist() == list(range(8))
+
+
+def test_batches_of_a_client_do_not_depend_on_the_others():
+    parts = {c: torch.arange(c, c + 9) for c in range(4)}
+    together = make_batches([parts[c] for c in (3, 1)], (3, 1), 2, 4, Rng(0, 7), "cpu")
+    alone = make_batches([parts[1]], (1,), 2, 4, Rng(0, 7), "cpu")
+    later = make_batches([parts[1]], (1,), 2, 4, Rng(0, 8), "cpu")
+    assert torch.equal(together.index[1], alone.index[0])
+    assert not torch.equal(alone.index, later.index)
+
+
+def test_unknown_backends_and_dropout_are_refused(make_federation):
+    fed = make_federation("cnn", backend="magic")
+    with pytest.raises(FLError, match="there are auto, loop, vmap"):
+        fed.train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1))
+    with pytest.raises(FLError, match="dropout"):
+        make_federation(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)))
+
+
+def test_auto_follows_the_measured_table(make_federation, monkeypatch):
+    fed = make_federation("cnn")
+    batches = make_batches([fed.clients[0].train] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
+    job, starts = Job(fed.model, fed.data, batches, fed.sgd, cross_entropy), surgery.broadcast(fed.initial(), 3)
+    size = auto.work(job)
+    rows = [{"k": 3, "work": size, "ratio": 1.5}, {"k": 3, "work": size * 1000, "ratio": 0.5}]
+    monkeypatch.setattr(auto, "_rows", lambda device: rows)
+    assert auto.choose(job, starts) == "vmap"
+    rows[0]["ratio"] = 0.9
+    assert auto.choose(job, starts) == "loop"
+    monkeypatch.undo()
+    assert auto._rows("cpu"), "the table of the CPU ships with the package"

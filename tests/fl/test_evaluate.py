@@ -1,0 +1,79 @@
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+
+import surgery
+from fl import evaluate
+from fl.partition import Split
+from fl.rng import Rng
+
+
+def test_scores_are_scikit_learn_s():
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(200, 5, generator=generator), torch.randint(5, (200,), generator=generator)
+    result = evaluate.score(logits, labels)
+    probabilities = logits.double().softmax(1).numpy()
+    assert result.accuracy == pytest.approx(accuracy_score(labels, logits.argmax(1)))
+    assert result.loss == pytest.approx(log_loss(labels, probabilities, labels=range(5)))
+    assert result.f1 == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
+
+
+def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch):
+    fed = make_federation("resnet20")
+    whole = fed.predict(fed.initial(), fed.data.test_x)
+    monkeypatch.setattr("fl.federation._CHUNK", 5)
+    torch.testing.assert_close(fed.predict(fed.initial(), fed.data.test_x), whole)
+
+
+def test_prediction_is_the_model_in_evaluation_mode(make_federation):
+    fed = make_federation("resnet20")
+    trained = fed.train(surgery.broadcast(fed.initial(), 1), [2], Rng(0, 1))
+    (state,) = surgery.unstack(trained.states)
+    logits = fed.predict(state, fed.data.test_x)
+    expected = surgery.load(fed.model, state).eval()(fed.data.test_x.float() / 127.5 - 1)
+    torch.testing.assert_close(logits, expected)
+
+
+def test_the_models_of_the_participants(make_federation):
+    fed = make_federation("cnn")
+    models = fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)).states
+    x = fed.data.test_x.float() / 127.5 - 1
+    accuracy = []
+    for state in surgery.unstack(models):
+        accuracy.append((surgery.load(fed.model, state)(x).argmax(1) == fed.data.test_y).double().mean().item())
+    result = evaluate.evaluate_models(fed, models)
+    assert result["models_accuracy"] == pytest.approx(sum(accuracy) / 3)
+    assert result["models_std"] == pytest.approx(torch.tensor(accuracy).std(correction=0).item())
+
+    flat = [torch.cat([t.flatten() for t in state.values()]) for state in surgery.unstack(models)]
+    pairs = [F.cosine_similarity(flat[i], flat[j], dim=0).item() for i in range(3) for j in range(i)]
+    assert evaluate.mean_cosine(fed, models)["models_cosine"] == pytest.approx(sum(pairs) / 3, rel=1e-5)
+
+
+def test_similarity_leaves_buffers_out_and_needs_two(make_federation):
+    fed = make_federation("resnet20")
+    models = {n: t.clone() for n, t in surgery.broadcast(fed.initial(), 2).items()}
+    models["norm1.running_var"][0] += 1e6
+    assert evaluate.mean_cosine(fed, models)["models_cosine"] == pytest.approx(1)
+    assert evaluate.mean_cosine(fed, surgery.broadcast(fed.initial(), 1)) == {}
+
+
+def test_clients_own_data(make_federation):
+    fed = make_federation("cnn", sizes=(6, 8), participants=1)
+    fed = dataclasses.replace(
+        fed,
+        clients=[Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))],
+    )
+
+    def predict(images, client):  # client 0 always says class 0, client 1 always class 1
+        return F.one_hot(torch.full((len(images),), client), 3).float()
+
+    result = evaluate.evaluate_local(fed, predict)
+    tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
+    assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
+    assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
+    assert set(result) == {f"local_{p}_{w}" for p in ("valid", "test") for w in ("accuracy", "std", "loss", "f1")}
+    assert evaluate.evaluate_local(make_federation("cnn"), predict) == {}

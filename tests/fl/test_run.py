@@ -1,0 +1,294 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import fl
+from fl import run as cli
+from fl.config import Config
+from fl.metrics import read
+from fl.simulation import build
+
+TINY = "--clients 4 --participants 2 --rounds 4 --local-epochs 1 --width 0.1 --batch-size 50".split()
+
+
+def run(tmp_path, *arguments, name="a", code=0):
+    flags = [*TINY, "--out", str(tmp_path), *(["--name", name] if name else []), *map(str, arguments)]
+    assert cli.main(flags) == code
+    return tmp_path / (name or "")
+
+
+def results(folder):
+    """All that must not depend on interruptions: the tensors and the metrics without times."""
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read(folder / "metrics.csv")]
+    return load_file(folder / "checkpoint.safetensors"), rows
+
+
+def assert_equal_runs(a, b):
+    (tensors_a, rows_a), (tensors_b, rows_b) = results(a), results(b)
+    assert rows_a == rows_b
+    assert tensors_a.keys() == tensors_b.keys()
+    assert all(torch.equal(tensors_a[name], tensors_b[name]) for name in tensors_a)
+
+
+def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
+    folder = run(tmp_path, "--local-test", 0.2)
+    files = {"config.yaml", "metrics.csv", "curves.png", "checkpoint.safetensors", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == files
+    rows = read(folder / "metrics.csv")
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    for key in ("accuracy", "loss", "f1", "models_accuracy", "models_std", "models_cosine", "local_test_accuracy"):
+        assert all(key in row for row in rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["complete"] is True
+    assert summary["final"]["accuracy"] == rows[-1]["accuracy"]
+    assert summary["best"]["accuracy"] == max(row["accuracy"] for row in rows)
+    assert Config.read(folder).rounds == 4
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert str(folder) in printed
+    assert f"{rows[-1]['accuracy']:.2%}" in printed
+
+
+def test_training_learns_real_digits(tmp_path):
+    """The defaults, shortened: far above the 10% of guessing."""
+    assert cli.main(["--rounds", "8", "--models-every", "0", "--out", str(tmp_path), "--name", "a"]) == 0
+    rows = read(tmp_path / "a" / "metrics.csv")
+    assert rows[-1]["accuracy"] > 0.75
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+class Stop:
+    """Raises in the given round, the way Ctrl-C arrives: in the middle of training."""
+
+    def __init__(self, monkeypatch, number, error=KeyboardInterrupt):
+        from fl.federation import Federation
+
+        original = Federation.train
+
+        def train(fed, starts, clients, rng, *rest):
+            if rng.round == number:
+                raise error
+            return original(fed, starts, clients, rng, *rest)
+
+        monkeypatch.setattr(Federation, "train", train)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedmr", "indep"])
+def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm):
+    flags = ("--algorithm", algorithm, "--fedmr.stage1-rounds", 1, "--models-every", 2)
+    whole = run(tmp_path, *flags, name="whole")
+    with monkeypatch.context() as patch:
+        Stop(patch, 3)
+        broken = run(tmp_path, *flags, name="broken", code=130)
+    assert "--resume" in capsys.readouterr().out
+    assert [row["round"] for row in read(broken / "metrics.csv")] == [1, 2]
+    assert json.loads((broken / "summary.json").read_text())["complete"] is False
+    assert cli.main(["--resume", str(broken)]) == 0
+    assert_equal_runs(whole, broken)
+
+
+def test_rounds_can_be_added(tmp_path):
+    longer = run(tmp_path, "--rounds", 6, name="longer")
+    short = run(tmp_path, name="short")
+    assert cli.main(["--resume", str(short), "--rounds", "6"]) == 0
+    assert_equal_runs(longer, short)
+    assert Config.read(short).rounds == 6
+
+
+def test_a_killed_process_can_be_resumed(tmp_path):
+    whole = run(tmp_path, "--rounds", 60, "--checkpoint-every", 2, name="whole")
+    command = [sys.executable, "-m", "fl.run", *TINY, "--rounds", "60", "--checkpoint-every", "2"]
+    process = subprocess.Popen([*command, "--out", str(tmp_path), "--name", "killed"], stderr=subprocess.DEVNULL)
+    killed = tmp_path / "killed"
+    while not (killed / "checkpoint.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert cli.main(["--resume", str(killed)]) == 0
+    assert_equal_runs(whole, killed)
+
+
+def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path, capsys):
+    folder = run(tmp_path, "--algorithm", "fedavg,fedmr", "--seeds", "0,1")
+    runs = {path.name for path in folder.iterdir() if path.is_dir()}
+    assert runs == {"fedavg-seed0", "fedavg-seed1", "fedmr-seed0", "fedmr-seed1"}
+    assert (folder / "comparison.png").exists()
+    table = (folder / "comparison.txt").read_text()
+    assert table.strip() in capsys.readouterr().out
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [["fedavg", "2"], ["fedmr", "2"]]
+
+    federations = {name: build(Config.read(folder / name))[0] for name in runs}
+    for seed in (0, 1):
+        a, b = (federations[f"{name}-seed{seed}"] for name in ("fedavg", "fedmr"))
+        assert all(torch.equal(x.train, y.train) for x, y in zip(a.clients, b.clients, strict=True))
+        assert all(torch.equal(a.initial()[n], b.initial()[n]) for n in a.initial())
+    assert not torch.equal(federations["fedmr-seed0"].clients[0].train, federations["fedmr-seed1"].clients[0].train)
+
+
+def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    flags = ("--algorithm", "fedavg,fedmr")
+    whole = run(tmp_path, *flags, name="whole")
+    with monkeypatch.context() as patch:
+        Stop(patch, 2)
+        broken = run(tmp_path, *flags, name="broken", code=130)
+    assert not (broken / "fedmr-seed0").exists()
+    assert cli.main(["--resume", str(broken)]) == 0
+    for method in ("fedavg-seed0", "fedmr-seed0"):
+        assert_equal_runs(whole / method, broken / method)
+    assert (broken / "comparison.png").exists()
+
+
+def test_unnamed_runs_never_meet(tmp_path):
+    for _ in range(2):
+        run(tmp_path, "--rounds", 1, name=None)
+    first = Config.from_yaml((next(tmp_path.iterdir()) / "config.yaml").read_text()).title()
+    assert {path.name for path in tmp_path.iterdir()} == {first, f"{first}-2"}
+
+
+def test_recipes_are_overridden_field_by_field(tmp_path):
+    assert cli.main(["digits", *TINY, "--lr", "0.05", "--out", str(tmp_path), "--name", "a"]) == 0
+    config = Config.read(tmp_path / "a")
+    assert (config.lr, config.clients, config.alpha) == (0.05, 4, 0.5)
+
+
+def test_a_share_of_participants(tmp_path):
+    assert Config(clients=30, participants=0.1).cohort() == 3
+    assert Config(clients=30, participants=1.0).cohort() == 30
+    assert Config(clients=30, participants=1).cohort() == 1
+    folder = run(tmp_path, "--participants", 0.5, "--rounds", 1)
+    assert build(Config.read(folder))[0].participants == 2
+
+
+def test_the_trained_model_can_be_taken_out(tmp_path):
+    folder = run(tmp_path)
+    model = fl.load_model(folder)
+    data = fl.build(Config.read(folder))[0].data
+    with torch.no_grad():
+        accuracy = (model(data.normalise(data.test_x)).argmax(1) == data.test_y).double().mean().item()
+    assert accuracy == read(folder / "metrics.csv")[-1]["accuracy"]
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+BAD = [
+    (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are fedavg, fedprox, fedmr, indep"),
+    (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
+    (["--dataset", "mnist"], "unknown data set 'mnist': there are digits, fashion-mnist, cifar10"),
+    (["--model", "resnet"], "unknown model 'resnet': there are cnn, resnet20"),
+    (["--partition", "iidd"], "unknown partition 'iidd': there are iid, dirichlet"),
+    (["--backend", "gpu"], "unknown backend 'gpu': there are auto, loop, vmap"),
+    (["--norm", "layer"], "unknown norm 'layer': there are default, batch, group, none"),
+    (["--participants", "5"], "--participants 5 of --clients 4"),
+    (["--participants", "1.5"], "share in (0, 1]"),
+    (["--participants", "0"], "between 1 and all"),
+    (["--alpha", "0.001", "--clients", "50"], "use a larger --alpha"),
+    (["--clients", "1000"], "use fewer clients"),
+    (["--rounds", "0"], "--rounds must be 1 or more"),
+    (["--lr", "-1"], "--lr must be above 0"),
+    (["--lr", "nan"], "--lr must be above 0"),
+    (["--seeds", "-1"], "--seeds must be 0 or more"),
+    (["--device", "quantum"], "device 'quantum' cannot be used"),
+    (["--local-test", "1"], "below 1"),
+    (["--fedmr.fraction", "2"], "in [0, 1]"),
+    (["--fedmr.unit", "block"], "no residual blocks"),
+    (["--dataset", "cifar10", "--no-download", "--data-root", "/nowhere"], "cifar-10-batches-py/data_batch_1"),
+    (["--resume", "/nowhere"], "no config.yaml"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
+def test_bad_input_is_one_clear_line(tmp_path, capsys, flags, message):
+    assert cli.main([*TINY, "--out", str(tmp_path), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())  # nothing was written
+
+
+def test_unknown_recipes_name_the_near_one(capsys):
+    assert cli.main(["digit"]) == 2
+    assert "did you mean 'digits'?" in capsys.readouterr().err
+
+
+def test_an_existing_folder_is_not_touched(tmp_path, capsys):
+    folder = run(tmp_path)
+    before = snapshot(tmp_path)
+    run(tmp_path, code=2)
+    run(tmp_path, "--algorithm", "fedavg,fedmr", code=2)
+    assert f"{folder} exists already" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+
+
+def test_settings_cannot_change_on_the_way(tmp_path, capsys):
+    folder = run(tmp_path)
+    before = snapshot(tmp_path)
+    for flags, message in (
+        (["--lr", "0.5"], "--lr cannot change"),
+        (["--seeds", "3"], "--seeds cannot change"),
+        (["--rounds", "2"], "has done 4 rounds"),
+    ):
+        assert cli.main(["--resume", str(folder), *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["fashion-mnist", "--resume", str(folder)]) == 2
+    assert snapshot(tmp_path) == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, capsys):
+    folder, other = run(tmp_path), run(tmp_path, "--width", 0.2, name="other")
+    method = run(tmp_path, "--algorithm", "fedavg", name="method")
+    before = snapshot(folder)
+    capsys.readouterr()
+    for source, message in ((other, "shape"), (method, "slots/")):
+        content = (source / "checkpoint.safetensors").read_bytes()
+        (folder / "checkpoint.safetensors").write_bytes(content)
+        assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
+        error = capsys.readouterr().err
+        assert "holds another model" in error
+        assert message in error
+        assert error.count("\n") == 1
+        assert snapshot(folder) == before | {folder / "checkpoint.safetensors": content}
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
+    folder = run(tmp_path)
+    path = folder / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
+    folder = run(tmp_path, "--lr", "1e30", code=2)
+    error = capsys.readouterr().err
+    assert "training diverged" in error
+    assert "smaller --lr" in error
+    assert all(t.isfinite().all() for t in load_file(folder / "checkpoint.safetensors").values())
+
+
+def test_yaml_round_trip_and_strangers():
+    config = Config(algorithm=("fedavg", "indep"), participants=0.25, seeds=(3, 4), data_root="x")
+    assert Config.from_yaml(config.to_yaml()) == config
+    assert yaml.safe_load(config.to_yaml())["fedmr"] == {"fraction": 0.0, "unit": "layer", "stage1_rounds": 0}
+    with pytest.raises(fl.FLError, match="learning_rate"):
+        Config.from_yaml("learning_rate: 1")
+
+
+def test_help_shows_every_setting():
+    command = [sys.executable, "-m", "fl.run", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for flag in vars(Config()):
+        if flag not in ("fedprox", "fedmr"):
+            assert f"--{flag.replace('_', '-')}" in text
+    assert "--fedmr.stage1-rounds" in text
+    assert "fashion-mnist" in text

@@ -1,0 +1,120 @@
+from collections import Counter
+
+import pytest
+import timm
+import torch
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import surgery
+import zoo
+
+
+def assert_covers(model, pieces):
+    """Every tensor of the state exactly once."""
+    names = [name for layer in pieces for name in layer.tensors]
+    assert Counter(names) == Counter(list(surgery.state(model)))
+
+
+@st.composite
+def random_nets(draw, depth=2):
+    """Sequentials of linear, norm, activation and nested layers, at times with a shared module or bare parameter."""
+    features = 4
+    members = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["linear", "norm", "relu", "nested", "shared", "bare"]))
+        if kind == "nested" and depth:
+            members.append(draw(random_nets(depth=depth - 1)))
+        elif kind == "shared" and members:
+            members.append(members[0])
+        elif kind == "bare":
+            module = nn.Linear(features, features)
+            module.scale = nn.Parameter(torch.ones(1))
+            module.child = nn.BatchNorm1d(features)
+            members.append(module)
+        else:
+            members.append(
+                {"norm": nn.BatchNorm1d(features), "relu": nn.ReLU()}.get(kind, nn.Linear(features, features))
+            )
+    return nn.Sequential(*members)
+
+
+@given(random_nets())
+def test_layers_hold_every_tensor_exactly_once_in_random_nets(net):
+    for unit in ("layer", "tensor"):
+        assert_covers(net, surgery.layers(net, unit))
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "mobilenet_v2", "efficientnet_v2_s", "vit_b_16", "convnext_tiny", "swin_t"]
+)
+@pytest.mark.parametrize("unit", ["layer", "block", "tensor"])
+def test_layers_cover_torchvision_models_without_data(name, unit):
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name)
+    assert_covers(model, surgery.layers(model, unit))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050", "beit_base_patch16_224"],
+)
+def test_layers_cover_timm_models(name):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    for unit in ("layer", "block", "tensor"):
+        assert_covers(model, surgery.layers(model, unit))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("resnet50", {"Bottleneck": 16}),
+        ("mobilenet_v2", {"InvertedResidual": 17}),
+        ("efficientnet_v2_s", {"MBConv": 30, "FusedMBConv": 10}),  # not their squeeze-and-excitation modules
+        ("convnext_tiny", {"CNBlock": 18}),
+        ("vit_b_16", {"EncoderBlock": 12}),
+        ("swin_t", {"SwinTransformerBlock": 12}),
+    ],
+)
+def test_blocks_are_the_residual_blocks_of_the_papers(name, blocks):
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name)
+    kinds = Counter(layer.kind for layer in surgery.layers(model, "block"))
+    assert {kind: n for kind, n in kinds.items() if kind in blocks} == blocks
+    assert max(len(layer.tensors) for layer in surgery.layers(model, "block") if layer.kind not in blocks) <= 5
+
+
+def test_single_blocks_in_a_section_are_found():
+    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
+    kinds = Counter(layer.kind for layer in surgery.layers(model, "block"))
+    assert kinds == {"BasicBlock": 4, "Conv2d": 1, "BatchNorm2d": 1, "Linear": 1}
+
+
+def test_a_model_without_blocks_says_so():
+    with pytest.raises(surgery.SurgeryError, match="no residual blocks"):
+        surgery.layers(zoo.cnn(), "block")
+    with pytest.raises(surgery.SurgeryError, match="unknown unit"):
+        surgery.layers(zoo.cnn(), "channel")
+
+
+def test_a_norm_travels_with_its_statistics():
+    pieces = {layer.name: layer for layer in surgery.layers(torchvision.models.resnet18())}
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert pieces["bn1"].tensors == tuple(f"bn1.{name}" for name in names)
+    assert pieces["bn1"].kind == "BatchNorm2d"
+
+
+def test_a_parametrized_module_stays_whole():
+    net = nn.Sequential(weight_norm(nn.Linear(3, 3)), nn.Linear(3, 1))
+    first, second = surgery.layers(net)
+    assert (first.name, len(first.tensors), second.tensors) == ("0", 3, ("1.weight", "1.bias"))
+
+
+def test_bare_parameters_are_a_layer_of_their_own():
+    model = timm.create_model("vit_tiny_patch16_224")
+    root = surgery.layers(model)[0]
+    assert root == ("", "VisionTransformer", ("cls_token", "pos_embed"))

@@ -1,0 +1,167 @@
+import itertools
+import math
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import recombine
+from torch import nn
+
+import surgery
+import zoo
+from surgery import Layer
+
+
+@st.composite
+def cases(draw):
+    """A random model, K states of it, a unit and a fraction."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=5))
+    modules = []
+    for a, b in itertools.pairwise(sizes):
+        modules.append(nn.Linear(a, b, bias=draw(st.booleans())))
+        if draw(st.booleans()):
+            modules.append(nn.BatchNorm1d(b))
+    k, seed = draw(st.integers(1, 6)), draw(st.integers(0, 10**6))
+    generator = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(*modules).double()
+    states = [
+        {
+            n: torch.randn(t.shape, generator=generator, dtype=t.dtype)
+            if t.is_floating_point()
+            else torch.randint(9, t.shape, generator=generator)
+            for n, t in surgery.state(net).items()
+        }
+        for _ in range(k)
+    ]
+    return net, states, draw(st.sampled_from(["layer", "tensor"])), draw(st.floats(0, 1)), generator
+
+
+@given(cases())
+def test_lemma_4_4_sums_and_squared_distances_are_invariant(case):
+    net, states, unit, fraction, generator = case
+    models = surgery.stack(states)
+    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    mixed = surgery.shuffle(models, parts, surgery.permutations(len(parts), len(states), generator))
+    anywhere = {n: torch.randn(1, *t.shape[1:], dtype=torch.float64, generator=generator) for n, t in models.items()}
+    floats = [n for n, t in models.items() if t.is_floating_point()]
+    for name in models:
+        torch.testing.assert_close(mixed[name].sum(0), models[name].sum(0), rtol=1e-12, atol=1e-12)
+    before, after = (
+        surgery.distance({n: m[n] for n in floats}, {n: anywhere[n] for n in floats}).square().sum()
+        for m in (models, mixed)
+    )
+    torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
+
+
+@given(cases())
+def test_every_layer_of_every_model_is_used_exactly_once_and_whole(case):
+    net, states, unit, fraction, generator = case
+    k = len(states)
+    # Entry (k, name) is the number k: what comes out tells where it came from.
+    marked = {n: torch.arange(k).view(k, *[1] * t.ndim).expand(k, *t.shape) for n, t in states[0].items()}
+    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    mixed = surgery.shuffle(marked, parts, surgery.permutations(len(parts), k, generator))
+    for names in parts:
+        sources = [{mixed[n][slot].unique().item() for n in names if mixed[n][slot].numel()} for slot in range(k)]
+        assert all(len(source) == 1 for source in sources)  # the segment travelled as one piece
+        assert {next(iter(source)) for source in sources} == set(range(k))
+
+
+@given(cases())
+def test_the_inverse_undoes_a_shuffle_bit_for_bit(case):
+    net, states, unit, fraction, generator = case
+    models = surgery.stack(states)
+    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    there = surgery.permutations(len(parts), len(states), generator)
+    back = surgery.shuffle(surgery.shuffle(models, parts, there), parts, surgery.inverse(there))
+    assert all(torch.equal(back[name], models[name]) for name in models)
+
+
+@given(cases())
+def test_shuffle_equals_the_paper_s_lists(case):
+    net, states, unit, _, generator = case
+    pieces = surgery.layers(net, unit)
+    permutations = surgery.permutations(len(pieces), len(states), generator)
+    mixed = surgery.shuffle(surgery.stack(states), surgery.segments(pieces), permutations)
+    for slot, expected in zip(surgery.unstack(mixed), recombine(states, pieces, permutations), strict=True):
+        assert all(torch.equal(slot[name], expected[name]) for name in expected)
+
+
+def numbered(n):
+    return [Layer(str(j), "Linear", (f"{j}.weight",)) for j in range(1, n + 1)]
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_segments_follow_the_formula_exactly(n, denominator):
+    """Layer j is in segment ceil(j / (x N)), in exact arithmetic, for x = 1/denominator."""
+    groups = surgery.segments(numbered(n), 1 / denominator)
+    where = {int(name.split(".")[0]): s for s, names in enumerate(groups, 1) for name in names}
+    layer_wise = denominator >= n
+    assert where == {j: j if layer_wise else math.ceil(j * denominator / n) for j in range(1, n + 1)}
+    assert sum(map(len, groups)) == n
+
+
+def test_fraction_one_is_the_whole_model_and_zero_each_layer():
+    assert len(surgery.segments(numbered(7), 1.0)) == 1
+    assert len(surgery.segments(numbered(7), 0.0)) == 7
+    assert len(surgery.segments(numbered(30), 0.1)) == 10  # floats: 3 / (0.1 * 30) is a little under 1, 6 / ... over 2
+    for fraction in (-0.1, 1.1, float("nan")):
+        with pytest.raises(surgery.SurgeryError, match="fraction"):
+            surgery.segments(numbered(3), fraction)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 50), st.integers(0, 1000))
+def test_permutations_are_permutations_and_repeat_with_the_seed(k, seed):
+    draws = [surgery.permutations(5, k, torch.Generator().manual_seed(seed)) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert torch.equal(draws[0].sort(1).values, torch.arange(k).expand(5, k))
+
+
+def test_recombined_models_run_and_blocks_stay_together():
+    nets = [torchvision.models.resnet18(num_classes=3) for _ in range(3)]
+    pieces = surgery.layers(nets[0], "block")
+    parts = surgery.segments(pieces)
+    mixed = surgery.shuffle(
+        surgery.stack([surgery.state(net) for net in nets]),
+        parts,
+        surgery.permutations(len(parts), 3, torch.Generator().manual_seed(0)),
+    )
+    for state in surgery.unstack(mixed):
+        out = surgery.load(torchvision.models.resnet18(num_classes=3), state)(torch.randn(2, 3, 64, 64))
+        assert out.shape == (2, 3)
+        assert out.isfinite().all()
+
+
+MODELS = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("segments", "rows", "message"),
+    [
+        ([("a",)], [[0, 1]], "no segment holds 'b'"),
+        ([("a",), ("a", "b")], [[0, 1], [0, 1]], "'a' is in segments 0 and 1"),
+        ([("a", "b", "c")], [[0, 1]], "'c', which the stack has not"),
+        ([("a",), ("b",)], [[0, 1]], "expected \\[2 segments, 2 models\\]"),
+        ([("a",), ("b",)], [[0, 1], [1, 1]], "every slot"),
+    ],
+)
+def test_shuffle_refuses_what_would_lose_or_double_a_layer(segments, rows, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        surgery.shuffle(MODELS, segments, torch.tensor(rows))
+
+
+def test_a_tied_state_dict_is_refused_not_half_shuffled():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    parts = surgery.segments(surgery.layers(net))
+    with pytest.raises(surgery.SurgeryError, match=r"surgery\.state"):
+        surgery.shuffle(surgery.stack([net.state_dict()] * 2), parts, surgery.permutations(len(parts), 2))
+
+
+def test_zoo_models_decompose_into_the_layers_one_expects():
+    assert [layer.name for layer in surgery.layers(zoo.cnn())] == ["conv1", "conv2", "fc1", "fc2"]
+    assert len(surgery.layers(zoo.resnet20())) == 2 + 9 * 4 + 1  # convolutions and norms apart
+    assert len(surgery.layers(zoo.resnet20(), "block")) == 2 + 9 + 1
