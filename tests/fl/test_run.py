@@ -15,7 +15,8 @@ from fl.config import Config
 from fl.metrics import read
 from fl.simulation import build
 
-TINY = "--clients 4 --participants 2 --rounds 4 --local-epochs 1 --width 0.1 --batch-size 50".split()
+TINY = ["--clients", "4", "--participants", "2", "--rounds", "4", "--local-epochs", "1", "--width", "0.1"]
+TINY += ["--batch-size", "50"]
 
 
 def run(tmp_path, *arguments, name="a", code=0):
