@@ -5,7 +5,7 @@ Runs that differ in their seed alone are one line: mean and standard deviation o
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +17,10 @@ from fl.config import Config
 from fl.errors import FLError
 from fl.metrics import Row, read
 
-_NOT_COMPARED = {"seeds", "out", "name", "resume", "device", "backend", "data_root", "download", "checkpoint_every",
-                 "eval_every", "models_every"}  # fmt: skip
+_NOT_COMPARED = {
+    "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
+    "checkpoint_every", "eval_every", "models_every",
+}  # fmt: skip
 _TAIL = 10
 
 
@@ -52,35 +54,37 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by label: the method, and the settings in which the runs differ beside the seed."""
+    """Runs by label: the method, and the settings in which the runs differ beside the seed.
 
-    def flat(config: Config) -> dict[str, object]:
-        values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _NOT_COMPARED}
-        (method,) = values.pop("algorithm")
-        own = values.pop(method, None)
-        others = {f.name for f in fields(config) if hasattr(values.get(f.name), "__dataclass_fields__")}
-        settings = {name: value for name, value in values.items() if name not in others}
-        options = {f.name: getattr(own, f.name) for f in fields(own)} if own else {}
-        return {"algorithm": method, **settings, **options}
-
-    tables = [flat(run.config) for run in runs]
-    names = list(dict.fromkeys(name for table in tables for name in table if name != "algorithm"))
+    Raises FLError for two runs of the same label and seed.
+    """
+    tables = [_settings(run.config) for run in runs]
+    values: dict[str, set] = {}
+    for table in tables:
+        for name, value in table.items():
+            values.setdefault(name, set()).add(value)
     groups: dict[str, list[Run]] = {}
     for run, table in zip(runs, tables):
-        # An option of this method differs if two runs of the same method disagree on it.
-        peers = [other for other in tables if other["algorithm"] == table["algorithm"]]
-        differ = [n for n in names if n in table and any(o[n] != table[n] for o in _comparable(n, peers, tables))]
-        label = " ".join([table["algorithm"], *(f"{n.replace('_', '-')}={table[n]}" for n in differ)])
-        same = [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]
-        if same:
-            raise FLError(f"{run.folder} and {same[0].folder} have the same settings and seed: give one of them")
+        (method,) = run.config.algorithm
+        differ = [f"{name.removeprefix(f'{method}.')}={table[name]}" for name in table if len(values[name]) > 1]
+        label = " ".join([method, *differ])
+        if twins := [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]:
+            raise FLError(f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them")
         groups.setdefault(label, []).append(run)
     return groups
 
 
-def _comparable(name: str, peers: list[dict], tables: list[dict]) -> list[dict]:
-    everywhere = all(name in table for table in tables)
-    return tables if everywhere else peers
+def _settings(config: Config) -> dict[str, object]:
+    """What a run is about; of the methods' own options only those of its method."""
+    (method,) = config.algorithm
+    result = {}
+    for name, value in asdict(config).items():
+        if isinstance(value, dict):
+            if name == method:
+                result |= {f"{name}.{option}": choice for option, choice in value.items()}
+        elif name not in _NOT_COMPARED:
+            result[name] = value
+    return result
 
 
 def table(groups: dict[str, list[Run]]) -> str:

@@ -176,7 +176,7 @@ def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
         "final": evaluated[-1] if evaluated else {},
         "best": {key: best[key] for key in ("round", "accuracy") if key in best},
         "seconds": sum(row["seconds"] for row in metrics.rows),
-        "device": config.device,
+        "device": str(pick_device(config.device)),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -134,6 +134,7 @@ def average(
     """
     k = count(models)
     weights = _checked_weights(weights, k, fallback is not None)
+    moved: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
     if mask is not None and fallback is None:
         raise SurgeryError("a mask can leave elements that nobody covers: give the values to keep as `fallback`")
     if unknown := set(mask or ()) - set(models):
@@ -143,7 +144,9 @@ def average(
         covered = None if mask is None or name not in mask else mask[name].to(tensor.device).expand_as(tensor)
         keep = None if fallback is None else fallback[name]
         reduce = _mean if tensor.is_floating_point() or tensor.is_complex() else _maximum
-        result[name] = reduce(tensor, weights.to(tensor.device), covered, keep)
+        if tensor.device not in moved:
+            moved[tensor.device] = weights.to(tensor.device)
+        result[name] = reduce(tensor, moved[tensor.device], covered, keep)
     return result
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import yaml
+from fl_flags import TINY
 from safetensors.torch import load_file
 
 import fl
@@ -14,9 +15,6 @@ from fl import run as cli
 from fl.config import Config
 from fl.metrics import read
 from fl.simulation import build
-
-TINY = ["--clients", "4", "--participants", "2", "--rounds", "4", "--local-epochs", "1", "--width", "0.1"]
-TINY += ["--batch-size", "50"]
 
 
 def run(tmp_path, *arguments, name="a", code=0):
