@@ -55,7 +55,8 @@ def run(argv: list[str]) -> int:
         else:
             many(config, runs, folder, dataset)
     except KeyboardInterrupt:
-        print(f"\nstopped; what is done is in {folder}\ngo on with:  python -m fl.run --resume {folder}")
+        if folder.exists():
+            print(f"\nstopped; what is done is in {folder}\ngo on with:  python -m fl.run --resume {folder}")
         return 130
     print(advice(config, folder))
     return 0

@@ -24,7 +24,9 @@ def choose(job: Job, starts: Stack) -> str:
     rows = _rows(job.data.x.device.type)
     if not rows:
         return "vmap"
-    k, size = math.log(count(starts)), math.log(max(work(job), 1))
+    if not (flops := work(job)):
+        return "loop"
+    k, size = math.log(count(starts)), math.log(flops)
     nearest = min(rows, key=lambda r: (math.log(r["k"]) - k) ** 2 + (math.log(r["work"]) - size) ** 2)
     return "vmap" if nearest["ratio"] > 1 else "loop"
 
@@ -32,7 +34,8 @@ def choose(job: Job, starts: Stack) -> str:
 def work(job: Job) -> int:
     """Floating-point operations of one forward pass of one client's batch, by an operation of the network.
 
-    Running clients side by side pays where single operations are too small to keep the device busy.
+    Running clients side by side pays where single operations are too small to keep the device busy. 0 if the
+    model cannot run on the meta device, where nothing is computed.
     """
     return _flops_per_operation(job.model, job.data.x.shape[1:]) * job.batches.index.shape[-1]
 
@@ -41,8 +44,11 @@ def work(job: Job) -> int:
 def _flops_per_operation(model: nn.Module, image: torch.Size) -> int:
     shadow = copy.deepcopy(model).to("meta").eval()
     dtype = next(p.dtype for p in shadow.parameters())
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        shadow(torch.zeros(1, *image, device="meta", dtype=dtype))
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            shadow(torch.zeros(1, *image, device="meta", dtype=dtype))
+    except RuntimeError:  # an operation whose result depends on data
+        return 0
     return counter.get_total_flops() // max(1, len(list(shadow.modules())))
 
 
