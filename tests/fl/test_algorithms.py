@@ -137,12 +137,14 @@ def test_every_client_can_take_part_and_a_single_one_too(make_federation):
 
 def test_sampling_is_uniform_without_replacement(make_federation):
     fed = make_federation("cnn", participants=2)
-    counts = torch.zeros(4)
+    counts, first = torch.zeros(4), torch.zeros(4)
     for number in range(400):
         drawn = fed.sample(Rng(0, number))
         assert len(set(drawn)) == 2
         counts[drawn] += 1
+        first[drawn[0]] += 1
     assert ((counts - 200).abs() < 50).all()  # five standard deviations of a binomial
+    assert ((first - 100).abs() < 45).all()  # and in random order: FedMR's slots go to random clients
 
 
 def test_bad_settings_are_refused(make_federation):
