@@ -55,6 +55,21 @@ def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
     assert f"{rows[-1]['accuracy']:.2%}" in printed
 
 
+def test_intervals_are_kept(tmp_path, monkeypatch):
+    """Evaluations and checkpoints come when they are due, and in the last round."""
+    from fl import checkpoint
+
+    saved, original = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[-1]), original(*a)))
+    folder = run(tmp_path, "--rounds", 7, "--eval-every", 3, "--models-every", 2, "--checkpoint-every", 4)
+    rows = read(folder / "metrics.csv")
+    assert [row["round"] for row in rows if "accuracy" in row] == [3, 6, 7]
+    assert [row["round"] for row in rows if "models_accuracy" in row] == [2, 4, 6, 7]
+    assert sorted(set(saved)) == [4, 7]
+    never = read(run(tmp_path, "--models-every", 0, name="never") / "metrics.csv")
+    assert not any("models_accuracy" in row for row in never)
+
+
 def test_training_learns_real_digits(tmp_path):
     """The defaults, shortened: far above the 10% of guessing."""
     assert cli.main(["--rounds", "8", "--models-every", "0", "--out", str(tmp_path), "--name", "a"]) == 0
