@@ -1,13 +1,12 @@
 """Decomposition of a network into the pieces that surgery moves around."""
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from surgery.errors import SurgeryError
-from surgery.state import state
+from surgery.state import owners, state
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
@@ -54,40 +53,20 @@ def layers(model: nn.Module, unit: Unit = "layer") -> list[Layer]:
         return [Layer(name, "tensor", (name,)) for name in values]
     if unit not in ("layer", "block"):
         raise SurgeryError(f"unknown unit {unit!r}: choose layer, block or tensor")
-    whole = _blocks(model) if unit == "block" else {}
-    if unit == "block" and not whole:
-        raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
-    result = []
-    free = dict.fromkeys(values)
-    for name, module, names in _owners(model, set(whole)):
-        if mine := tuple(n for n in names if n in free):
-            for n in mine:
-                del free[n]
-            result.append(Layer(name, type(module).__name__, mine))
-    if free:
-        raise SurgeryError(
-            f"no module owns {next(iter(free))!r}: {type(model).__name__} has a custom state dict; use unit='tensor'"
-        )
-    return result
-
-
-def _owners(model: nn.Module, whole: set[str]) -> Iterator[tuple[str, nn.Module, list[str]]]:
-    """(module name, module, state names it owns): whole modules with all inside, others with their own tensors."""
-    inside: str | None = None
-    for name, module in model.named_modules():
-        if inside is not None and name.startswith(inside):
-            continue
-        inside = None
-        prefix = f"{name}." if name else ""
-        if name in whole or is_parametrized(module):
-            inside = prefix
-            yield name, module, [prefix + n for n in _state_names(module)]
-        else:
-            yield name, module, [prefix + n for n in _state_names(module) if "." not in n]
-
-
-def _state_names(module: nn.Module) -> list[str]:
-    return [name for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)]
+    whole = {name: module for name, module in model.named_modules() if is_parametrized(module)}
+    if unit == "block":
+        blocks = _blocks(model)
+        if not blocks:
+            raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
+        whole |= blocks
+    pieces: dict[str, tuple[str, list[str]]] = {}
+    for name, module, own in owners(model):
+        # The outermost whole module that this one lies in, or the module itself.
+        parents = [parent for parent in whole if not parent or name == parent or name.startswith(f"{parent}.")]
+        top = min(parents, key=len, default=name)
+        kind = type(whole.get(top, module)).__name__
+        pieces.setdefault(top, (kind, []))[1].extend(own)
+    return [Layer(name, kind, tuple(names)) for name, (kind, names) in pieces.items()]
 
 
 def _blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -105,7 +84,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 def _is_run(module: nn.Module) -> bool:
     if not isinstance(module, _CONTAINERS):
         return False
-    members = [child for child in module.children() if _state_names(child)]
+    members = [child for child in module.children() if _owning(child)]
     composite = [_is_composite(child) for child in members]
     twins = any(
         a and b and type(left) is type(right)
@@ -118,4 +97,9 @@ def _is_composite(module: nn.Module) -> bool:
     """Owns several layers and is no container."""
     if isinstance(module, _CONTAINERS):
         return False
-    return sum(any("." not in n for n in _state_names(m)) for m in module.modules()) > 1
+    return _owning(module) > 1
+
+
+def _owning(module: nn.Module) -> int:
+    """How many modules in here own tensors."""
+    return sum(1 for _ in owners(module))

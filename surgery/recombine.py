@@ -102,6 +102,8 @@ def shuffle(models: Mapping[str, Tensor], segments: Sequence[Segment], permutati
         )
     if unknown := [name for name in owner if name not in models]:
         raise SurgeryError(f"segments name {unknown[0]!r}, which the stack has not ({len(unknown)} unknown)")
+    if not isinstance(permutations, Tensor) or permutations.is_floating_point():
+        raise SurgeryError("permutations are an integer tensor: see surgery.permutations")
     if permutations.shape != (len(segments), k):
         raise SurgeryError(
             f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]"

@@ -5,11 +5,12 @@ names only the first is kept. A *stack* is the same with a leading axis K, one e
 No function here changes its input.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
 
@@ -17,31 +18,56 @@ State: TypeAlias = dict[str, Tensor]
 Stack: TypeAlias = dict[str, Tensor]
 
 
+def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
+    """(name, module, its own tensors by state name) for each module that owns any, in registration order.
+
+    A tensor is given once: to the first module that has it as a parameter, or, if none has, as a buffer.
+    Non-persistent buffers are left out, as state dicts leave them out.
+    """
+    parameters = {id(p) for p in model.parameters()}
+    seen: set[int] = set()
+    for module_name, module in model.named_modules():
+        prefix = f"{module_name}." if module_name else ""
+        buffers = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        own = {}
+        for name, tensor in (*module._parameters.items(), *buffers.items()):
+            tied_buffer = name in buffers and id(tensor) in parameters
+            if tensor is not None and id(tensor) not in seen and not tied_buffer:
+                seen.add(id(tensor))
+                own[prefix + name] = tensor
+        if own:
+            yield module_name, module, own
+
+
 def state(model: nn.Module) -> State:
     """The state of a model: detached tensors by state-dict name, sharing memory with the model.
 
-    Parameters come before buffers within a module, modules in registration order. A tied tensor
-    appears once, under the first of its names; buffers that the state dict leaves out (non-persistent
-    ones) are left out here too. `load` is the inverse.
+    Modules come in registration order, within a module parameters before buffers. A tied tensor appears once,
+    under its first name as a parameter; non-persistent buffers are left out. `load` is the inverse.
+
+    Raises SurgeryError for a model that keeps weights elsewhere than in parameters and buffers (quantised ones
+    do), or that has not made them yet (lazy modules).
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> list(state(net))[:3], state(net)["0.weight"].shape
     (['0.weight', '0.bias', '1.weight'], torch.Size([3, 2]))
     """
-    # keep_vars=True gives the Parameter objects themselves, so that tied names can be told by identity.
-    seen: set[int] = set()
-    result: State = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor) and id(tensor) not in seen:
-            seen.add(id(tensor))
-            result[name] = tensor.detach()
-    return result
+    for name, module in model.named_modules():
+        if any(is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
+            raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
+        if type(module).get_extra_state is not nn.Module.get_extra_state or "quantized" in type(module).__module__:
+            raise SurgeryError(
+                f"module {name!r} ({type(module).__name__}) keeps state that is no parameter or buffer, which would "
+                "be lost: convert the model to plain modules first"
+            )
+    return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     """Copy a state into `model`, in place, and return the model. Tied tensors are filled through one name.
 
-    Raises SurgeryError if a name is missing or unknown, or a shape differs.
+    Raises SurgeryError if a name is missing or unknown, a shape differs, a fraction would go into an integer, or
+    one side has no data (meta device).
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> torch.equal(load(b, state(a)).weight, a.weight)
@@ -49,6 +75,11 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     """
     own = state(model)
     check_same(own, values, "the model", "the given state")
+    for name, tensor in own.items():
+        if tensor.is_meta or values[name].is_meta:
+            raise SurgeryError(f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first")
+        if not torch.can_cast(values[name].dtype, tensor.dtype):
+            raise SurgeryError(f"tensor {name!r} is {tensor.dtype} in the model and {values[name].dtype} in the state")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(values[name])
@@ -84,6 +115,8 @@ def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
     >>> broadcast({"w": torch.ones(2)}, 3)["w"].shape
     torch.Size([3, 2])
     """
+    if k < 1:
+        raise SurgeryError(f"a stack holds at least one model, got k={k}")
     return {name: tensor.expand(k, *tensor.shape) for name, tensor in values.items()}
 
 
@@ -97,12 +130,14 @@ def count(models: Mapping[str, Tensor]) -> int:
     if len(sizes) != 1 or None in sizes:
         shapes = {name: tuple(tensor.shape) for name, tensor in list(models.items())[:4]}
         raise SurgeryError(f"not a stack: every tensor needs one leading axis K of the same length, got {shapes}")
+    if sizes == {0}:
+        raise SurgeryError("the stack holds no model (K = 0)")
     return sizes.pop()
 
 
 def average(
     models: Mapping[str, Tensor],
-    weights: Tensor | Sequence[float] | None = None,
+    weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     mask: Mapping[str, Tensor] | None = None,
     fallback: Mapping[str, Tensor] | None = None,
 ) -> State | Stack:
@@ -112,20 +147,20 @@ def average(
         models: a stack, tensors [K, *S].
         weights: non-negative, not all zero, need not sum to one. None weighs all alike. Shape [K] gives a
             state; shape [C, K] gives a stack of C means, which is clustering: row c weighs the members of
-            cluster c.
+            cluster c. A model of weight 0 takes no part at all, whatever it holds. Give them on the CPU: they
+            are read on the host, which waits for an accelerator that they live on.
         mask: boolean tensors [K, *S] (or a shape that broadcasts to it), True where model k covers the
             element. Names left out are covered entirely. The mean of an element runs over the models
             that cover it. Needs `fallback`.
         fallback: a state (or a stack of C of them) that keeps its value where no model has weight.
 
     Returns:
-        Tensors [*S], or [C, *S] for two-dimensional weights, of the models' dtype. Integer and boolean
-        tensors are never averaged: the maximum over the models with weight is carried.
+        Tensors [*S], or [C, *S] for two-dimensional weights, of the models' dtype; half precision is accumulated in
+        float32. Integer and boolean tensors are never averaged: the maximum over the models with weight is carried.
 
     Raises:
-        SurgeryError: for weights of a wrong shape, negative ones, weights that sum to zero and a mask
-            without fallback. (Weights that live on an accelerator are not read back, which would stall
-            it: a row of zeros without fallback then gives NaN.)
+        SurgeryError: for weights of a wrong shape, negative ones, weights that sum to zero or a mask
+            without fallback, and masks and fallbacks that do not fit.
 
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[3, 1])
     {'w': tensor([1.])}
@@ -133,71 +168,103 @@ def average(
     [[2.0], [4.0]]
     """
     k = count(models)
-    weights = _checked_weights(weights, k, fallback is not None)
-    moved: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
-    if mask is not None and fallback is None:
+    rows = _weight_rows(weights, k, fallback is not None)
+    mask = {} if mask is None else {name: _checked_mask(name, m, models) for name, m in mask.items()}
+    if mask and fallback is None:
         raise SurgeryError("a mask can leave elements that nobody covers: give the values to keep as `fallback`")
-    if unknown := set(mask or ()) - set(models):
-        raise SurgeryError(f"mask has tensors that the stack has not: {sorted(unknown)[:4]}")
-    result = {}
-    for name, tensor in models.items():
-        covered = None if mask is None or name not in mask else mask[name].to(tensor.device).expand_as(tensor)
-        keep = None if fallback is None else fallback[name]
-        reduce = _mean if tensor.is_floating_point() or tensor.is_complex() else _maximum
-        if tensor.device not in moved:
-            moved[tensor.device] = weights.to(tensor.device)
-        result[name] = reduce(tensor, moved[tensor.device], covered, keep)
-    return result
+    clustered = rows.ndim == 2
+    result = {name: [] for name in models}
+    for c, row in enumerate(rows if clustered else rows[None]):
+        keep = None if fallback is None else _fallback_row(fallback, models, c, len(rows) if clustered else None)
+        members = row.nonzero().flatten()
+        index: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
+        for name, tensor in models.items():
+            if not len(members):
+                result[name].append(keep[name])
+                continue
+            chosen, covered = tensor, mask.get(name)
+            if len(members) < k:
+                at = index.setdefault(tensor.device, members.to(tensor.device))
+                chosen = tensor.index_select(0, at)
+                covered = None if covered is None else covered.index_select(0, at)
+            if tensor.is_floating_point() or tensor.is_complex():
+                value = _mean(chosen, row[members] / row.sum(), covered)
+            else:
+                value = _maximum(chosen, covered)
+            if covered is not None:
+                value = torch.where(covered.any(0), value, keep[name].to(value))
+            result[name].append(value)
+    return {name: torch.stack(values) if clustered else values[0] for name, values in result.items()}
 
 
-def _checked_weights(weights: Tensor | Sequence[float] | None, k: int, has_fallback: bool) -> Tensor:
+def _weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
+    """Weights on the CPU in float64, in which sample counts and their ratios stay exact: [K] or [C, K]."""
     if weights is None:
-        return torch.ones(k)
-    weights = torch.as_tensor(weights)
-    if not weights.is_floating_point():
-        weights = weights.double()  # sample counts beyond 2^24 stay exact
-    if weights.ndim not in (1, 2) or weights.shape[-1] != k:
-        raise SurgeryError(f"weights have shape {tuple(weights.shape)}: expected [{k}] or [C, {k}] for {k} models")
-    if weights.device.type == "cpu":
-        if not bool((weights >= 0).all() & weights.isfinite().all()):
-            raise SurgeryError(f"weights must be finite and not negative, got {weights.tolist()}")
-        if not has_fallback and bool((weights.sum(-1) == 0).any()):
-            raise SurgeryError("weights sum to zero: give values to keep for that case as `fallback`")
-    return weights
+        return torch.ones(k, dtype=torch.float64)
+    try:
+        rows = weights.detach().cpu() if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise SurgeryError(f"weights are no numbers of shape [{k}] or [C, {k}]: {error}") from None
+    if rows.is_complex() or rows.ndim not in (1, 2) or rows.shape[-1] != k or not len(rows):
+        raise SurgeryError(f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models")
+    rows = rows.double()
+    if not bool((rows >= 0).all() & rows.isfinite().all()):
+        raise SurgeryError(f"weights must be finite and not negative, got {rows.tolist()}")
+    if not has_fallback and bool((rows.sum(-1) == 0).any()):
+        raise SurgeryError("weights sum to zero: give values to keep for that case as `fallback`")
+    return rows
 
 
-def _mean(x: Tensor, weights: Tensor, covered: Tensor | None, keep: Tensor | None) -> Tensor:
-    # Half precision accumulates in float32; the [C, K] @ [K, elements] product serves every case.
-    compute = x.dtype if x.dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
-    values, w = x.reshape(x.shape[0], -1).to(compute), weights.double()
+def _checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
+    """The mask of one tensor, expanded to its shape."""
+    if name not in models:
+        raise SurgeryError(f"the mask names {name!r}, which the stack has not")
+    if mask.dtype is not torch.bool:
+        raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks are boolean")
+    try:
+        return mask.to(models[name].device).expand_as(models[name])
+    except RuntimeError:
+        raise SurgeryError(
+            f"the mask of {name!r} has shape {tuple(mask.shape)}, the stack {tuple(models[name].shape)}"
+        ) from None
+
+
+def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: int | None) -> State:
+    """The state that row c falls back to."""
+    single = {name: tensor[0] for name, tensor in models.items()}
+    stacked = rows is not None and all(
+        name in fallback and fallback[name].shape == (rows, *tensor.shape) for name, tensor in single.items()
+    )
+    keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)
+    check_same(single, keep, "the stack", "the fallback")
+    return {name: keep[name].to(tensor) for name, tensor in single.items()}
+
+
+def _mean(x: Tensor, weights: Tensor, covered: Tensor | None) -> Tensor:
+    """Over the first axis; weights [K] in float64 that sum to one. NaN where nobody covers an element."""
+    compute = _compute_dtype(x.dtype)
+    values, w = x.reshape(x.shape[0], x[0].numel()).to(compute), weights.to(x.device, compute)
     if covered is None:
-        total = w.sum(-1, keepdim=True)
-        mean = (w / total).to(compute) @ values
-        if keep is not None:
-            total = total.expand(mean.shape) > 0
+        mean = w @ values
     else:
-        inside, w = covered.reshape(values.shape), w.to(compute)
-        total = w @ inside.to(compute)
-        mean = (w @ values.masked_fill(~inside, 0)) / total
-    shape = weights.shape[:-1] + x.shape[1:]
-    mean = mean.reshape(shape)
-    if keep is not None:
-        mean = torch.where((total > 0).reshape(shape), mean, keep.to(mean))
-    return mean.to(x.dtype)
+        inside = covered.reshape(values.shape)
+        mean = (w @ values.masked_fill(~inside, 0)) / (w @ inside.to(compute))
+    return mean.reshape(x.shape[1:]).to(x.dtype)
 
 
-def _maximum(x: Tensor, weights: Tensor, covered: Tensor | None, keep: Tensor | None) -> Tensor:
-    # bool has no minimum value and amax is the same on uint8 zeros and ones
-    values = x.to(torch.uint8) if x.dtype is torch.bool else x
-    lowest = torch.iinfo(values.dtype).min
-    counts = (weights > 0).reshape(*weights.shape, *[1] * (x.ndim - 1))  # [K, 1...] or [C, K, 1...]
+def _maximum(x: Tensor, covered: Tensor | None) -> Tensor:
+    """Over the first axis; integers of every width compare as int64."""
+    values = x.to(torch.int64)
     if covered is not None:
-        counts = counts & covered
-    axis = weights.ndim - 1
-    result = torch.where(counts, values, torch.tensor(lowest, dtype=values.dtype, device=x.device)).amax(axis)
-    if keep is not None:
-        result = torch.where(counts.any(axis), result, keep.to(result))
-    return result.to(x.dtype)
+        values = torch.where(covered, values, torch.iinfo(torch.int64).min)
+    return values.amax(0).to(x.dtype)
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to accumulate in: float32 (or complex64) at least."""
+    if dtype.is_complex:
+        return torch.complex64 if dtype is torch.complex32 else dtype
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
@@ -230,22 +297,32 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor] | None = None) -> Te
     """
     b = a if b is None else b
     pairs = list(_flat_pairs(a, b))
+    # Models are scaled to a largest entry of 1, so that squares neither overflow nor vanish.
+    top_a = torch.stack([x.abs().amax(1) for x, _ in pairs]).amax(0)
+    top_b = torch.stack([y.abs().amax(1) for _, y in pairs]).amax(0)
+    one = torch.ones((), dtype=top_a.dtype, device=top_a.device)
+    scale_a, scale_b = torch.where(top_a == 0, one, top_a)[:, None], torch.where(top_b == 0, one, top_b)[:, None]
+    pairs = [(x / scale_a, y / scale_b) for x, y in pairs]
     dot = sum(x @ y.T for x, y in pairs)
     norm_a = sum(x.square().sum(1) for x, _ in pairs).sqrt()
     norm_b = sum(y.square().sum(1) for _, y in pairs).sqrt()
     scale = norm_a[:, None] * norm_b[None, :]
-    return torch.where(scale > 0, dot / scale, 0.0).clamp(-1, 1)
+    return torch.where(scale == 0, torch.zeros_like(dot), dot / scale).clamp(-1, 1)
 
 
 def _flat_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]):
     """Pairs ([K, n], [M, n]) of the floating-point tensors of two stacks."""
     k, m = count(a), count(b)
     check_same({n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second")
-    names = [name for name, tensor in a.items() if tensor.is_floating_point()]
+    names = [name for name, tensor in a.items() if tensor.is_floating_point() and tensor[0].numel()]
     if not names:
         raise SurgeryError("the stacks hold no floating-point tensor to compare")
+    if odd := [
+        name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
+    ]:
+        raise SurgeryError(f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers compare")
+    dtype = max((_compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)
     for name in names:
-        dtype = torch.promote_types(a[name].dtype, torch.float32)
         yield a[name].reshape(k, -1).to(dtype), b[name].reshape(m, -1).to(dtype)
 
 

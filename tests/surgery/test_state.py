@@ -90,10 +90,32 @@ def test_integers_carry_the_maximum_over_models_with_weight():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_average_keeps_the_dtype_and_accumulates_in_float32_at_least(dtype):
-    models = {"w": torch.full((4096, 1), 0.5, dtype=dtype)}
-    result = surgery.average(models)["w"]
+    values = torch.rand(4096, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    result = surgery.average({"w": values})["w"]
     assert result.dtype is dtype
-    assert result.item() == 0.5
+    torch.testing.assert_close(result, values.double().mean(0).to(dtype))
+
+
+@given(st.integers(1, 5), seeds)
+def test_a_model_without_weight_takes_no_part_whatever_it_holds(k, seed):
+    """A diverged model must not poison the clusters that it is not in."""
+    states = random_states(k, seed)
+    broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in states[0].items()}
+    result = surgery.average(surgery.stack([*states, broken]), [[1.0] * k + [0.0], [0.0] * k + [1.0]])
+    healthy, ill = surgery.unstack(result)
+    assert_same(healthy, surgery.average(surgery.stack(states)))
+    assert all(tensor.isnan().all() for tensor in ill.values())
+
+
+def test_extreme_weights_and_odd_dtypes():
+    models = {"w": torch.tensor([[1.0], [3.0]])}
+    everyone, keep = {"w": torch.ones(2, 1, dtype=torch.bool)}, {"w": torch.zeros(1)}
+    for weight in (1e-320, 1e-60, 2.0**60, 1e300):
+        assert surgery.average(models, [weight, weight])["w"].item() == 2
+        assert surgery.average(models, [weight, weight], everyone, keep)["w"].item() == 2
+    assert surgery.average({"c": torch.tensor([[1 + 1j], [3 + 3j]])})["c"].tolist() == [2 + 2j]
+    assert surgery.average({"n": torch.tensor([[1], [3]], dtype=torch.uint16)})["n"].tolist() == [3]
+    assert surgery.average({"e": torch.zeros(2, 0), "w": torch.ones(2, 1)})["e"].shape == (0,)
 
 
 def test_inputs_stay_as_they_are():
@@ -113,7 +135,14 @@ def test_inputs_stay_as_they_are():
         ({"weights": [0, 0, 0]}, "sum to zero"),
         ({"weights": [1, -1, 1]}, "not negative"),
         ({"weights": [1, float("nan"), 1]}, "finite"),
+        ({"weights": torch.ones(3, dtype=torch.complex64)}, "weights"),
+        ({"weights": "abc"}, "no numbers"),
         ({"mask": {"a": torch.ones(3, 3, 2, dtype=bool)}}, "fallback"),
+        ({"mask": {"a": torch.ones(3, 3, 2)}, "fallback": {}}, "boolean"),
+        ({"mask": {"a": torch.ones(3, 2, 2, dtype=bool)}, "fallback": {}}, r"shape \(3, 2, 2\)"),
+        ({"fallback": {"a": torch.zeros(3, 2)}}, "missing in the fallback"),
+        ({"fallback": {**random_states(1, 0)[0], "zzz": torch.zeros(1)}}, "zzz"),
+        ({"fallback": {**random_states(1, 0)[0], "b": torch.zeros(1)}}, "'b' has shape"),
     ],
 )
 def test_average_refuses(arguments, message):
@@ -143,6 +172,22 @@ def test_distance_between_near_models_does_not_cancel():
     assert surgery.distance(base, near).item() == pytest.approx(2**-10 * 1000**0.5, rel=1e-4)
 
 
+def test_distances_leave_integers_out():
+    a = {"w": torch.zeros(1, 2), "steps": torch.tensor([0])}
+    b = {"w": torch.zeros(1, 2), "steps": torch.tensor([9])}
+    assert surgery.distance(a, b).item() == 0
+    with pytest.raises(surgery.SurgeryError, match="only real numbers"):
+        surgery.distance(a, {"w": torch.zeros(1, 2), "steps": torch.tensor([9.0])})
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_cosine_neither_overflows_nor_vanishes_and_shows_nan(size):
+    models = {"w": torch.tensor([[size, 0.0], [size, size], [float("nan"), 0.0]])}
+    cosine = surgery.cosine(models)
+    assert cosine[0, 1].item() == pytest.approx(0.5**0.5)
+    assert cosine[2].isnan().all()
+
+
 def test_cosine_of_a_zero_model_is_zero():
     assert surgery.cosine({"w": torch.zeros(2, 3)}).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -161,6 +206,32 @@ def test_state_names_tied_tensors_once_and_load_fills_both():
     surgery.load(target, surgery.state(source))
     assert torch.equal(target.head.weight, source.embed.weight)
     assert target.head.weight is target.embed.weight
+
+
+def test_a_buffer_tied_to_a_parameter_goes_by_the_parameter_s_name():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2, bias=False)
+            self.register_buffer("copy", self.inner.weight)
+
+    assert list(surgery.state(Tied())) == ["inner.weight"]
+
+
+def test_what_would_be_lost_or_cannot_be_filled_is_refused():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+    for net, message in ((nn.LazyLinear(3), "is lazy"), (Extra(1, 1), "no parameter or buffer")):
+        with pytest.raises(surgery.SurgeryError, match=message):
+            surgery.state(nn.Sequential(net))
+    with pytest.raises(surgery.SurgeryError, match="meta"):
+        surgery.load(nn.Linear(1, 1, device="meta"), surgery.state(nn.Linear(1, 1)))
+    norm = nn.BatchNorm1d(1)
+    values = surgery.state(norm) | {"num_batches_tracked": torch.tensor(1.7)}
+    with pytest.raises(surgery.SurgeryError, match=r"torch\.int64 in the model and torch\.float32"):
+        surgery.load(norm, values)
 
 
 def test_load_inverts_state_on_a_real_model():
@@ -188,3 +259,7 @@ def test_a_stack_without_a_common_axis_is_refused():
         surgery.average({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)})
     with pytest.raises(surgery.SurgeryError, match="zero states"):
         surgery.stack([])
+    with pytest.raises(surgery.SurgeryError, match="K = 0"):
+        surgery.average({"a": torch.zeros(0, 1)})
+    with pytest.raises(surgery.SurgeryError, match="k=0"):
+        surgery.broadcast({"a": torch.zeros(1)}, 0)
