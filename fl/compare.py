@@ -14,6 +14,7 @@ import tyro
 
 from fl import plot
 from fl.config import Config
+from fl.console import guarded
 from fl.errors import FLError
 from fl.metrics import Row, read
 
@@ -90,8 +91,8 @@ def _settings(config: Config) -> dict[str, object]:
 def table(groups: dict[str, list[Run]]) -> str:
     """A table of final, late-mean and best accuracy, loss and macro-F1, mean ± sample standard deviation over seeds."""
     width = max(len("method"), *map(len, groups)) + 2
-    heads = ["seeds", "rounds", "final acc. %", f"last {_TAIL} %", "best %", "final loss", "macro-F1 %"]
-    lines = ["method".ljust(width) + "".join(head.rjust(14) for head in heads)]
+    heads = ["seeds", "rounds", "final acc. %", f"mean last {_TAIL} %", "best acc. %", "final loss", "macro-F1 %"]
+    lines = ["method".ljust(width) + "".join(head.rjust(16) for head in heads)]
     for label, runs in groups.items():
         measured = [[row for row in run.rows if "accuracy" in row] for run in runs]
         finals = [rows[-1] for rows in measured]
@@ -104,7 +105,7 @@ def table(groups: dict[str, list[Run]]) -> str:
             _spread([row["loss"] for row in finals], digits=3),
             _spread([100 * row["f1"] for row in finals]),
         ]
-        lines.append(label.ljust(width) + "".join(cell.rjust(14) for cell in cells))
+        lines.append(label.ljust(width) + "".join(cell.rjust(16) for cell in cells))
     return "\n".join(lines)
 
 
@@ -116,8 +117,14 @@ def _spread(values: Sequence[float], digits: int = 2) -> str:
 def compare(folders: Sequence[Path], out: Path) -> str:
     """Draw the runs of the folders into one figure and return the table."""
     groups = group(find_runs(folders))
-    first = next(iter(groups.values()))[0].config
-    title = f"{first.dataset}, {first.model}, {first.clients} clients, {first.cohort()} a round"
+    configs = [run.config for runs in groups.values() for run in runs]
+    shared = {
+        "{}": {config.dataset for config in configs},
+        "{} ": {config.model for config in configs},
+        "{} clients": {config.clients for config in configs},
+        "{} a round": {config.cohort() for config in configs},
+    }
+    title = ", ".join(text.format(*values).strip() for text, values in shared.items() if len(values) == 1)
     plot.comparison_figure({label: [run.rows for run in runs] for label, runs in groups.items()}, title, out)
     return table(groups)
 
@@ -134,16 +141,16 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
-    arguments = tyro.cli(Arguments, prog="python -m fl.compare", args=argv)
-    try:
-        if not arguments.folders:
-            raise FLError("give at least one run folder")
-        if arguments.out.exists():
-            raise FLError(f"{arguments.out} exists already: choose another --out")
-        print(compare(arguments.folders, arguments.out))
-    except FLError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return guarded(lambda: run(tyro.cli(Arguments, prog="python -m fl.compare", args=argv)))
+
+
+def run(arguments: Arguments) -> int:
+    """Compare and print."""
+    if not arguments.folders:
+        raise FLError("give at least one run folder")
+    if arguments.out.exists():
+        raise FLError(f"{arguments.out} exists already: choose another --out")
+    print(compare(arguments.folders, arguments.out))
     print(f"\nfigure: {arguments.out}")
     return 0
 

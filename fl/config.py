@@ -1,6 +1,7 @@
 """All settings of a run: the fields are the flags of `python -m fl.run`."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ class Config:
     eval_every: int = 1
     """rounds between evaluations of the global model (and of clients' held-out data)"""
     models_every: int = 1
-    """rounds between evaluations of each of the participants' models; 0 leaves them out"""
+    """rounds between evaluations of each of the participants' models; 0 leaves them out (not their similarity)"""
     checkpoint_every: int = 10
     """rounds between checkpoints (one more at the end, and on Ctrl-C)"""
 
@@ -116,17 +117,17 @@ class Config:
             raise FLError("give at least one --algorithm and one of --seeds")
         if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
             raise FLError("--algorithm and --seeds name each method and seed once")
-        least = {
-            "clients": 1, "rounds": 1, "local_epochs": 1, "batch_size": 1, "min_samples": 1, "eval_every": 1,
-            "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0,
-        }  # fmt: skip
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                raise FLError(f"--{name.replace('_', '-')} must be {bound} or more, got {getattr(self, name)}")
-        if not self.lr > 0:
-            raise FLError(f"--lr must be above 0, got {self.lr}")
-        if min(self.seeds) < 0:
-            raise FLError(f"--seeds must be 0 or more, got {min(self.seeds)}")
+        for flag, value in _flat(dataclasses.asdict(self)).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FLError(f"--{flag} must be a finite number, got {value}")
+        for flag, bound in _LEAST.items():
+            if getattr(self, flag) < bound:
+                raise FLError(f"--{flag.replace('_', '-')} must be {bound} or more, got {getattr(self, flag)}")
+        for flag in ("lr", "width", "alpha"):
+            if getattr(self, flag) <= 0:
+                raise FLError(f"--{flag} must be above 0, got {getattr(self, flag)}")
+        if not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
         self.cohort()
 
     def cohort(self) -> int:
@@ -166,28 +167,71 @@ class Config:
     def from_yaml(cls, text: str) -> "Config":
         """The settings from YAML; what it leaves out has its default.
 
+        Raises FLError for text that is no YAML, unknown settings and values of a wrong kind.
+
         >>> Config.from_yaml(Config(lr=0.5).to_yaml()) == Config(lr=0.5)
         True
         """
-        values = yaml.safe_load(text)
-        nested = {"fedprox": FedProxOptions, "fedmr": FedMROptions}
         try:
-            values |= {name: make(**values[name]) for name, make in nested.items() if name in values}
-            values |= {name: tuple(values[name]) for name in ("algorithm", "seeds") if name in values}
-            return cls(**values)
-        except TypeError as error:
-            raise FLError(f"not the settings of a run: {error}") from None
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise FLError(f"not the settings of a run: no YAML ({' '.join(str(error).split())})") from None
+        return _filled(cls(), values, "")
 
     @classmethod
     def read(cls, folder: Path) -> "Config":
         """The settings of a run folder."""
+        path = folder / "config.yaml"
         try:
-            return cls.from_yaml((folder / "config.yaml").read_text())
-        except OSError:
-            raise FLError(f"{folder} is no run folder: it has no config.yaml") from None
+            return cls.from_yaml(path.read_text())
+        except (OSError, UnicodeDecodeError):
+            raise FLError(f"{folder} is no run folder: it has no config.yaml that can be read") from None
+        except FLError as error:
+            raise FLError(f"{path}: {error}") from None
 
 
 def _choice(what: str, values, valid) -> None:
     for value in values:
         if value not in valid:
             raise FLError(f"unknown {what} {value!r}: there are {', '.join(valid)}")
+
+
+_LEAST = {
+    "clients": 1, "rounds": 1, "local_epochs": 1, "batch_size": 1, "min_samples": 1, "eval_every": 1,
+    "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0,
+}  # fmt: skip
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Flags and values, those of methods as `method.option`."""
+    result = {}
+    for name, value in values.items():
+        inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+        result |= {key.replace("_", "-"): v for key, v in inner.items()}
+    return result
+
+
+def _filled(default: Any, values: Any, where: str) -> Any:
+    """A dataclass with the given values, each of the kind that its default has."""
+    known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+    if not isinstance(values, dict) or (strange := [name for name in values if name not in known]):
+        what = f"unknown setting {where}{strange[0]}" if isinstance(values, dict) else f"{where or 'it'} is no mapping"
+        raise FLError(f"not the settings of a run: {what}")
+    result = {}
+    for name, value in values.items():
+        old = known[name]
+        if dataclasses.is_dataclass(old):
+            result[name] = _filled(old, value, f"{name}.")
+            continue
+        if isinstance(old, tuple):
+            value = tuple(value) if isinstance(value, list) else (value,)
+            fits = all(type(item) is type(old[0]) for item in value)
+        elif old is None:
+            fits = value is None or isinstance(value, str)
+        else:
+            number = isinstance(old, float) or name == "participants"
+            fits = type(value) is type(old) or (number and type(value) in (int, float))
+        if not fits:
+            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}")
+        result[name] = float(value) if isinstance(old, float) else value
+    return replace(default, **result)

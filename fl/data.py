@@ -115,19 +115,23 @@ def _cifar10(root: Path, download: bool) -> Dataset:
 def _from_torchvision(cls: Callable, title: str, files: list[str], root: Path, download: bool):
     """(train, test) from torchvision's class: files that are there first, then a download."""
     missing = [file for file in files if not (root / file).exists()]
-    reason = "download is off"
+    if missing and not download:
+        raise _absent(title, files, root, f"missing {', '.join(missing)}; download is off")
     try:
-        return tuple(cls(root, train=train, download=bool(missing) and download) for train in (True, False))
-    except (
-        RuntimeError,
-        OSError,
-    ) as error:  # torchvision: RuntimeError for files, URLError (an OSError) offline
-        if download or not missing:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    state = f"missing {', '.join(missing)}" if missing else f"{', '.join(files)} cannot be read"
-    raise FLError(
-        f"{title} is not in {root}: {state} ({reason}). Put the files there, or name the folder that "
-        "holds them with --data-root or FL_DATA_ROOT"
+        train, test = (cls(root, train=part, download=bool(missing)) for part in (True, False))
+    except Exception as error:  # torchvision raises many kinds, down to AssertionError, for what it cannot read
+        reason = " ".join(str(error).split()) or type(error).__name__
+        what = f"missing {', '.join(missing)}; download failed" if missing else "files are damaged"
+        raise _absent(title, files, root, f"{what} ({reason})") from error
+    if len(train.data) != len(train.targets) or len(test.data) != len(test.targets):
+        raise _absent(title, files, root, "files are damaged (more images than labels, or fewer)")
+    return train, test
+
+
+def _absent(title: str, files: list[str], root: Path, what: str) -> FLError:
+    return FLError(
+        f"{title} cannot be read from {root}: {what}. Expected there: {', '.join(files)}. Name the folder that holds "
+        "them with --data-root or FL_DATA_ROOT"
     )
 
 

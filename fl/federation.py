@@ -19,6 +19,7 @@ from fl.rng import Rng
 from surgery import Stack, State
 
 _CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class Federation:
             raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
         if empty := [k for k, split in enumerate(self.clients) if not len(split.train)]:
             raise FLError(f"client {empty[0]} has no training samples ({len(empty)} such clients)")
-        dropout = nn.modules.dropout._DropoutNd
-        if any(isinstance(m, dropout) and m.p > 0 for m in self.model.modules()):
+        if not any(p.requires_grad for p in self.model.parameters()):
+            raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
+        if any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.model.modules()):
             raise FLError("dropout draws from torch's global generator, so runs could not be repeated: set p=0")
 
     def initial(self) -> State:

@@ -1,9 +1,11 @@
 """metrics.csv: one row a round."""
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
-from fl.checkpoint import replacing
+from fl.errors import FLError
+from fl.files import replacing
 
 Row = dict[str, float]
 
@@ -12,6 +14,10 @@ COLUMNS = [
     *[f"local_{part}_{what}" for part in ("valid", "test") for what in ("accuracy", "std", "loss", "f1")],
 ]  # fmt: skip
 
+PART = dict.fromkeys(("models_accuracy", "models_std"), "models")
+PART |= {column: "global" for column in COLUMNS if column in ("accuracy", "loss", "f1") or column.startswith("local_")}
+"""Columns that are not measured in every round, and with what."""
+
 
 class Metrics:
     """The rows of a run, on disk as soon as they are added; what was not measured in a round is blank.
@@ -19,11 +25,15 @@ class Metrics:
     Args:
         path: the CSV file.
         keep: rounds of an earlier, interrupted run to keep; later rows are dropped, to be run again.
+        wanted: row -> which of "global" and "models" are due in its round. What an earlier end measured beyond
+            that is dropped, so that a run in pieces leaves the table of a run in one.
     """
 
-    def __init__(self, path: Path, keep: int = 0) -> None:
+    def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
         self.path = path
         self.rows = [row for row in read(path) if row["round"] <= keep] if path.exists() else []
+        if wanted is not None:
+            self.rows = [{k: v for k, v in row.items() if PART.get(k, "") in {"", *wanted(row)}} for row in self.rows]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
@@ -37,8 +47,14 @@ class Metrics:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a metrics.csv, numbers as numbers, blanks left out. A last line that was cut off is dropped."""
-    with open(path, newline="") as file:
-        lines = [row for row in csv.DictReader(file) if None not in row.values()]
-    rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
-    return [row | {"round": int(row["round"])} for row in rows]
+    """The rows of a metrics.csv, numbers as numbers, blanks left out. A last line that was cut off is dropped.
+
+    Raises FLError for a file that is something else.
+    """
+    try:
+        with open(path, newline="") as file:
+            lines = [row for row in csv.DictReader(file) if None not in row.values()]
+        rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
+        return [row | {"round": int(row["round"])} for row in rows]
+    except (KeyError, ValueError, TypeError, csv.Error):
+        raise FLError(f"{path} cannot be read: it is no table of rounds") from None

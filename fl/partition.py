@@ -1,5 +1,6 @@
 """Who holds which samples."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from fl.errors import FLError
 
-_TRIES = 1000
+_TRIES = 200
 
 
 class Split(NamedTuple):
@@ -52,9 +53,9 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
         One index tensor a client, disjoint, together all samples.
 
     Raises:
-        FLError: if no draw out of 1,000 gives every client enough.
+        FLError: if no draw out of 200 gives every client enough.
     """
-    if alpha <= 0:
+    if not 0 < alpha < math.inf:
         raise FLError(f"--alpha is a concentration above 0, got {alpha}")
     y = labels.cpu().numpy()
     if len(y) < clients * minimum:
@@ -99,7 +100,7 @@ def hold_out(parts: list[Tensor], valid: float, test: float, rng: np.random.Gene
     >>> [len(part) for part in split]
     [7, 1, 2]
     """
-    if valid < 0 or test < 0 or valid + test >= 1:
+    if not (valid >= 0 and test >= 0 and valid + test < 1):
         raise FLError(f"--local-valid {valid} and --local-test {test} are shares whose sum must stay below 1")
     splits = []
     for client, part in enumerate(parts):

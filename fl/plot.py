@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from fl.checkpoint import replacing
+from fl.errors import FLError
+from fl.files import replacing
 from fl.metrics import Row
 
 _LABELS = {
@@ -87,9 +89,13 @@ def mean_and_std(runs: Sequence[Sequence[Row]], key: str) -> tuple[list[int], np
 
 
 def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True) -> None:
+    for line in axis.lines:
+        if len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
+            line.set_marker("o")
+            line.set_markersize(3.5)
     axis.set_xlabel("round")
     axis.set_ylabel(label)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     if percent:
@@ -99,5 +105,8 @@ def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True) 
 
 
 def _save(figure: Figure, path: Path) -> None:
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise FLError(f"{path}: figures are not written as {kind!r}; take .png, .pdf or .svg")
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
+        figure.savefig(temporary, dpi=150, format=kind)

@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -10,14 +11,13 @@ from pathlib import Path
 import tyro
 
 from fl import data
-from fl.checkpoint import write_text
 from fl.compare import compare
 from fl.config import Config
+from fl.console import guarded
 from fl.errors import FLError
+from fl.files import write_text
 from fl.recipes import RECIPES
-from fl.simulation import build, create_folder, simulate
-from surgery import SurgeryError
-from zoo import ZooError
+from fl.simulation import build, create_folder, pick_device, simulate
 
 _MAY_CHANGE = {
     "rounds",
@@ -33,31 +33,26 @@ _MAY_CHANGE = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
-    try:
-        return run(list(sys.argv[1:] if argv is None else argv))
-    except (FLError, SurgeryError, ZooError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
     """Run every method and seed of the command, and compare them if there are several."""
     config, folder = parse(argv)
     config.check()
-    dataset = data.load(config.dataset, config.data_root, config.download)
-    if folder is None:
-        folder = new_folder(config)
+    dataset = data.load(config.dataset, config.data_root, config.download).to(pick_device(config.device))
+    folder = folder or new_folder(config)
     runs = config.runs()
     try:
         if len(runs) == 1:
-            summary = simulate(config, folder, bool(config.resume), dataset)
-            print(describe(summary))
+            print(describe(simulate(config, folder, bool(config.resume), dataset)))
         else:
             many(config, runs, folder, dataset)
     except KeyboardInterrupt:
         if folder.exists():
-            print(f"\nstopped; what is done is in {folder}\ngo on with:  python -m fl.run --resume {folder}")
-        return 130
+            where = shlex.quote(str(folder))
+            print(f"\nstopped; what is done is in {where}\ngo on with:  python -m fl.run --resume {where}")
+        raise
     print(advice(config, folder))
     return 0
 
@@ -71,7 +66,7 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
     write_text(folder / "config.yaml", config.to_yaml())
     for one in runs:
         inside = folder / f"{one.algorithm[0]}-seed{one.seeds[0]}"
-        simulate(one, inside, resume=inside.exists(), dataset=dataset)
+        simulate(replace(one, out=str(folder), name=inside.name), inside, resume=inside.exists(), dataset=dataset)
     table = compare([folder], folder / "comparison.png")
     write_text(folder / "comparison.txt", table + "\n")
     print(f"\n{table}")
@@ -79,8 +74,8 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
 
 def parse(argv: list[str]) -> tuple[Config, Path | None]:
     """(settings, folder to resume or None) from the command line."""
-    start = Config()
-    if argv and not argv[0].startswith("-"):
+    start, recipe = Config(), argv and not argv[0].startswith("-")
+    if recipe:
         name = argv.pop(0)
         if name not in RECIPES:
             near = difflib.get_close_matches(name, RECIPES, n=1)
@@ -90,12 +85,12 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
     config = _cli(argv, start)
     if config.resume is None:
         return config, None
+    if recipe:
+        raise FLError("--resume takes the settings of the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = Config.read(folder)
     resumed = _cli(argv, replace(saved, resume=None))
     changed = [f.name for f in fields(Config) if getattr(resumed, f.name) != getattr(saved, f.name)]
-    if start != Config():
-        raise FLError("--resume takes the settings of the folder: leave the recipe out")
     if fixed := [name for name in changed if name not in _MAY_CHANGE]:
         raise FLError(
             f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed (it had {getattr(saved, fixed[0])})"
@@ -104,13 +99,13 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
 
 
 def _cli(argv: list[str], default: Config) -> Config:
-    recipes = "recipes: " + ", ".join(RECIPES)
+    recipes = "\n".join(f"  {name:26}{make.__doc__.splitlines()[0]}" for name, make in RECIPES.items())
     return tyro.cli(
         Config,
         prog="python -m fl.run [RECIPE]",
         args=argv,
         default=default,
-        description=f"{Config.__doc__}\n\n{recipes}",
+        description=f"{Config.__doc__}\n\nrecipes (settings by name, any of them overridden by flags):\n{recipes}",
     )
 
 
@@ -126,28 +121,29 @@ def new_folder(config: Config) -> Path:
 
 def describe(summary: dict) -> str:
     """The outcome of one run in two lines."""
+    head = f"\n{summary['algorithm']}, seed {summary['seed']}:"
     final, best = summary["final"], summary["best"]
+    if not final:
+        return f"{head} no round was evaluated"
     return (
-        f"\n{summary['algorithm']}, seed {summary['seed']}: test accuracy {final['accuracy']:.2%} "
-        f"after {final['round']} rounds, best {best['accuracy']:.2%} in round {best['round']}; "
-        f"loss {final['loss']:.3f}, macro-F1 {final['f1']:.2%}\n{summary['seconds']:.0f} s of training"
+        f"{head} test accuracy {final['accuracy']:.2%} in round {final['round']}, best {best['accuracy']:.2%} in round "
+        f"{best['round']}; loss {final['loss']:.3f}, macro-F1 {final['f1']:.2%}\n{summary['seconds']:.0f} s of training"
     )
 
 
 def advice(config: Config, folder: Path) -> str:
     """Where the results lie and what to try next."""
-    several = len(config.runs()) > 1
-    figure = "comparison.png" if several else "curves.png"
-    more = f"python -m fl.run --resume {folder} --rounds {2 * config.rounds}"
-    return "\n".join(
-        [
-            f"\nresults   {folder}/",
-            f"figure    {folder / figure}",
-            f"train on  {more}",
-            "compare   python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
-            "settings  python -m fl.run --help",
-        ]
-    )
+    where, several = shlex.quote(str(folder)), len(config.runs()) > 1
+    lines = {
+        "results": f"{where}/",
+        "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
+        "train on": f"python -m fl.run --resume {where} --rounds {2 * config.rounds}",
+        "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
+        "settings": "python -m fl.run --help",
+    }
+    if several or config.dataset != "digits":
+        del lines["compare"]
+    return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 import zoo
@@ -16,6 +17,7 @@ from fl.config import Config
 from fl.engine import SGD, Trained
 from fl.errors import FLError
 from fl.federation import Federation
+from fl.files import write_json, write_text
 from fl.metrics import Metrics
 from fl.rng import Rng
 from surgery import load
@@ -34,6 +36,8 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     (20, ['global'])
     """
     config.check()
+    if len(config.runs()) > 1:
+        raise FLError("these are the settings of several runs: take one of config.runs()")
     (name,), (seed,) = config.algorithm, config.seeds
     device = pick_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_root, config.download)
@@ -42,15 +46,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         parts = partition.iid(dataset.y, config.clients, config.min_samples, rng.numpy("partition"))
     else:
         parts = partition.dirichlet(dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition"))
-    model = zoo.create(
-        config.model,
-        rng.torch("weights"),
-        num_classes=dataset.classes,
-        in_channels=dataset.x.shape[1],
-        image_size=dataset.x.shape[-1],
-        width=config.width,
-        norm=None if config.norm == "default" else config.norm,
-    )
+    model = zoo.create(generator=rng.torch("weights"), **model_arguments(config, dataset))
     fed = Federation(
         model.to(device),
         dataset.to(device),
@@ -64,12 +60,26 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     return fed, ALGORITHMS[name](fed, config)
 
 
+def model_arguments(config: Config, dataset: data.Dataset) -> dict:
+    """What `zoo.create` is called with."""
+    return {
+        "name": config.model,
+        "num_classes": dataset.classes,
+        "in_channels": dataset.x.shape[1],
+        "image_size": dataset.x.shape[-1],
+        "width": config.width,
+        "norm": None if config.norm == "default" else config.norm,
+    }
+
+
 def pick_device(name: str) -> torch.device:
     """A torch device by name; `auto` is the first GPU, or the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("cpu, cuda (cuda:0, ...) and mps train")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
@@ -88,6 +98,7 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
             training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
+    dataset = dataset or data.load(config.dataset, config.data_root, config.download)
     fed, algorithm = build(config, dataset)
     server, done = algorithm.init(), 0
     if resume and (folder / checkpoint.FILE).exists():
@@ -96,18 +107,21 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
             raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
     elif not resume:
         create_folder(folder)
-    checkpoint.write_text(folder / "config.yaml", config.to_yaml())
-    metrics = Metrics(folder / "metrics.csv", keep=done)
-    finished = done
+    metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
+    write_text(folder / "config.yaml", config.to_yaml())
+    model = model_arguments(config, dataset)
+    finished, saved = done, None
     try:
         for finished, after in rounds(config, fed, algorithm, server, done, metrics):
             server = after
             if finished % config.checkpoint_every == 0:
-                checkpoint.save(folder, server, finished)
+                checkpoint.save(folder, server, finished, model)
+                saved = finished
     finally:
-        checkpoint.save(folder, server, finished)
+        if saved != finished:
+            checkpoint.save(folder, server, finished, model)
         summary = summarise(config, metrics, finished)
-        checkpoint.write_json(folder / "summary.json", summary)
+        write_json(folder / "summary.json", summary)
         if metrics.rows:
             plot.run_figure(metrics.rows, config.title(), folder / "curves.png")
     return summary
@@ -154,14 +168,24 @@ def evaluate_round(
     config: Config, fed: Federation, algorithm: Algorithm, server: Server, trained: Trained, number: int
 ) -> dict[str, float]:
     """The metrics that are due in this round; all of them in the last."""
-    last = number == config.rounds
     row = evaluate.mean_cosine(fed, trained.states)
-    if last or number % config.eval_every == 0:
+    wanted = due(config, number)
+    if "global" in wanted:
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
         row |= evaluate.evaluate_local(fed, lambda images, client: algorithm.predict(server, images, client))
-    if config.models_every and (last or number % config.models_every == 0):
+    if "models" in wanted:
         row |= evaluate.evaluate_models(fed, trained.states)
     return row
+
+
+def due(config: Config, number: int) -> set[str]:
+    """What is evaluated after a round: the global model, the participants' models; both in the last."""
+    last, wanted = number == config.rounds, set()
+    if last or number % config.eval_every == 0:
+        wanted.add("global")
+    if config.models_every and (last or number % config.models_every == 0):
+        wanted.add("models")
+    return wanted
 
 
 def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
@@ -188,18 +212,17 @@ def create_folder(folder: Path) -> None:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}") from None
-    except OSError as error:
-        raise FLError(f"{folder} cannot be made: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
 
 
-def load_model(folder: str | Path):
-    """The trained global model of a run folder, on the CPU, in evaluation mode.
+def load_model(folder: str | Path) -> nn.Module:
+    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1].
 
-    Raises FLError if the folder holds no run.
+    Raises FLError if the folder holds no run, or several.
     """
     folder = Path(folder)
-    config = Config.read(folder)
-    shapes = data.load(config.dataset, config.data_root, config.download)
-    fed, algorithm = build(Config(**{**vars(config), "device": "cpu"}), shapes)
-    server, _ = checkpoint.restore(folder, algorithm.init())
-    return load(fed.model, server["global"]).eval()
+    if len(Config.read(folder).runs()) > 1:
+        raise FLError(f"{folder} holds several runs: give one of the folders in it")
+    arguments, state = checkpoint.read_model(folder)
+    return load(zoo.create(**arguments), state).eval()

@@ -1,6 +1,7 @@
 """Models whose width is an argument."""
 
 import difflib
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -45,5 +46,15 @@ def create(name: str, generator: torch.Generator | None = None, **arguments) -> 
         near = difflib.get_close_matches(name, _FACTORIES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ZooError(f"unknown model {name!r}: {hint}there are {', '.join(names())}")
-    model = _FACTORIES[name](**arguments)
-    return model if generator is None else initialise(model, generator)
+    factory = _FACTORIES[name]
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise ZooError(f"{name}: {error}; it takes {', '.join(inspect.signature(factory).parameters)}") from None
+    if arguments.get("num_classes", 1) < 1 or arguments.get("in_channels", 1) < 1:
+        raise ZooError(f"{name}: num_classes and in_channels must be 1 or more")
+    if generator is None:
+        return factory(**arguments)
+    with torch.random.fork_rng(devices=[]):  # torch's own draws, which are overwritten, leave no trace
+        model = factory(**arguments)
+    return initialise(model, generator)

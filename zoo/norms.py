@@ -51,6 +51,6 @@ def scaled(channels: int, width: float) -> int:
     >>> [scaled(64, w) for w in (1.0, 0.5, 0.1)]
     [64, 32, 7]
     """
-    if not width > 0:
+    if not 0 < width < math.inf:
         raise ZooError(f"width is a rate above 0 (1 is the full width), got {width}")
-    return math.ceil(round(width * channels, 6))  # 0.07 * 100 is 7, not 7.000000000000001
+    return max(1, math.ceil(round(width * channels, 6)))  # 0.07 * 100 is 7, not 7.000000000000001

@@ -8,7 +8,6 @@ from fl.algorithm import Algorithm
 from fl.errors import FLError
 from fl.federation import Federation
 from surgery import average, broadcast, layers, permutations, segments, shuffle
-from surgery.layers import Unit
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,9 @@ class FedMROptions:
 
     fraction: float = 0.0
     """share of the layers that travel together (Fig. 11's px); 0 shuffles each layer on its own, 1 is Indep"""
-    unit: Unit = "layer"
-    """what is shuffled as one piece: a layer with all its tensors, a residual block, or (as the released code does)
-    each tensor"""
+    unit: str = "layer"
+    """what is shuffled as one piece: layer (with all its tensors), block (residual blocks whole) or tensor (each on
+    its own, as the released code does)"""
     stage1_rounds: int = 0
     """rounds at the start that average instead of recombining (section 4.3; the paper: 100 for ResNet-20 and
     VGG-16, 0 for the CNN)"""

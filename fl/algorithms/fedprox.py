@@ -1,5 +1,6 @@
 """FedProx: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), algorithm 2."""
 
+import math
 from dataclasses import dataclass
 
 from fl.algorithm import Algorithm
@@ -20,7 +21,7 @@ class FedProxOptions:
 
 def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algorithm:
     """FedAvg whose clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
-    if options.mu < 0:
+    if not 0 <= options.mu < math.inf:
         raise FLError(f"--fedprox.mu is a weight of 0 or more, got {options.mu}")
     objective = proximal(options.mu)
 

@@ -5,14 +5,14 @@ import functools
 import json
 import math
 from importlib import resources
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl.engine.job import Job
-from surgery import Stack
-from surgery.state import count
+from surgery import Stack, count
 
 
 def choose(job: Job, starts: Stack) -> str:
@@ -37,10 +37,16 @@ def work(job: Job) -> int:
     Running clients side by side pays where single operations are too small to keep the device busy. 0 if the
     model cannot run on the meta device, where nothing is computed.
     """
-    return _flops_per_operation(job.model, job.data.x.shape[1:]) * job.batches.index.shape[-1]
+    image = job.data.x.shape[1:]
+    known = _FLOPS.setdefault(job.model, {})
+    if image not in known:
+        known[image] = _flops_per_operation(job.model, image)
+    return known[image] * job.batches.index.shape[-1]
 
 
-@functools.lru_cache(maxsize=16)
+_FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
+
+
 def _flops_per_operation(model: nn.Module, image: torch.Size) -> int:
     shadow = copy.deepcopy(model).to("meta").eval()
     dtype = next(p.dtype for p in shadow.parameters())

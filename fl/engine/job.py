@@ -58,8 +58,14 @@ class Job:
 
         return self.objective(call, params, context, batch)
 
-    def step(self, params: list[Tensor], momentum: list[Tensor], gradients: list[Tensor]) -> None:
-        """One step of SGD, in place, fused over all tensors; momentum starts at zero."""
+    def step(self, params: list[Tensor], momentum: list[Tensor], gradients: list[Tensor | None]) -> None:
+        """One step of SGD, in place, fused over all tensors; momentum starts at zero.
+
+        A parameter without gradient (the model did not use it) is left alone, as torch.optim does.
+        """
+        if any(g is None for g in gradients):
+            used = [row for row in zip(params, momentum, gradients) if row[2] is not None]
+            params, momentum, gradients = map(list, zip(*used))
         if self.sgd.weight_decay:
             gradients = torch._foreach_add(gradients, params, alpha=self.sgd.weight_decay)
         if self.sgd.momentum:

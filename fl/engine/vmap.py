@@ -1,12 +1,15 @@
 """All clients side by side: one step of K models is one call over stacked tensors (torch.func.vmap)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fl.engine.job import Job, Trained
+from fl.errors import FLError
 from surgery import Stack
 
 
@@ -32,8 +35,8 @@ def train(job: Job, starts: Stack, context: Any) -> Trained:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in p.items()}  # views of params
         # Clients do not share anything, so the gradient of the sum holds each one's own. Ordinary autograd around
         # vmap is 5 to 15% faster on a CPU than torch.func.grad inside it.
-        loss = losses(leaves, r, c, i)
-        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        loss = _vectorised(losses, job.model, leaves, r, c, i)
+        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         job.step(list(p.values()), list(m.values()), list(gradients))
         total[:active] += loss.detach()
 
@@ -41,3 +44,14 @@ def train(job: Job, starts: Stack, context: Any) -> Trained:
     states = {**rest, **params}
     counts = torch.tensor(steps, device=device)
     return Trained({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
+
+
+def _vectorised(losses: Callable[..., Tensor], model: nn.Module, *arguments) -> Tensor:
+    """losses(*arguments), where an operation that vmap refuses is named."""
+    try:
+        return losses(*arguments)
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0]
+        if "vmap" in reason or "atching rule" in reason:
+            raise FLError(f"{type(model).__name__} cannot train side by side: {reason}; use --backend loop") from error
+        raise

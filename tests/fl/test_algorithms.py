@@ -3,7 +3,8 @@ import torch
 from oracles import average, recombine
 
 import surgery
-from fl.algorithms import FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
+from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
+from fl.config import Config
 from fl.errors import FLError
 from fl.rng import Rng
 
@@ -48,6 +49,18 @@ def test_fedmr_in_one_segment_is_indep(make_federation, model):
     for (a, _), (b, _) in zip(whole, play(indep(fed), fed), strict=True):
         assert_same(a["global"], b["global"])
         assert_same(a["slots"], b["slots"])
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_methods_go_by_their_names_and_deploy_the_global_model(make_federation, name):
+    fed, config = make_federation("cnn"), Config()
+    made = {"fedavg": fedavg, "fedprox": fedprox, "fedmr": fedmr, "indep": indep}[name](fed)
+    named = ALGORITHMS[name](fed, config)
+    for (a, _), (b, _) in zip(play(made, fed), play(named, fed), strict=True):
+        for part in a:
+            assert_same(a[part], b[part])
+        expected = fed.predict(b["global"], fed.data.test_x)
+        assert torch.equal(named.predict(b, fed.data.test_x, None), expected)
 
 
 def test_indep_passes_whole_models_on(make_federation):

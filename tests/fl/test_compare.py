@@ -73,6 +73,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         assert message in error
         assert error.count("\n") == 1
     assert len(compare.find_runs([run, run])) == 1  # the same folder twice is one run
+    for figure, message in (("figure.xyz", "not written as 'xyz'"), ("nowhere/figure.png", "No such file")):
+        assert compare.main([str(run), "--out", str(tmp_path / figure)]) == 2
+        assert message in capsys.readouterr().err
+    assert compare.main([str(run), "--out", str(tmp_path / "figure.svg")]) == 0
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
     taken = tmp_path / "taken.png"
     taken.write_text("mine")
     assert compare.main([str(run), "--out", str(taken)]) == 2

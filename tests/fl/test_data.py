@@ -62,8 +62,18 @@ def test_a_damaged_file_is_told_from_a_missing_one(tmp_path):
     folder.mkdir()
     for file in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]:
         (folder / file).write_bytes(b"not a batch")
-    with pytest.raises(FLError, match="cannot be read"):
+    with pytest.raises(FLError, match="files are damaged"):
         data.load("cifar10", tmp_path, download=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"junkjunkjunk", b"\0\0\x08\x01\0\0"])
+def test_damaged_idx_files_are_told(tmp_path, content):
+    folder = tmp_path / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / f"{part}-ubyte").write_bytes(content)
+    with pytest.raises(FLError, match="files are damaged"):
+        data.load("fashion-mnist", tmp_path)
 
 
 def test_unknown_names_list_the_valid_ones():

@@ -1,3 +1,7 @@
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torchvision
@@ -6,12 +10,15 @@ from torch import nn
 
 import surgery
 from fl.batches import make_batches
+from fl.config import Config
 from fl.engine import SGD, Job, auto, train
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
+from fl.simulation import build
 
-MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group"), ("resnet20", None), ("resnet20", "group")]
+MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group")]
+MODELS += [("resnet20", None), ("resnet20", "group"), ("resnet20", "none")]
 
 
 def several_rounds(fed, backend, rounds=3, objective=cross_entropy):
@@ -110,6 +117,79 @@ def test_tied_parameters_stay_tied(make_federation, backend):
     torch.testing.assert_close(trained.states["a.weight"][0], expected["a.weight"])
 
 
+class Counting(nn.Module):
+    """Has a buffer that is no state, updated in training, and a parameter that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.unused = nn.Linear(64, 3), nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        out = self.fc(x.flatten(1))
+        if self.training:
+            self.mean.mul_(0.9).add_(out.detach().mean(0))
+        return out - self.mean
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_non_persistent_buffers_do_not_leak_and_unused_parameters_stay(make_federation, backend):
+    fed = make_federation(Counting().double(), backend=backend, sgd=SGD(weight_decay=0.1))
+    start = surgery.broadcast(fed.initial(), 3)
+    trained = fed.train(start, [2, 1, 0], Rng(0, 1))
+    assert fed.model.mean.abs().max() == 0
+    assert torch.equal(trained.states["unused.weight"], start["unused.weight"])
+    alone = fed.train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1))
+    for name in start:
+        torch.testing.assert_close(trained.states[name][2], alone.states[name][0], rtol=1e-12, atol=1e-12)
+
+
+def test_models_that_cannot_be_trained_are_refused_by_name(make_federation):
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 3)
+
+        def forward(self, x):
+            return self.fc(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+    counting = nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None), nn.Flatten())
+    for net, backend, message in (
+        (Functional(), "loop", "Functional draws from torch's global generator"),
+        (Functional(), "vmap", "Functional cannot train side by side"),
+        (counting, "vmap", "cannot train side by side.*--backend loop"),
+    ):
+        fed = make_federation(net, backend=backend)
+        with pytest.raises(FLError, match=message):
+            fed.train(surgery.broadcast(fed.initial(), 1), [2], Rng(0, 1))
+    with pytest.raises(FLError, match="all are frozen"):
+        make_federation(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).requires_grad_(False))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_one_start_a_client(make_federation, backend):
+    fed = make_federation("cnn", backend=backend)
+    for k in (2, 4):
+        with pytest.raises(FLError, match=f"{k} starting states for 3 clients"):
+            fed.train(surgery.broadcast(fed.initial(), k), [0, 1, 2], Rng(0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{}, {"partition": "iid", "batch_size": 50}, {"norm": "batch"}, {"model": "resnet20", "width": 0.5}]
+)
+def test_backends_agree_on_real_digits_in_float64(settings):
+    """In float32 batch norm and ReLU amplify rounding over a round's steps, as they do for any change of kernel."""
+    fed, _ = build(Config(**settings))
+    fed = dataclasses.replace(fed, model=fed.model.double())
+    results = []
+    for backend in ("loop", "vmap"):
+        each = dataclasses.replace(fed, backend=backend)
+        results.append(each.train(surgery.broadcast(fed.initial(), 5), fed.sample(Rng(0, 1)), Rng(0, 1)))
+    for name in results[0].states:
+        torch.testing.assert_close(results[1].states[name], results[0].states[name], rtol=1e-6, atol=1e-8)
+
+
 def test_batches_follow_their_definition():
     part = torch.tensor([10, 11, 12])
     batches = make_batches([part, torch.arange(8)], [5, 6], epochs=2, size=4, rng=Rng(1, 2), device="cpu")
@@ -150,4 +230,7 @@ def test_auto_follows_the_measured_table(make_federation, monkeypatch):
     rows[0]["ratio"] = 0.9
     assert auto.choose(job, starts) == "loop"
     monkeypatch.undo()
-    assert auto._rows("cpu"), "the table of the CPU ships with the package"
+    root = Path(__file__).parents[2]
+    shipped, measured = (root / part / "engine-cpu.json" for part in ("fl/engine", "benchmarks/results"))
+    assert shipped.read_text() == measured.read_text()
+    assert auto._rows("cpu") == json.loads(measured.read_text())["rows"]

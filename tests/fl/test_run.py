@@ -60,12 +60,12 @@ def test_intervals_are_kept(tmp_path, monkeypatch):
     from fl import checkpoint
 
     saved, original = [], checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[-1]), original(*a)))
+    monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[2]), original(*a)))
     folder = run(tmp_path, "--rounds", 7, "--eval-every", 3, "--models-every", 2, "--checkpoint-every", 4)
     rows = read(folder / "metrics.csv")
     assert [row["round"] for row in rows if "accuracy" in row] == [3, 6, 7]
     assert [row["round"] for row in rows if "models_accuracy" in row] == [2, 4, 6, 7]
-    assert sorted(set(saved)) == [4, 7]
+    assert saved == [4, 7]
     never = read(run(tmp_path, "--models-every", 0, name="never") / "metrics.csv")
     assert not any("models_accuracy" in row for row in never)
 
@@ -94,9 +94,11 @@ class Stop:
         monkeypatch.setattr(Federation, "train", train)
 
 
+@pytest.mark.parametrize("participants", [1, 2])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedmr", "indep"])
-def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm):
-    flags = ("--algorithm", algorithm, "--fedmr.stage1-rounds", 1, "--models-every", 2)
+def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm, participants):
+    flags = ("--algorithm", algorithm, "--fedmr.stage1-rounds", 2, "--models-every", 2)
+    flags += ("--participants", participants)
     whole = run(tmp_path, *flags, name="whole")
     with monkeypatch.context() as patch:
         Stop(patch, 3)
@@ -108,9 +110,21 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, c
     assert_equal_runs(whole, broken)
 
 
+def test_ctrl_c_in_the_first_round_can_be_resumed(tmp_path, monkeypatch):
+    whole = run(tmp_path, name="whole")
+    with monkeypatch.context() as patch:
+        Stop(patch, 1)
+        broken = run(tmp_path, name="broken", code=130)
+    assert cli.main(["--resume", str(broken)]) == 0
+    assert_equal_runs(whole, broken)
+
+
 def test_rounds_can_be_added(tmp_path):
-    longer = run(tmp_path, "--rounds", 6, name="longer")
-    short = run(tmp_path, name="short")
+    """The last round of the short run is evaluated, which the long one does not do there: its table has no such row."""
+    flags = ("--eval-every", 3, "--models-every", 3)
+    longer = run(tmp_path, "--rounds", 6, *flags, name="longer")
+    short = run(tmp_path, *flags, name="short")
+    assert "accuracy" in read(short / "metrics.csv")[-1]
     assert cli.main(["--resume", str(short), "--rounds", "6"]) == 0
     assert_equal_runs(longer, short)
     assert Config.read(short).rounds == 6
@@ -181,9 +195,11 @@ def test_a_share_of_participants(tmp_path):
     assert build(Config.read(folder))[0].participants == 2
 
 
-def test_the_trained_model_can_be_taken_out(tmp_path):
+def test_the_trained_model_can_be_taken_out(tmp_path, monkeypatch):
     folder = run(tmp_path)
-    model = fl.load_model(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("fl.data.load", None)  # without its data set
+        model = fl.load_model(folder)
     data = fl.build(Config.read(folder))[0].data
     with torch.no_grad():
         accuracy = (model(data.normalise(data.test_x)).argmax(1) == data.test_y).double().mean().item()
@@ -209,12 +225,19 @@ BAD = [
     (["--clients", "1000"], "use fewer clients"),
     (["--rounds", "0"], "--rounds must be 1 or more"),
     (["--lr", "-1"], "--lr must be above 0"),
-    (["--lr", "nan"], "--lr must be above 0"),
-    (["--seeds", "-1"], "--seeds must be 0 or more"),
+    (["--lr", "nan"], "--lr must be a finite number"),
+    (["--alpha", "nan"], "--alpha must be a finite number"),
+    (["--fedprox.mu", "inf"], "--fedprox.mu must be a finite number"),
+    (["--local-test", "nan"], "--local-test must be a finite number"),
+    (["--width", "inf"], "--width must be a finite number"),
+    (["--device", "meta"], "device 'meta' cannot be used"),
+    (["--name", "a\0b"], "cannot be made"),
+    (["--seeds", "-1"], "--seeds must be at least 0"),
     (["--device", "quantum"], "device 'quantum' cannot be used"),
     (["--local-test", "1"], "below 1"),
     (["--fedmr.fraction", "2"], "in [0, 1]"),
     (["--fedmr.unit", "block"], "no residual blocks"),
+    (["--fedmr.unit", "channel"], "unknown unit 'channel': choose layer, block or tensor"),
     (["--dataset", "cifar10", "--no-download", "--data-root", "/nowhere"], "cifar-10-batches-py/data_batch_1"),
     (["--resume", "/nowhere"], "no config.yaml"),
 ]
@@ -228,6 +251,14 @@ def test_bad_input_is_one_clear_line(tmp_path, capsys, flags, message):
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())  # nothing was written
+
+
+def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        Stop(patch, 2, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB"))
+        folder = run(tmp_path, code=2)
+    assert "error: out of memory: use a smaller --batch-size" in capsys.readouterr().err
+    assert cli.main(["--resume", str(folder)]) == 0
 
 
 def test_unknown_recipes_name_the_near_one(capsys):
@@ -296,6 +327,61 @@ def test_yaml_round_trip_and_strangers():
     assert yaml.safe_load(config.to_yaml())["fedmr"] == {"fraction": 0.0, "unit": "layer", "stage1_rounds": 0}
     with pytest.raises(fl.FLError, match="learning_rate"):
         Config.from_yaml("learning_rate: 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds: abc", "rounds cannot be 'abc'"),
+        ("seeds: [a]", "seeds cannot be"),
+        ("fedmr: 3", "fedmr. is no mapping"),
+        ("fedmr: {speed: 3}", "unknown setting fedmr.speed"),
+        ("a: [", "no YAML"),
+        ("- 1", "no mapping"),
+    ],
+)
+def test_broken_settings_of_a_folder_are_told(tmp_path, capsys, text, message):
+    (tmp_path / "config.yaml").write_text(text)
+    assert cli.main(["--resume", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(tmp_path) in error
+    assert error.count("\n") == 1
+
+
+def test_settings_written_by_hand_are_read():
+    config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipants: 0.5\nseeds: 3\nfedmr: {fraction: 1}")
+    assert (config.algorithm, config.lr, config.participants, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
+    assert isinstance(config.fedmr.fraction, float)
+
+
+def test_several_runs_are_not_one(tmp_path):
+    folder = run(tmp_path, "--seeds", "0,1", "--rounds", 1)
+    with pytest.raises(fl.FLError, match="several runs"):
+        fl.load_model(folder)
+    with pytest.raises(fl.FLError, match=r"config\.runs"):
+        fl.build(Config(seeds=(0, 1)))
+    assert Config.read(folder / "fedmr-seed1").name == "fedmr-seed1"
+
+
+def test_a_finished_run_without_its_table_can_be_resumed(tmp_path, capsys):
+    folder = run(tmp_path)
+    (folder / "metrics.csv").unlink()
+    assert cli.main(["--resume", str(folder)]) == 0
+    assert "no round was evaluated" in capsys.readouterr().out
+    (folder / "metrics.csv").write_bytes(b"\xff\xfe,\n1")
+    assert cli.main(["--resume", str(folder)]) == 2
+    assert "no table of rounds" in capsys.readouterr().err
+
+
+def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
+    from fl.federation import Federation
+
+    losses, original = [], Federation.train
+    monkeypatch.setattr(Federation, "train", lambda *a: (losses.append(original(*a)), losses[-1])[1])
+    rows = read(run(tmp_path) / "metrics.csv")
+    assert [row["train_loss"] for row in rows] == [t.loss.mean().item() for t in losses]
+    assert losses[0].loss.std() > 0
 
 
 def test_help_shows_every_setting():

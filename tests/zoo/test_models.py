@@ -56,6 +56,10 @@ def test_any_input_size_and_channels(name, size, channels, norm):
     assert out.isfinite().all()
 
 
+def test_the_smallest_width_has_one_channel():
+    assert zoo.resnet20(width=1e-9)(torch.randn(1, 3, 8, 8)).shape == (1, 10)
+
+
 def test_the_block_computes_what_the_paper_draws():
     """Option A's shortcut: every second pixel, zero channels appended."""
     block = zoo.resnet.BasicBlock(2, 4, stride=2, norm="none")
@@ -94,8 +98,8 @@ def test_initial_weights_come_from_the_generator_alone():
     a, b, other = draw(1), draw(1), draw(2)
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["conv1.weight"], other["conv1.weight"])
-    model, state = zoo.resnet20(), torch.get_rng_state()
-    zoo.initialise(model, torch.Generator())
+    state = torch.get_rng_state()
+    zoo.create("cnn", torch.Generator())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -105,6 +109,9 @@ def test_initial_weights_come_from_the_generator_alone():
         (lambda: zoo.create("resnet2"), "did you mean 'resnet20'.*cnn, resnet20"),
         (lambda: zoo.create("cnn", image_size=3), "4x4 or larger"),
         (lambda: zoo.create("cnn", width=0), "above 0"),
+        (lambda: zoo.create("cnn", width=float("inf")), "above 0"),
+        (lambda: zoo.create("cnn", depth=3), "depth.*it takes num_classes, in_channels, image_size, width, norm"),
+        (lambda: zoo.create("cnn", num_classes=0), "1 or more"),
         (lambda: zoo.create("cnn", norm="layer"), "batch, group or none"),
     ],
 )
