@@ -174,7 +174,6 @@ def test_one_start_a_client(make_federation, backend):
             fed.train(surgery.broadcast(fed.initial(), k), [0, 1, 2], Rng(0, 1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"partition": "iid", "batch_size": 50}, {"norm": "batch"}, {"model": "resnet20", "width": 0.5}]
 )
