@@ -1,12 +1,12 @@
 """Architecture manipulation on any `torch.nn.Module` or state dict."""
 
+from surgery.average import average
 from surgery.errors import SurgeryError
 from surgery.layers import Layer, layers
 from surgery.recombine import inverse, permutations, segments, shuffle
 from surgery.state import (
     Stack,
     State,
-    average,
     broadcast,
     check_same,
     cosine,

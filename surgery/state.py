@@ -135,138 +135,6 @@ def count(models: Mapping[str, Tensor]) -> int:
     return sizes.pop()
 
 
-def average(
-    models: Mapping[str, Tensor],
-    weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
-    mask: Mapping[str, Tensor] | None = None,
-    fallback: Mapping[str, Tensor] | None = None,
-) -> State | Stack:
-    """The weighted mean over the K models of a stack, element by element. The one aggregation.
-
-    Args:
-        models: a stack, tensors [K, *S].
-        weights: non-negative, not all zero, need not sum to one. None weighs all alike. Shape [K] gives a
-            state; shape [C, K] gives a stack of C means, which is clustering: row c weighs the members of
-            cluster c. A model of weight 0 takes no part at all, whatever it holds. Give them on the CPU: they
-            are read on the host, which waits for an accelerator that they live on.
-        mask: boolean tensors [K, *S] (or a shape that broadcasts to it), True where model k covers the
-            element. Names left out are covered entirely. The mean of an element runs over the models
-            that cover it. Needs `fallback`.
-        fallback: a state (or a stack of C of them) that keeps its value where no model has weight.
-
-    Returns:
-        Tensors [*S], or [C, *S] for two-dimensional weights, of the models' dtype; half precision is accumulated in
-        float32. Integer and boolean tensors are never averaged: the maximum over the models with weight is carried.
-
-    Raises:
-        SurgeryError: for weights of a wrong shape, negative ones, weights that sum to zero or a mask
-            without fallback, and masks and fallbacks that do not fit.
-
-    >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[3, 1])
-    {'w': tensor([1.])}
-    >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[[1, 1], [0, 2]])["w"].tolist()
-    [[2.0], [4.0]]
-    """
-    k = count(models)
-    rows = _weight_rows(weights, k, fallback is not None)
-    mask = {} if mask is None else {name: _checked_mask(name, m, models) for name, m in mask.items()}
-    if mask and fallback is None:
-        raise SurgeryError("a mask can leave elements that nobody covers: give the values to keep as `fallback`")
-    clustered = rows.ndim == 2
-    result = {name: [] for name in models}
-    for c, row in enumerate(rows if clustered else rows[None]):
-        keep = None if fallback is None else _fallback_row(fallback, models, c, len(rows) if clustered else None)
-        members = row.nonzero().flatten()
-        index: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
-        for name, tensor in models.items():
-            if not len(members):
-                result[name].append(keep[name])
-                continue
-            chosen, covered = tensor, mask.get(name)
-            if len(members) < k:
-                at = index.setdefault(tensor.device, members.to(tensor.device))
-                chosen = tensor.index_select(0, at)
-                covered = None if covered is None else covered.index_select(0, at)
-            if tensor.is_floating_point() or tensor.is_complex():
-                value = _mean(chosen, row[members] / row.sum(), covered)
-            else:
-                value = _maximum(chosen, covered)
-            if covered is not None:
-                value = torch.where(covered.any(0), value, keep[name].to(value))
-            result[name].append(value)
-    return {name: torch.stack(values) if clustered else values[0] for name, values in result.items()}
-
-
-def _weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
-    """Weights on the CPU in float64, in which sample counts and their ratios stay exact: [K] or [C, K]."""
-    if weights is None:
-        return torch.ones(k, dtype=torch.float64)
-    try:
-        rows = weights.detach().cpu() if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise SurgeryError(f"weights are no numbers of shape [{k}] or [C, {k}]: {error}") from None
-    if rows.is_complex() or rows.ndim not in (1, 2) or rows.shape[-1] != k or not len(rows):
-        raise SurgeryError(f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models")
-    rows = rows.double()
-    if not bool((rows >= 0).all() & rows.isfinite().all()):
-        raise SurgeryError(f"weights must be finite and not negative, got {rows.tolist()}")
-    if not has_fallback and bool((rows.sum(-1) == 0).any()):
-        raise SurgeryError("weights sum to zero: give values to keep for that case as `fallback`")
-    return rows
-
-
-def _checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
-    """The mask of one tensor, expanded to its shape."""
-    if name not in models:
-        raise SurgeryError(f"the mask names {name!r}, which the stack has not")
-    if mask.dtype is not torch.bool:
-        raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks are boolean")
-    try:
-        return mask.to(models[name].device).expand_as(models[name])
-    except RuntimeError:
-        raise SurgeryError(
-            f"the mask of {name!r} has shape {tuple(mask.shape)}, the stack {tuple(models[name].shape)}"
-        ) from None
-
-
-def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: int | None) -> State:
-    """The state that row c falls back to."""
-    single = {name: tensor[0] for name, tensor in models.items()}
-    stacked = rows is not None and all(
-        name in fallback and fallback[name].shape == (rows, *tensor.shape) for name, tensor in single.items()
-    )
-    keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)
-    check_same(single, keep, "the stack", "the fallback")
-    return {name: keep[name].to(tensor) for name, tensor in single.items()}
-
-
-def _mean(x: Tensor, weights: Tensor, covered: Tensor | None) -> Tensor:
-    """Over the first axis; weights [K] in float64 that sum to one. NaN where nobody covers an element."""
-    compute = _compute_dtype(x.dtype)
-    values, w = x.reshape(x.shape[0], x[0].numel()).to(compute), weights.to(x.device, compute)
-    if covered is None:
-        mean = w @ values
-    else:
-        inside = covered.reshape(values.shape)
-        mean = (w @ values.masked_fill(~inside, 0)) / (w @ inside.to(compute))
-    return mean.reshape(x.shape[1:]).to(x.dtype)
-
-
-def _maximum(x: Tensor, covered: Tensor | None) -> Tensor:
-    """Over the first axis; integers of every width compare as int64."""
-    values = x.to(torch.int64)
-    if covered is not None:
-        values = torch.where(covered, values, torch.iinfo(torch.int64).min)
-    return values.amax(0).to(x.dtype)
-
-
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to accumulate in: float32 (or complex64) at least."""
-    if dtype.is_complex:
-        return torch.complex64 if dtype is torch.complex32 else dtype
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Euclidean distance between the models of two stacks, over all their floating-point tensors.
 
@@ -321,7 +189,7 @@ def _flat_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]):
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
         raise SurgeryError(f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers compare")
-    dtype = max((_compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)
+    dtype = max((compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)
     for name in names:
         yield a[name].reshape(k, -1).to(dtype), b[name].reshape(m, -1).to(dtype)
 
@@ -346,3 +214,14 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
                 f"tensor {name!r} has shape {tuple(tensor.shape)} in {name_a} and {tuple(b[name].shape)} "
                 f"in {name_b}: the architectures differ"
             )
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to accumulate in: float32 (or complex64) at least.
+
+    >>> compute_dtype(torch.bfloat16)
+    torch.float32
+    """
+    if dtype.is_complex:
+        return torch.complex64 if dtype is torch.complex32 else dtype
+    return torch.float64 if dtype is torch.float64 else torch.float32
