@@ -78,8 +78,8 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError("cpu, cuda (cuda:0, ...) and mps train")
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("there are cpu and cuda (cuda:0, cuda:1, ...)")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
