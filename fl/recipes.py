@@ -12,6 +12,8 @@ def digits() -> Config:
     """FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults.
 
     python -m fl.run digits
+
+    About 20 s on two CPU cores, about 97% test accuracy.
     """
     return Config()
 
@@ -20,6 +22,8 @@ def fashion_mnist() -> Config:
     """FedAvg and FedMR on Fashion-MNIST: 100 clients, Dirichlet 0.5, 10 a round, McMahan's CNN, two seeds.
 
     python -m fl.run fashion-mnist
+
+    About an hour on two CPU cores. Measured: FedAvg 87.16 ± 1.01, FedMR 85.42 ± 0.64 (% in the last round).
     """
     return replace(
         FEDMR_PAPER,
