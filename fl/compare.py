@@ -50,7 +50,11 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             rows = read(path / "metrics.csv")
             if not any("accuracy" in row for row in rows):
                 raise FLError(f"{path} has no evaluated round yet")
-            runs[path.resolve()] = Run(path, Config.read(path), rows)
+            config = Config.read(path)
+            config.check()
+            if len(config.runs()) != 1:
+                raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run has not")
+            runs[path.resolve()] = Run(path, config, rows)
     return list(runs.values())
 
 

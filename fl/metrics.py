@@ -1,6 +1,7 @@
 """metrics.csv: one row a round."""
 
 import csv
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Metrics:
     def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
         self.path = path
         self.rows = [row for row in read(path) if row["round"] <= keep] if path.exists() else []
+        if [row["round"] for row in self.rows] != list(range(1, keep + 1)):
+            raise FLError(f"{path} does not hold rounds 1 to {keep}, which the checkpoint has done: put the table back")
         if wanted is not None:
             self.rows = [{k: v for k, v in row.items() if PART.get(k, "") in {"", *wanted(row)}} for row in self.rows]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
@@ -44,6 +47,8 @@ class Metrics:
         self.rows.append(row)
         with open(self.path, "a", newline="") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
+            file.flush()
+            os.fsync(file.fileno())  # the table must not fall behind a checkpoint that is safe on disk
 
 
 def read(path: Path) -> list[Row]:
@@ -53,7 +58,10 @@ def read(path: Path) -> list[Row]:
     """
     try:
         with open(path, newline="") as file:
-            lines = [row for row in csv.DictReader(file) if None not in row.values()]
+            table = csv.DictReader(file)
+            if set(table.fieldnames or ()) - set(COLUMNS):
+                raise ValueError
+            lines = [row for row in table if None not in row.values()]
         rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
         return [row | {"round": int(row["round"])} for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):

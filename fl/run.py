@@ -17,7 +17,7 @@ from fl.console import guarded
 from fl.errors import FLError
 from fl.files import write_text
 from fl.recipes import RECIPES
-from fl.simulation import build, create_folder, pick_device, simulate
+from fl.simulation import begin, build, create_folder, pick_device, simulate
 
 _MAY_CHANGE = {
     "rounds",
@@ -59,14 +59,14 @@ def run(argv: list[str]) -> int:
 
 def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset) -> None:
     """One run folder a method and seed within `folder`, then one table and one figure of all."""
-    for one in runs:
-        build(one, dataset)  # so that a setting that only the last of them refuses is told before the first trains
+    inside = {one: folder / f"{one.algorithm[0]}-seed{one.seeds[0]}" for one in runs}
+    for one, path in inside.items():  # what the last of them refuses is told before the first trains
+        begin(one, path, build(one, dataset)[1])
     if not config.resume:
         create_folder(folder)
     write_text(folder / "config.yaml", config.to_yaml())
-    for one in runs:
-        inside = folder / f"{one.algorithm[0]}-seed{one.seeds[0]}"
-        simulate(replace(one, out=str(folder), name=inside.name), inside, resume=inside.exists(), dataset=dataset)
+    for one, path in inside.items():
+        simulate(replace(one, out=str(folder), name=path.name), path, resume=path.exists(), dataset=dataset)
     table = compare([folder], folder / "comparison.png")
     write_text(folder / "comparison.txt", table + "\n")
     print(f"\n{table}")
@@ -112,6 +112,8 @@ def _cli(argv: list[str], default: Config) -> Config:
 def new_folder(config: Config) -> Path:
     """The folder for a new run: the given name, or one made from the settings with a number where it is taken."""
     if config.name:
+        if Path(config.name).name != config.name:
+            raise FLError(f"--name {config.name} is no plain name: give the folder it lies in with --out")
         return Path(config.out, config.name)
     path, number = Path(config.out, config.title()), itertools.count(2)
     while path.exists():

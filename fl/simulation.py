@@ -100,12 +100,8 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     """
     dataset = dataset or data.load(config.dataset, config.data_root, config.download)
     fed, algorithm = build(config, dataset)
-    server, done = algorithm.init(), 0
-    if resume and (folder / checkpoint.FILE).exists():
-        server, done = checkpoint.restore(folder, server)
-        if done > config.rounds:
-            raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
-    elif not resume:
+    server, done = begin(config, folder, algorithm) if resume else (algorithm.init(), 0)
+    if not resume:
         create_folder(folder)
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     write_text(folder / "config.yaml", config.to_yaml())
@@ -127,6 +123,16 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     return summary
 
 
+def begin(config: Config, folder: Path, algorithm: Algorithm) -> tuple[Server, int]:
+    """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint."""
+    if not (folder / checkpoint.FILE).exists():
+        return algorithm.init(), 0
+    server, done = checkpoint.restore(folder, algorithm.init())
+    if done > config.rounds:
+        raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
+    return server, done
+
+
 def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server, done: int, metrics: Metrics):
     """Run the rounds after `done`, adding a row of metrics for each; yields (round, server)."""
     bar = tqdm(
@@ -139,13 +145,13 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
     )
     with bar:
         for number in range(done + 1, config.rounds + 1):
-            begin = time.perf_counter()
+            started = time.perf_counter()
             rng = Rng(config.seeds[0], number)
             clients = fed.sample(rng)
             server, trained = algorithm.round(server, clients, rng)
-            check_finite(trained, clients, number)
-            train_loss = trained.loss.mean().item()  # waits for the device, so that the time below is the round's
-            row = {"round": number, "seconds": time.perf_counter() - begin, "train_loss": train_loss}
+            check_finite(trained, clients, number)  # waits for the device, so that the time below is the round's
+            took = time.perf_counter() - started
+            row = {"round": number, "seconds": took, "train_loss": trained.loss.mean().item()}
             row |= evaluate_round(config, fed, algorithm, server, trained, number)
             metrics.add(row)
             if "accuracy" in row:
@@ -225,4 +231,4 @@ def load_model(folder: str | Path) -> nn.Module:
     if len(Config.read(folder).runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
     arguments, state = checkpoint.read_model(folder)
-    return load(zoo.create(**arguments), state).eval()
+    return load(zoo.create(generator=torch.Generator(), **arguments), state).eval()

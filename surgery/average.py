@@ -51,18 +51,24 @@ def average(
     for c, row in enumerate(rows if clustered else rows[None]):
         keep = None if fallback is None else _fallback_row(fallback, models, c, len(rows) if clustered else None)
         members = row.nonzero().flatten()
-        index: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
+        share = row[members] / row.max() if len(members) else row[members]
+        share = share / share.sum()
+        moved: dict[object, Tensor] = {}  # one transfer a device and dtype, not one a tensor
         for name, tensor in models.items():
             if not len(members):
-                result[name].append(keep[name])
+                result[name].append(keep[name].clone())
                 continue
             chosen, covered = tensor, mask.get(name)
             if len(members) < k:
-                at = index.setdefault(tensor.device, members.to(tensor.device))
-                chosen = tensor.index_select(0, at)
-                covered = None if covered is None else covered.index_select(0, at)
+                if tensor.device not in moved:
+                    moved[tensor.device] = members.to(tensor.device)
+                chosen = tensor.index_select(0, moved[tensor.device])
+                covered = None if covered is None else covered.index_select(0, moved[tensor.device])
             if tensor.is_floating_point() or tensor.is_complex():
-                value = _mean(chosen, row[members] / row.sum(), covered)
+                key = tensor.device, compute_dtype(tensor.dtype)
+                if key not in moved:
+                    moved[key] = share.to(*key)
+                value = _mean(chosen, moved[key], covered)
             else:
                 value = _maximum(chosen, covered)
             if covered is not None:
@@ -115,14 +121,15 @@ def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], 
 
 
 def _mean(x: Tensor, weights: Tensor, covered: Tensor | None) -> Tensor:
-    """Over the first axis; weights [K] in float64 that sum to one. NaN where nobody covers an element."""
-    compute = compute_dtype(x.dtype)
-    values, w = x.reshape(x.shape[0], x[0].numel()).to(compute), weights.to(x.device, compute)
+    """Over the first axis; weights [K] sum to one and have the dtype to compute in. NaN where nobody covers."""
+    values = x.reshape(x.shape[0], x[0].numel()).to(weights.dtype)
     if covered is None:
-        mean = w @ values
+        mean = weights @ values
     else:
         inside = covered.reshape(values.shape)
-        mean = (w @ values.masked_fill(~inside, 0)) / (w @ inside.to(compute))
+        if not weights.is_complex():
+            weights = weights.clamp(min=1e-30)  # a weight that vanished in float32 still beats the fallback
+        mean = (weights @ values.masked_fill(~inside, 0)) / (weights @ inside.to(weights.dtype))
     return mean.reshape(x.shape[1:]).to(x.dtype)
 
 

@@ -29,11 +29,12 @@ def layers(model: nn.Module, unit: Unit = "layer") -> list[Layer]:
         unit: what counts as one piece.
             `layer`: a module that owns tensors, with all that it owns: weight, bias, norm statistics. A
             module that has children and tensors of its own (a position embedding, a class token) gives
-            those tensors as one more layer; a parametrized module (weight norm) stays whole.
+            those tensors as one more layer; what a parametrization (weight norm) keeps belongs to its module.
             `block`: a residual block is one piece, whatever lies outside of blocks is as for `layer`.
             A block is a member of a run: a Sequential, ModuleList or ModuleDict in which two neighbours
             of one class, or all members, are composite (own several layers) and are not containers
-            themselves; runs that lie deepest win.
+            themselves; runs that lie deepest win. (Where runs of convolution-norm pairs lie inside of residual
+            blocks, as in LeViT, the pairs are what is found.)
             `tensor`: each entry of the state on its own.
 
     Returns:
@@ -53,20 +54,26 @@ def layers(model: nn.Module, unit: Unit = "layer") -> list[Layer]:
         return [Layer(name, "tensor", (name,)) for name in values]
     if unit not in ("layer", "block"):
         raise SurgeryError(f"unknown unit {unit!r}: choose layer, block or tensor")
-    whole = {name: module for name, module in model.named_modules() if is_parametrized(module)}
-    if unit == "block":
-        blocks = _blocks(model)
-        if not blocks:
-            raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
-        whole |= blocks
-    pieces: dict[str, tuple[str, list[str]]] = {}
-    for name, module, own in owners(model):
-        # The outermost whole module that this one lies in, or the module itself.
-        parents = [parent for parent in whole if not parent or name == parent or name.startswith(f"{parent}.")]
-        top = min(parents, key=len, default=name)
-        kind = type(whole.get(top, module)).__name__
-        pieces.setdefault(top, (kind, []))[1].extend(own)
-    return [Layer(name, kind, tuple(names)) for name, (kind, names) in pieces.items()]
+    blocks = _blocks(model) if unit == "block" else {}
+    if unit == "block" and not blocks:
+        raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
+    modules = dict(model.named_modules())
+    pieces: dict[str, list[str]] = {}
+    for name, _, own in owners(model):
+        name = _parametrized(name, modules)
+        parents = [block for block in blocks if name == block or name.startswith(f"{block}.")]
+        pieces.setdefault(parents[0] if parents else name, []).extend(own)
+    return [Layer(name, type(modules[name]).__name__, tuple(names)) for name, names in pieces.items()]
+
+
+def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:
+    """The module that a parametrization's tensors belong to, or the name itself."""
+    parts = name.split(".")
+    if "parametrizations" in parts:
+        owner = ".".join(parts[: parts.index("parametrizations")])
+        if is_parametrized(modules[owner]):
+            return owner
+    return name
 
 
 def _blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -52,14 +52,17 @@ def state(model: nn.Module) -> State:
     >>> list(state(net))[:3], state(net)["0.weight"].shape
     (['0.weight', '0.bias', '1.weight'], torch.Size([3, 2]))
     """
-    for name, module in model.named_modules():
-        if any(is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
+    registered = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        tensors = {**module._parameters, **module._buffers}
+        if any(is_lazy(tensor) for tensor in tensors.values()):
             raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
-        if type(module).get_extra_state is not nn.Module.get_extra_state or "quantized" in type(module).__module__:
-            raise SurgeryError(
-                f"module {name!r} ({type(module).__name__}) keeps state that is no parameter or buffer, which would "
-                "be lost: convert the model to plain modules first"
-            )
+        registered |= {f"{name}.{n}" if name else n for n in tensors}
+    if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
+        raise SurgeryError(
+            f"{lost[0]!r} of the state dict is no parameter or buffer (extra state, or quantised weights) and would be "
+            "lost: convert the model to plain modules first"
+        )
     return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 

@@ -34,4 +34,5 @@ def test_files_and_commands_that_the_readme_names_exist():
     for target in re.findall(r"\]\(((?!http)[^)]+)\)", TEXT):
         assert (root / target).exists(), target
     assert "pip install -e '.[dev]' && pytest" in TEXT.splitlines()
+    assert "@@" not in TEXT  # no place left to fill in
     assert "pip install -e . && python -m fl.run" in TEXT.splitlines()

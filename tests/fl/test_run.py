@@ -232,6 +232,7 @@ BAD = [
     (["--width", "inf"], "--width must be a finite number"),
     (["--device", "meta"], "device 'meta' cannot be used"),
     (["--name", "a\0b"], "cannot be made"),
+    (["--name", "/tmp/x"], "no plain name"),
     (["--seeds", "-1"], "--seeds must be at least 0"),
     (["--device", "quantum"], "device 'quantum' cannot be used"),
     (["--local-test", "1"], "below 1"),
@@ -364,14 +365,29 @@ def test_several_runs_are_not_one(tmp_path):
     assert Config.read(folder / "fedmr-seed1").name == "fedmr-seed1"
 
 
-def test_a_finished_run_without_its_table_can_be_resumed(tmp_path, capsys):
+def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
     folder = run(tmp_path)
-    (folder / "metrics.csv").unlink()
+    path = folder / "metrics.csv"
+    whole = path.read_bytes()
+    for content, message in (
+        (b"", "does not hold rounds 1 to 4"),
+        (whole.splitlines()[0], "does not hold rounds 1 to 4"),
+        (b"\xff\xfe,\n1", "no table of rounds"),
+        (b"round,foo\n1,2", "no table of rounds"),
+    ):
+        path.write_bytes(content)
+        assert cli.main(["--resume", str(folder)]) == 2
+        assert message in capsys.readouterr().err
+    path.write_bytes(whole)
     assert cli.main(["--resume", str(folder)]) == 0
-    assert "no round was evaluated" in capsys.readouterr().out
-    (folder / "metrics.csv").write_bytes(b"\xff\xfe,\n1")
-    assert cli.main(["--resume", str(folder)]) == 2
-    assert "no table of rounds" in capsys.readouterr().err
+    assert path.read_bytes() == whole
+
+
+def test_a_refused_resume_of_a_comparison_changes_nothing(tmp_path):
+    folder = run(tmp_path, "--seeds", "0,1")
+    before = snapshot(folder)
+    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 2
+    assert snapshot(folder) == before
 
 
 def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):

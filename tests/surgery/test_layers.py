@@ -114,6 +114,20 @@ def test_a_parametrized_module_stays_whole():
     assert (first.name, len(first.tensors), second.tensors) == ("0", 3, ("1.weight", "1.bias"))
 
 
+def test_a_parametrized_root_does_not_swallow_its_children():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    net = Net()
+    nn.utils.parametrize.register_parametrization(net, "scale", nn.Identity())
+    pieces = surgery.layers(net)
+    assert_covers(net, pieces)
+    assert {layer.name for layer in pieces} == {"", "a", "b"}
+
+
 def test_bare_parameters_are_a_layer_of_their_own():
     model = timm.create_model("vit_tiny_patch16_224")
     root = surgery.layers(model)[0]

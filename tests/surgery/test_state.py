@@ -113,6 +113,11 @@ def test_extreme_weights_and_odd_dtypes():
     for weight in (1e-320, 1e-60, 2.0**60, 1e300):
         assert surgery.average(models, [weight, weight])["w"].item() == 2
         assert surgery.average(models, [weight, weight], everyone, keep)["w"].item() == 2
+    assert surgery.average(models, [1e308, 1e308])["w"].item() == 2
+    lonely = {"w": torch.tensor([[False], [True]])}
+    assert surgery.average(models, [1.0, 1e-46], lonely, keep)["w"].item() == pytest.approx(3)
+    surgery.average(models, [0, 0], fallback=keep)["w"].add_(1)
+    assert keep["w"].item() == 0
     assert surgery.average({"c": torch.tensor([[1 + 1j], [3 + 3j]])})["c"].tolist() == [2 + 2j]
     assert surgery.average({"n": torch.tensor([[1], [3]], dtype=torch.uint16)})["n"].tolist() == [3]
     assert surgery.average({"e": torch.zeros(2, 0), "w": torch.ones(2, 1)})["e"].shape == (0,)
@@ -228,6 +233,7 @@ def test_what_would_be_lost_or_cannot_be_filled_is_refused():
             surgery.state(nn.Sequential(net))
     with pytest.raises(surgery.SurgeryError, match="meta"):
         surgery.load(nn.Linear(1, 1, device="meta"), surgery.state(nn.Linear(1, 1)))
+    assert surgery.state(torchvision.models.quantization.resnet18(weights=None, quantize=False))
     norm = nn.BatchNorm1d(1)
     values = surgery.state(norm) | {"num_batches_tracked": torch.tensor(1.7)}
     with pytest.raises(surgery.SurgeryError, match=r"torch\.int64 in the model and torch\.float32"):
