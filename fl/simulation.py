@@ -91,7 +91,7 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and
     summary.json. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
-    the uninterrupted run would have, bit for bit on the same device and backend.
+    the uninterrupted run would have, bit for bit on the same device and backend with as many threads.
 
     Raises:
         FLError: if the folder exists already (or, resuming, is no run folder of this model and method), or
