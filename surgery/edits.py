@@ -1,0 +1,138 @@
+"""What turns a copy of a full module into a small one, besides smaller tensors: edits, as data.
+
+Each edit is a JSON object; `do` names the function below that carries it out, the rest are its arguments.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError
+
+
+class Chain(nn.Sequential):
+    """A block followed by blocks grafted onto it; each gets what the first got beside its input."""
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        for block in self:
+            x = block(x, *args, **kwargs)
+        return x
+
+
+class Skip(nn.Module):
+    """Stands where a block was dropped and gives back its input."""
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return x
+
+
+def copy_sharing(model: nn.Module) -> tuple[nn.Module, dict[int, Tensor]]:
+    """A deep copy of the module that shares the tensors of its state, and those tensors by id."""
+    tensors = {id(t): t for t in (*model.parameters(), *_persistent(model))}
+    try:
+        return copy.deepcopy(model, dict(tensors)), tensors
+    except Exception as error:
+        raise SurgeryError(
+            f"{type(model).__name__} cannot be copied ({error}): give a model that deepcopy can"
+        ) from error
+
+
+def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
+    """Put new tensors in the place of those with the given ids, wherever they are registered."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for registry in (module._parameters, module._buffers):
+            for name, tensor in registry.items():
+                key = id(tensor)
+                if tensor is None or key not in originals or id(tensor) not in values:
+                    continue
+                if key not in made:
+                    value = values[key].detach()
+                    if isinstance(tensor, nn.Parameter):
+                        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                        value.__dict__.update(tensor.__dict__)
+                    made[key] = value
+                registry[name] = made[key]
+
+
+def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
+    """Carry out one edit on the module, in place."""
+    arguments = {key: value for key, value in edit.items() if key != "do"}
+    try:
+        _EDITS[edit["do"]](model, **arguments)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise SurgeryError(f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}") from error
+
+
+def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
+    """Set a plain attribute of a module, keeping the type that it has (tuples are lists in JSON)."""
+    owner = model.get_submodule(module)
+    setattr(owner, attribute, _like(getattr(owner, attribute), value))
+
+
+def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
+    """Keep some positions of a tensor that no state holds: a non-persistent buffer or a plain attribute."""
+    owner = model.get_submodule(module)
+    tensor = getattr(owner, attribute)
+    for axis, runs in enumerate(index):
+        if runs is not None:
+            tensor = torch.cat([tensor.narrow(axis, start, stop - start) for start, stop in runs], axis)
+    setattr(owner, attribute, tensor)
+
+
+def remove(model: nn.Module, module: str, first: int, count: int) -> None:
+    """Remove `count` children of a Sequential, the first at position `first`; later ones move up."""
+    parent = model.get_submodule(module)
+    children = list(parent._modules.items())
+    kept = [child for _, child in (*children[:first], *children[first + count :])]
+    names = [name for name, _ in children]
+    numbered = names == [str(i) for i in range(len(names))]
+    names = names[: len(kept)] if numbered else [*names[:first], *names[first + count :]]
+    parent._modules.clear()
+    parent._modules.update(zip(names, kept))
+
+
+def skip(model: nn.Module, module: str) -> None:
+    """Replace a module by `Skip`."""
+    _replace(model, module, Skip())
+
+
+def unchain(model: nn.Module, module: str, keep: int) -> None:
+    """Keep the first blocks of a `Chain`; a single one takes the chain's place."""
+    chain = model.get_submodule(module)
+    if not isinstance(chain, Chain):
+        raise TypeError(f"{module!r} is a {type(chain).__name__}, not a Chain")
+    _replace(model, module, chain[0] if keep == 1 else chain[:keep])
+
+
+_EDITS = {"set": set_attribute, "slice": slice_buffer, "remove": remove, "skip": skip, "unchain": unchain}
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    owner = model.get_submodule(parent)
+    if child not in owner._modules:
+        raise KeyError(name)
+    owner._modules[child] = new
+
+
+def _like(old: Any, value: Any) -> Any:
+    """The value with the container types of the old one."""
+    if isinstance(value, list | tuple) and isinstance(old, list | tuple):
+        items = [_like(o, v) for o, v in zip(old, value)]
+        if isinstance(old, torch.Size):
+            return torch.Size(items)
+        return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)
+    return value
+
+
+def _persistent(model: nn.Module) -> list[Tensor]:
+    return [
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]

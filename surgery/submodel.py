@@ -1,0 +1,342 @@
+"""A submodel plan: how a smaller model lies inside a full one, as data.
+
+HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ in nothing but their plans: which tensors of the full model a
+client holds (depth), which positions on each axis (width), and which deeper blocks a client's last block
+stands for (grafting). `narrow`, `graft` and `ungraft` make plans; this file applies them.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from surgery.edits import apply_edit, copy_sharing, replace_tensors
+from surgery.errors import SurgeryError
+from surgery.state import Stack, State, check_same, owners, state
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, ascending
+Index: TypeAlias = tuple[Runs | None, ...]  # one entry an axis; None is the whole axis
+Edit: TypeAlias = Mapping[str, Any]  # what `surgery.edits` does to a module, as JSON
+
+_FORMAT, _VERSION = "layer-surgery submodel", 1
+
+
+class Source(NamedTuple):
+    """A tensor of the full model and the positions on each of its axes."""
+
+    name: str
+    index: Index
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """Where each tensor of a small model lies in a full one.
+
+    Attributes:
+        entries: for each state name of the small model its sources in the full one. `extract` reads the first;
+            `embed` writes to all (a last block that stands for deeper blocks has several).
+        shapes: the full model's shapes by state name. Their hash is the fingerprint.
+        edits: what else makes a copy of the full module the small one: attributes such as `num_heads`, dropped
+            blocks, sliced buffers that no state holds. `build` carries them out.
+
+    `extract(embed(x)) == x` bit for bit, and `embed(extract(s))` agrees with s wherever its mask is true, unless
+    one tensor stands for several that differ in s.
+
+    >>> plan = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 2)})
+    >>> plan.extract({"w": torch.tensor([[1, 2], [3, 4], [5, 6]])})["w"].tolist()
+    [[1, 2], [3, 4]]
+    >>> full, mask = plan.embed({"w": torch.tensor([[7, 8], [9, 9]])})
+    >>> full["w"].tolist(), mask["w"][:, 0].tolist()
+    ([[7, 8], [9, 9], [0, 0]], [True, True, False])
+    """
+
+    entries: Mapping[str, tuple[Source, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
+    edits: tuple[Edit, ...] = ()
+
+    def __post_init__(self):
+        taken: dict[str, str] = {}
+        for name, sources in self.entries.items():
+            if not sources:
+                raise SurgeryError(f"tensor {name!r} of the small model has no source in the full one")
+            sizes = set()
+            for source in sources:
+                if source.name not in self.shapes:
+                    raise SurgeryError(f"tensor {name!r} is read from {source.name!r}, which the full model has not")
+                if source.name in taken:
+                    raise SurgeryError(f"{name!r} and {taken[source.name]!r} are both written to {source.name!r}")
+                taken[source.name] = name
+                sizes.add(_size(source, self.shapes[source.name]))
+            if len(sizes) > 1:
+                raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}")
+
+    @cached_property
+    def small_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The small model's shapes by state name."""
+        return {name: _size(s[0], self.shapes[s[0].name]) for name, s in self.entries.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the full model: a hash of its tensors' names and shapes."""
+        return fingerprint(self.shapes)
+
+    def extract(self, full: Mapping[str, Tensor]) -> State | Stack:
+        """Read the small model's state out of the full one's, or a stack out of a stack.
+
+        Copies, of the same dtype, device and memory format; gradients flow through them.
+        Raises SurgeryError if the tensors are not those of the plan's full model.
+        """
+        lead = _check(full, self.shapes, "the full model")
+        return {name: _take(full[s[0].name], s[0].index, lead) for name, s in self.entries.items()}
+
+    def embed(
+        self, small: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> tuple[State | Stack, dict[str, Tensor]]:
+        """Write the small model's state (or a stack) back to where it came from.
+
+        Args:
+            small: as `extract` gives it.
+            into: a full state (or stack) whose values are kept where the small model has none; else zeros.
+
+        Returns:
+            The full state (or stack), and boolean tensors of the full shapes [*S], True where it was written.
+        """
+        lead = _check(small, self.small_shapes, "the small model")
+        template = next(iter(small.values()))
+        if into is not None and _check(into, self.shapes, "`into`") != lead:
+            raise SurgeryError("the small model and `into` must both be states or both be stacks")
+        origin = {s.name: name for name, sources in self.entries.items() for s in sources}
+        values, mask = {}, {}
+        for target, shape in self.shapes.items():
+            like = small[origin[target]] if target in origin else template
+            if into is not None:
+                values[target] = into[target].clone()
+            else:
+                values[target] = like.new_zeros((*like.shape[:lead], *shape))
+            mask[target] = torch.zeros(shape, dtype=torch.bool, device=values[target].device)
+        for name, sources in self.entries.items():
+            for source in sources:
+                for part, piece in pieces(values[source.name], small[name], source.index, lead):
+                    part.copy_(piece)
+                covered = mask[source.name]
+                for part, _ in pieces(covered, covered.new_empty(self.small_shapes[name]), source.index):
+                    part.fill_(True)
+        return values, mask
+
+    def compose(self, inner: "Submodel") -> "Submodel":
+        """The plan of `inner`'s small model within this plan's full one; `inner`'s full model is our small one.
+
+        >>> half = Submodel({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
+        >>> quarter = Submodel({"w": (Source("w", (((1, 3),),)),)}, {"w": (4,)})
+        >>> half.compose(quarter).entries["w"]
+        (Source(name='w', index=(((1, 3),),)),)
+        """
+        if fingerprint(self.small_shapes) != inner.fingerprint:
+            raise SurgeryError(
+                "the plans do not fit: the inner plan's full model must be the outer plan's small model, and their "
+                f"tensors differ ({_first_difference(self.small_shapes, inner.shapes)})"
+            )
+        entries = {
+            name: tuple(
+                Source(outer.name, tuple(map(_chain, outer.index, source.index)))
+                for source in sources
+                for outer in self.entries[source.name]
+            )
+            for name, sources in inner.entries.items()
+        }
+        return Submodel(entries, self.shapes, (*self.edits, *inner.edits))
+
+    def build(self, full: nn.Module) -> nn.Module:
+        """The small model as a module with the weights that `extract` reads, made from a full one.
+
+        `full` is the model the plan was made from or one of the same constructor, on any device (meta too); it
+        is not changed. No forward pass is run. Loading a small state afterwards restores a saved small model:
+        `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
+        """
+        values = self.extract(state(full))
+        small, originals = copy_sharing(full)
+        for edit in self.edits:
+            apply_edit(small, edit)
+        names = {name: tensor for _, _, own in owners(small) for name, tensor in own.items()}
+        check_same(
+            {n: t.new_empty(self.small_shapes.get(n, ()), device="meta") for n, t in names.items()},
+            {n: t.to("meta") for n, t in values.items()},
+            "the edited module",
+            "the plan",
+        )
+        replace_tensors(small, {id(tensor): values[name] for name, tensor in names.items()}, originals)
+        return small
+
+    def to_json(self) -> str:
+        """The plan as JSON, with a format version and the fingerprint."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "fingerprint": self.fingerprint,
+                "full": {name: list(shape) for name, shape in self.shapes.items()},
+                "entries": {name: [[s.name, s.index] for s in sources] for name, sources in self.entries.items()},
+                "edits": [dict(edit) for edit in self.edits],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Submodel":
+        """The inverse of `to_json`; SurgeryError for text of another kind, version or fingerprint."""
+        try:
+            data = json.loads(text)
+            if data["format"] != _FORMAT or data["version"] != _VERSION:
+                raise SurgeryError(
+                    f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version {_VERSION}"
+                )
+            plan = cls(
+                {name: tuple(_source(*s) for s in sources) for name, sources in data["entries"].items()},
+                {name: tuple(shape) for name, shape in data["full"].items()},
+                tuple(data["edits"]),
+            )
+            expected = data["fingerprint"]
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise SurgeryError(f"not a submodel plan: {error!r}") from None
+        if plan.fingerprint != expected:
+            raise SurgeryError("the plan was changed: its shapes do not match its fingerprint")
+        return plan
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the plan as JSON; a crash leaves the old file or the new one, never half of it."""
+        path = Path(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(self.to_json())
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Submodel":
+        """Read a plan that `save` wrote."""
+        return cls.from_json(Path(path).read_text())
+
+    def __str__(self) -> str:
+        small, full = (sum(_product(s) for s in shapes.values()) for shapes in (self.small_shapes, self.shapes))
+        lines = [f"Submodel of {self.fingerprint}: {small:,} of {full:,} elements, {len(self.edits)} edits"]
+        width = max((len(name) for name in self.entries), default=0)
+        for name, sources in self.entries.items():
+            index = ", ".join(_index_text(runs) for runs in sources[0].index)
+            where = sources[0].name if sources[0].name != name else ""
+            more = f" and {', '.join(s.name for s in sources[1:])}" if len(sources) > 1 else ""
+            lines.append(f"  {name:{width}}  {list(self.small_shapes[name])!s:18} = {where}[{index}]{more}")
+        lines += [f"  {dict(edit)}" for edit in self.edits]
+        return "\n".join(lines)
+
+
+def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """A hash of the names and shapes of a model's tensors; their order does not matter.
+
+    >>> fingerprint({"a": (1,), "b": (2,)}) == fingerprint({"b": (2,), "a": (1,)})
+    True
+    """
+    text = json.dumps(sorted((name, list(shape)) for name, shape in shapes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of views (part of `full`, part of `small`) that together pair every element of `small` with its place.
+
+    Views, so that writing, adding and filling cost no index tensors and run at the speed of a copy.
+    """
+    many = [axis for axis, runs in enumerate(index) if runs is not None and len(runs) > 1]
+    for axis, runs in enumerate(index):
+        if runs is not None and len(runs) == 1:
+            full = full.narrow(axis + lead, runs[0][0], runs[0][1] - runs[0][0])
+    if not many:
+        yield full, small
+        return
+    axis, offset = many[0], 0
+    rest = tuple(None if i == axis or (runs is not None and len(runs) == 1) else runs for i, runs in enumerate(index))
+    for start, stop in index[axis]:
+        length = stop - start
+        part = full.narrow(axis + lead, start, length)
+        yield from pieces(part, small.narrow(axis + lead, offset, length), rest, lead)
+        offset += length
+
+
+def _take(full: Tensor, index: Index, lead: int) -> Tensor:
+    result = full
+    for axis, runs in enumerate(index):
+        if runs is not None and len(runs) == 1:
+            result = result.narrow(axis + lead, runs[0][0], runs[0][1] - runs[0][0])
+        elif runs is not None:
+            positions = torch.cat([torch.arange(start, stop) for start, stop in runs])
+            result = result.index_select(axis + lead, positions.to(full.device))
+    return result.clone()
+
+
+def _size(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a source reads; SurgeryError if its index does not fit."""
+    if len(source.index) != len(shape):
+        raise SurgeryError(f"the index of {source.name!r} has {len(source.index)} axes, the tensor {len(shape)}")
+    sizes = []
+    for runs, size in zip(source.index, shape):
+        ends = (0, *(end for run in runs for end in run), size) if runs is not None else (0, size)
+        if list(ends) != sorted(ends) or (runs is not None and any(a >= b for a, b in runs)):
+            raise SurgeryError(f"{list(runs)} are no ascending ranges in an axis of {size} of {source.name!r}")
+        sizes.append(size if runs is None else sum(stop - start for start, stop in runs))
+    return tuple(sizes)
+
+
+def _check(values: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> int:
+    """0 for a state of these shapes, 1 for a stack of them; SurgeryError for anything else."""
+    meta = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    lead = {values[name].ndim - len(shape) for name, shape in shapes.items() if name in values}
+    sizes = {values[name].shape[0] for name in shapes if name in values and values[name].ndim}
+    stacked = lead == {1} and len(sizes) == 1
+    given = {name: tensor[0] if stacked else tensor for name, tensor in values.items()}
+    check_same(meta, given, f"{what} of the plan", "what was given")
+    return int(stacked)
+
+
+def _chain(outer: Runs | None, inner: Runs | None) -> Runs | None:
+    """Positions `inner` of the positions `outer`."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    positions = [p for start, stop in outer for p in range(start, stop)]
+    return as_runs([positions[p] for start, stop in inner for p in range(start, stop)])
+
+
+def as_runs(positions: list[int]) -> Runs:
+    """Ascending positions as ranges.
+
+    >>> as_runs([0, 1, 2, 5, 6])
+    ((0, 3), (5, 7))
+    """
+    runs: list[list[int]] = []
+    for p in positions:
+        if runs and runs[-1][1] == p:
+            runs[-1][1] = p + 1
+        else:
+            runs.append([p, p + 1])
+    return tuple((start, stop) for start, stop in runs)
+
+
+def _source(name: str, index: list) -> Source:
+    return Source(name, tuple(None if runs is None else tuple((int(a), int(b)) for a, b in runs) for runs in index))
+
+
+def _index_text(runs: Runs | None) -> str:
+    if runs is None:
+        return ":"
+    text = [f"{start}:{stop}" for start, stop in runs]
+    return "|".join(text if len(text) <= 3 else [*text[:2], "...", text[-1]])
+
+
+def _first_difference(a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> str:
+    name = next(name for name in (*a, *b) if a.get(name) != b.get(name))
+    return f"{name!r} is {a.get(name, 'missing')} and {b.get(name, 'missing')}"
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
