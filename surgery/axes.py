@@ -1,0 +1,296 @@
+"""The algebra of axes: which positions of which tensors belong together.
+
+An axis is one of three things:
+- an *atom*: n positions about which nothing more is known;
+- a *product* of digits, as in a mixed radix number: `reshape(B, N, 3, heads, dim)` shows that an axis of
+  3 * heads * dim positions has three digits, the last of which runs fastest;
+- a *sum* of terms, one after the other: `cat` makes one and `split` or slicing show one.
+
+`unify` says that two axes are the same, position by position; digits and terms are then refined until they
+agree. `fix` says that every position must stay. Whatever cannot be expressed is fixed, which is always sound.
+A narrower network keeps the first positions of the atoms that are not fixed, and everything else follows.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+
+class Axis:
+    """A node of a union-find forest; ask `find` for the one that stands for it."""
+
+    __slots__ = ("fixed", "grouping", "kind", "link", "parts", "size")
+
+    def __init__(self, size: int, kind: str = "atom", parts: tuple["Axis", ...] = (), fixed: str = ""):
+        self.size = size
+        self.kind = kind
+        self.parts = list(parts)
+        self.fixed = fixed  # why every position stays; empty where it need not
+        self.grouping = False  # separates things that are computed side by side: heads, groups
+        self.link: Axis | None = None
+
+    def __repr__(self) -> str:
+        axis = find(self)
+        if axis.kind == "atom":
+            return f"{axis.size}{'!' if axis.fixed else ''}"
+        return "(" + {"product": "*", "sum": "+"}[axis.kind].join(map(repr, axis.parts)) + ")"
+
+
+def find(axis: Axis) -> Axis:
+    """The representative of an axis."""
+    root = axis
+    while root.link is not None:
+        root = root.link
+    while axis.link is not None:
+        axis.link, axis = root, axis.link
+    return root
+
+
+def product(digits: list[Axis]) -> Axis:
+    """The axis with these digits, most significant first."""
+    digits = [digit for digit in digits if digit.size != 1]
+    if len(digits) == 1:
+        return find(digits[0])
+    if not digits:
+        return Axis(1)
+    return Axis(prod(d.size for d in digits), "product", tuple(digits))
+
+
+def total(terms: list[Axis]) -> Axis:
+    """The axis with these terms, first to last."""
+    terms = [term for term in terms if term.size]
+    if len(terms) == 1:
+        return find(terms[0])
+    return Axis(sum(t.size for t in terms), "sum", tuple(terms))
+
+
+def digits(axis: Axis) -> list[Axis]:
+    """The digits of an axis, products inside of products resolved; a sum is one digit."""
+    axis = find(axis)
+    if axis.kind == "product":
+        return [digit for part in axis.parts for digit in digits(part)]
+    return [axis] if axis.size != 1 else []
+
+
+def terms(axis: Axis) -> list[Axis]:
+    """The terms of an axis, sums inside of sums resolved; a product is one term."""
+    axis = find(axis)
+    if axis.kind == "sum":
+        return [term for part in axis.parts for term in terms(part)]
+    return [axis]
+
+
+def atoms(axis: Axis) -> Iterator[Axis]:
+    """The atoms of an axis, repeated ones as often as they occur."""
+    axis = find(axis)
+    if axis.kind == "atom":
+        yield axis
+    for part in axis.parts:
+        yield from atoms(part)
+
+
+def fix(axis: Axis, why: str) -> None:
+    """Every position of this axis stays."""
+    axis = find(axis)
+    if axis.kind == "atom":
+        axis.fixed = axis.fixed or why
+    for part in axis.parts:
+        fix(part, why)
+
+
+def is_fixed(axis: Axis) -> bool:
+    """Whether every position of this axis stays."""
+    return all(atom.fixed for atom in atoms(axis))
+
+
+def mark_grouping(axis: Axis) -> None:
+    """The digits of this axis tell things apart that are computed side by side (heads, groups)."""
+    for digit in digits(axis):
+        digit.grouping = True
+
+
+def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
+    """See a digit as two, the first of size `major`. A sum must then consist of `major` equal groups."""
+    axis = find(axis)
+    minor = axis.size // major
+    if axis.kind == "atom":
+        axis.parts = [Axis(major, fixed=axis.fixed), Axis(minor, fixed=axis.fixed)]
+        for part in axis.parts:
+            part.grouping = axis.grouping
+    else:
+        groups = [segment(axis, start, start + minor) for start in range(0, axis.size, minor)]
+        for group in groups[1:]:
+            unify(groups[0], group)
+        axis = find(axis)
+        axis.parts = [Axis(major, fixed="a reshape tells equal parts apart"), groups[0]]
+    axis.kind = "product"
+    return axis.parts[0], axis.parts[1]
+
+
+def cut(axis: Axis, at: int) -> None:
+    """See an axis as a sum with a boundary at this position."""
+    axis = find(axis)
+    if at in (0, axis.size):
+        return
+    if axis.kind == "atom":
+        axis.kind, axis.parts = "sum", [Axis(at, fixed=axis.fixed), Axis(axis.size - at, fixed=axis.fixed)]
+        return
+    if axis.kind == "product":
+        _as_sum(axis)
+    for term in terms(axis):
+        if at < term.size:
+            return cut(term, at)
+        at -= term.size
+
+
+def segment(axis: Axis, start: int, stop: int) -> Axis:
+    """Positions start to stop as an axis of their own."""
+    axis = find(axis)
+    if (start, stop) == (0, axis.size):
+        return axis
+    cut(axis, start)
+    cut(axis, stop)
+    chosen, position = [], 0
+    for term in terms(axis):
+        if start <= position and position + term.size <= stop:
+            chosen.append(term)
+        position += term.size
+    return total(chosen)
+
+
+def unify(a: Axis, b: Axis) -> None:
+    """These two axes are the same, position by position."""
+    a, b = find(a), find(b)
+    if a is b:
+        return
+    if a.size != b.size:
+        raise AssertionError(f"axes of {a.size} and {b.size} positions cannot be the same")
+    if a.kind != "atom" and b.kind == "atom":
+        a, b = b, a
+    if a.kind != "atom":
+        if is_fixed(a) and is_fixed(b):
+            return
+        {("product", "product"): _align_digits, ("sum", "sum"): _align_terms}.get((a.kind, b.kind), _align_mixed)(a, b)
+        a, b = find(a), find(b)
+        if a is b:
+            return
+    if a.fixed:
+        fix(b, a.fixed)
+    elif a.kind == "atom" and b.kind == "atom" and b.fixed:
+        fix(a, b.fixed)
+    b.grouping = b.grouping or a.grouping
+    if a.grouping and b.kind == "product":
+        mark_grouping(b)
+    a.link = b
+
+
+def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
+    """The axes after a reshape, row-major, to these sizes."""
+    if 0 in sizes:
+        return [Axis(size, fixed="an empty tensor") for size in sizes]
+    queue = _merged([digit for axis in old for digit in digits(axis)])
+    result = []
+    for size in sizes:
+        taken: list[Axis] = []
+        have = 1
+        while have < size:
+            digit = find(queue.pop(0))
+            if digit.kind == "product":
+                queue[:0] = digits(digit)
+                continue
+            need = size // have
+            if digit.size > need or size % (have * digit.size):
+                if size % have or digit.size % need:
+                    for axis in old:
+                        fix(axis, "cannot be followed through a reshape that mixes axes")
+                    return [Axis(size, fixed="a reshape that mixes axes") for size in sizes]
+                major, minor = split_digit(digit, need)
+                queue[:0] = [*digits(major), *digits(minor)]
+                continue
+            taken.append(digit)
+            have *= digit.size
+        result.append(product(taken))
+    return result
+
+
+def positions(axis: Axis, keep: Callable[[Axis], int]) -> list[int]:
+    """The positions that stay, ascending, where `keep` says how many of an atom's first positions do."""
+    axis = find(axis)
+    if axis.kind == "atom":
+        return list(range(keep(axis)))
+    if axis.kind == "sum":
+        found, offset = [], 0
+        for part in axis.parts:
+            found += [offset + p for p in positions(part, keep)]
+            offset += part.size
+        return found
+    found = [0]
+    for part in axis.parts:
+        inner = positions(part, keep)
+        found = [p * part.size + q for p in found for q in inner]
+    return found
+
+
+def new_size(axis: Axis, keep: Callable[[Axis], int]) -> int:
+    """How many positions stay: `len(positions(axis, keep))`, at less cost."""
+    axis = find(axis)
+    if axis.kind == "atom":
+        return keep(axis)
+    sizes = [new_size(part, keep) for part in axis.parts]
+    return sum(sizes) if axis.kind == "sum" else prod(sizes)
+
+
+def _merged(found: list[Axis]) -> list[Axis]:
+    """Digits, neighbours that stay whole as one: how those were made up need not be remembered."""
+    result: list[Axis] = []
+    for digit in found:
+        if result and is_fixed(digit) and is_fixed(result[-1]):
+            why = next(atoms(digit)).fixed
+            result[-1] = Axis(result[-1].size * digit.size, fixed=why)
+        else:
+            result.append(digit)
+    return result
+
+
+def _as_sum(axis: Axis) -> None:
+    """A product whose first digit stays whole is a sum of equal terms."""
+    first, *rest = digits(axis)
+    fix(first, "its parts are used one by one")
+    axis.kind, axis.parts = "sum", [product(rest)] * first.size
+
+
+def _align_digits(a: Axis, b: Axis) -> None:
+    left, right = digits(a), digits(b)
+    while left and right:
+        x, y = find(left.pop(0)), find(right.pop(0))
+        if x.kind == "product" or y.kind == "product":  # a refinement further up may have split them meanwhile
+            left[:0], right[:0] = digits(x), digits(y)
+        elif x.size == y.size:
+            unify(x, y)
+        else:
+            (larger, smaller, mine, other) = (x, y, left, right) if x.size > y.size else (y, x, right, left)
+            if larger.size % smaller.size:
+                for axis in (a, b):
+                    fix(axis, "cannot be followed through two reshapes that do not fit together")
+                return
+            major, minor = split_digit(larger, smaller.size)
+            mine[:0] = [*digits(major), *digits(minor)]
+            other[:0] = digits(smaller)
+
+
+def _align_terms(a: Axis, b: Axis) -> None:
+    left, right = terms(a), terms(b)
+    while left and right:
+        x, y = find(left.pop(0)), find(right.pop(0))
+        if x.kind == "sum" or y.kind == "sum":
+            left[:0], right[:0] = terms(x), terms(y)
+        elif x.size == y.size:
+            unify(x, y)
+        else:
+            larger, smaller = (x, y) if x.size > y.size else (y, x)
+            cut(larger, smaller.size)
+            left[:0], right[:0] = terms(x), terms(y)
+
+
+def _align_mixed(a: Axis, b: Axis) -> None:
+    _as_sum(a if a.kind == "product" else b)
+    unify(a, b)

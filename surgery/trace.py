@@ -1,0 +1,206 @@
+"""One forward pass that follows the axes of every tensor through every operation.
+
+`Trace` watches at the level of aten operations, of which there are few: a handful of rules here covers what
+attention, windows, channel shuffles, grouped convolutions and the like are made of (the rules themselves are in
+`surgery.rules`). An operation without a rule fixes all that it touches, so that nothing is assumed of it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from surgery import axes
+from surgery.axes import Axis
+from surgery.errors import SurgeryError
+from surgery.rules import ALIASES, LAYOUT, rule_for
+
+Axes = tuple[Axis, ...]
+
+
+@dataclass
+class Step:
+    """One operation: its name, the module whose forward called it, and the axes of what went in and came out."""
+
+    name: str
+    module: str
+    inputs: list[Axes]
+    outputs: list[Axes]
+    numbers: dict[int, Axis] = field(default_factory=dict)  # other integers of the call that are a size of an axis
+
+
+class Trace:
+    """What one forward pass shows about the axes of a model's tensors.
+
+    Attributes:
+        tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
+        steps: the operations, in order.
+    """
+
+    def __init__(self, model: nn.Module, example: Any, call: Callable[[], Any]):
+        self._axes = WeakIdKeyDictionary()
+        self._learned = WeakIdKeyDictionary()  # parameters and what was computed from nothing but them
+        self.made: list[Axis] = []  # axes along which a learned layer makes features
+        self.tensors: dict[tuple[str, str], Axes] = {}
+        self.steps: list[Step] = []
+        for key, tensor in named_tensors(model):
+            self.tensors[key] = self.axes_of(tensor)
+            if isinstance(tensor, nn.Parameter):
+                self._learned[tensor] = True
+        for tensor in tensors_in(example):
+            for axis in self.axes_of(tensor):
+                axes.fix(axis, "it is an axis of the input")
+        with watching(model) as where, _Follow(self, where):
+            output = call()
+        found = tensors_in(output)
+        if not found:
+            raise SurgeryError(f"{type(model).__name__} returned no tensor: its output cannot be kept in shape")
+        for tensor in found:
+            for axis in self.axes_of(tensor):
+                axes.fix(axis, "it is an axis of the output")
+        self.outputs = [self.axes_of(tensor) for tensor in found]
+
+    def axes_of(self, tensor: Tensor) -> Axes:
+        """The axes of a tensor; new ones for a tensor not seen before."""
+        if tensor not in self._axes:
+            self._axes[tensor] = tuple(Axis(size) for size in tensor.shape)
+        return self._axes[tensor]
+
+    def learned(self, *tensors: Tensor) -> bool:
+        """Whether these are parameters or computed from nothing else."""
+        return bool(tensors) and all(tensor in self._learned for tensor in tensors)
+
+    def learn(self, tensors: list[Tensor]) -> None:
+        """These were computed from nothing but parameters."""
+        for tensor in tensors:
+            self._learned[tensor] = True
+
+    def assign(self, tensor: Tensor, found: list[Axis] | Axes) -> None:
+        """These are the axes of a result (of an operation in place: they are those it had, too)."""
+        if tuple(axis.size for axis in found) != tuple(tensor.shape):
+            raise AssertionError(f"axes {found} for a tensor of shape {tuple(tensor.shape)}")
+        if tensor in self._axes:
+            for old, new in zip(self._axes[tensor], found):
+                axes.unify(old, new)
+        else:
+            self._axes[tensor] = tuple(found)
+
+
+class _Follow(TorchDispatchMode):
+    def __init__(self, trace: Trace, where: list[str]):
+        super().__init__()
+        self.trace, self.where = trace, where
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = operation_name(func)
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
+        before = [self.trace.axes_of(tensor) for tensor in inputs]
+        rule = rule_for(func, name)
+        numbers: dict[int, Axis] = {}
+        if rule is None:
+            for found in before:
+                for axis in found:
+                    axes.fix(axis, f"cannot be followed through {name}")
+            for tensor in outputs:
+                self.trace.assign(tensor, [Axis(size, fixed=f"a result of {name}") for size in tensor.shape])
+        else:
+            numbers = rule(self.trace, _bind(func, args, kwargs), result) or {}
+        if self.trace.learned(*inputs):
+            self.trace.learn(outputs)
+        if name not in LAYOUT:
+            after = [self.trace.axes_of(tensor) for tensor in outputs]
+            self.trace.steps.append(Step(name, self.where[-1], before, after, numbers))
+        return result
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    """((module name, attribute name), tensor) for every tensor that a module holds, tied ones once."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items(), *plain.items()):
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (name, attribute), tensor
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of any nesting of lists, tuples and dicts."""
+    found = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dataclass_fields__"):
+            found += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
+    return found
+
+
+def operation_name(func: Any) -> str:
+    """`add` for aten.add_.Tensor: variants that do the same share a name."""
+    name = func._schema.name.split("::")[-1]
+    name = name if name.startswith("__") else name.rstrip("_") or name
+    if "scaled_dot_product" in name:
+        return "scaled_dot_product_attention"
+    return ALIASES.get(name, name)
+
+
+@contextmanager
+def watching(model: nn.Module) -> Iterator[list[str]]:
+    """A stack of the names of the modules whose forward is running; the outermost is ""."""
+    names = {id(module): name for name, module in model.named_modules()}
+    stack = [""]
+
+    def enter(module, args):
+        stack.append(names.get(id(module), stack[-1]))
+
+    def leave(module, args, output):
+        stack.pop()
+
+    hooks = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=False),
+    ]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's training flag is put back afterwards."""
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    """Call a model with an example: a tensor, a tuple of arguments or a dict of keyword arguments."""
+    if isinstance(example, dict):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def _bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation by their names in its schema."""
+    bound = {}
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            bound[argument.name] = args[position]
+        else:
+            bound[argument.name] = kwargs.get(argument.name, argument.default_value)
+    return bound

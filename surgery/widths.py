@@ -1,0 +1,135 @@
+"""Which axes of which tensors are one width, and how much of each stays."""
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from surgery import axes
+from surgery.axes import Axis, atoms, digits, find, fix
+from surgery.trace import Trace, evaluating, run
+
+Rounding = Callable[[float], int]
+
+
+class Width(NamedTuple):
+    """Positions that must be kept or dropped together, and where they lie.
+
+    Attributes:
+        size: how many there are.
+        kept: how many stay at the rate asked for; `size` where they must all stay.
+        reason: why they must all stay, or empty.
+        members: (tensor name, axis) of every place that they run along.
+    """
+
+    size: int
+    kept: int
+    reason: str
+    members: tuple[tuple[str, int], ...]
+
+
+def widths(model: nn.Module, example: Any, rate: float = 1.0, **options: Any) -> list[Width]:
+    """The coupled widths of a model, in the order of their first tensors. Runs one forward pass, in evaluation mode.
+
+    Args:
+        model, example, rate, options: as for `surgery.narrow`.
+
+    >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    >>> import torch
+    >>> for width in widths(net, torch.zeros(1, 4), 0.5): print(width)
+    Width(size=6, kept=3, reason='', members=(('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
+    Width(size=4, kept=4, reason='it is an axis of the input', members=(('0.weight', 1),))
+    Width(size=2, kept=2, reason='it is an axis of the output', members=(('2.weight', 0), ('2.bias', 0)))
+    """
+    with evaluating(model):
+        trace = Trace(model, example, lambda: run(model, example))
+    keep = choose(trace, rate, **options)
+    members: dict[Axis, list[tuple[str, int]]] = {}
+    for (module, attribute), found in trace.tensors.items():
+        for i, axis in enumerate(found):
+            for atom in dict.fromkeys(map(find, atoms(axis))):
+                if atom.size > 1:
+                    members.setdefault(atom, []).append((f"{module}.{attribute}" if module else attribute, i))
+    return [Width(atom.size, keep(atom), atom.fixed, tuple(where)) for atom, where in members.items()]
+
+
+def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding = math.ceil) -> Callable[[Axis], int]:
+    """How many of the first positions of each atom stay, so that every width shrinks to its share.
+
+    Of a width that is a product (heads * head dimension, groups * channels within) exactly one digit shrinks:
+    which one is the least cost over all products that share digits. What no layer makes (the rows of a table)
+    stays, and the axes of inputs and outputs do.
+    """
+    made = {find(atom) for axis in trace.made for atom in atoms(axis)}
+    used = [axis for found in trace.tensors.values() for axis in found]
+    for axis in used:
+        for atom in atoms(axis):
+            if not atom.fixed and find(atom) not in made:
+                fix(atom, "no layer makes it")
+    sliced = _sliced(used, rate, heads, rounding)
+
+    def keep(atom: Axis) -> int:
+        return _share(atom.size, rate, rounding) if find(atom) in sliced else atom.size
+
+    return keep
+
+
+def _share(size: int, rate: float, rounding: Rounding) -> int:
+    return max(1, min(size, int(rounding(round(rate * size, 9)))))
+
+
+def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -> set[Axis]:
+    """The atoms that shrink."""
+    lone: dict[Axis, None] = {}
+    products: dict[tuple[Axis, ...], int] = {}  # digits that may shrink -> the size of those that may not
+
+    def visit(axis: Axis) -> None:
+        for term in axes.terms(axis):
+            found = digits(term)
+            free = [find(d) for d in found if any(not atom.fixed for atom in atoms(d))]
+            for digit in free:
+                if digit.kind == "sum":
+                    visit(digit)
+            if len(free) > 1:
+                products.setdefault(tuple(free), math.prod(d.size for d in found) // math.prod(d.size for d in free))
+            elif free and free[0].kind == "atom":
+                lone[free[0]] = None
+
+    for axis in used:
+        visit(axis)
+    sliced = {atom for atom in lone if not any(atom in product for product in products)}
+    for component in _components(list(products)):
+        candidates = list(dict.fromkeys(d for product in component for d in product))
+
+        def cost(chosen: tuple[Axis, ...], component=component) -> tuple:
+            wrong = sum(sum(d in chosen for d in product) != 1 for product in component)
+            deviation = 0.0
+            for product in component:
+                size = math.prod(d.size for d in product)
+                got = math.prod(_share(d.size, rate, rounding) if d in chosen else d.size for d in product)
+                deviation += abs(got - _share(size, rate, rounding)) / size
+            grouping = sum(d.grouping for d in chosen)
+            left = sum(d in lone and d not in chosen for d in candidates)
+            order = -sum(product.index(d) for product in component for d in product if d in chosen)
+            return (
+                (wrong, -grouping, left, deviation, order)
+                if heads == "drop"
+                else (wrong, deviation, grouping, left, order)
+            )
+
+        limit = candidates if len(candidates) <= 12 else candidates[-12:]
+        best = min((c for n in range(len(limit) + 1) for c in combinations(limit, n)), key=cost)
+        sliced.update(best)
+    return {atom for digit in sliced for atom in atoms(digit) if not atom.fixed}
+
+
+def _components(products: list[tuple[Axis, ...]]) -> list[list[tuple[Axis, ...]]]:
+    """Products that share digits, together."""
+    components: list[list[tuple[Axis, ...]]] = []
+    for product in products:
+        touching = [c for c in components if any(d in other for other in c for d in product)]
+        components = [c for c in components if not any(c is t for t in touching)]
+        components.append([p for c in touching for p in c] + [product])
+    return components
