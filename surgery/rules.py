@@ -35,9 +35,9 @@ def rule_for(func: Any, name: str) -> Rule | None:
     return _pointwise if torch.Tag.pointwise in func.tags else None
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
+def _rule(names: str) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(names, rule))
+        _RULES.update(dict.fromkeys(names.split(), rule))
         return rule
 
     return register
@@ -66,25 +66,32 @@ def broadcast(trace: "Trace", tensors: list[Tensor], shape) -> list[Axis]:
     return result[::-1]
 
 
-@_rule("where", "masked_fill", "copy", "lerp", "addcmul", "addcdiv", "fill", "zero", "_prelu_kernel", "rsub", "hardswish",
-       "hardtanh", "hardsigmoid", "leaky_relu", "elu", "gelu", "silu", "mish", "softplus", "log_sigmoid_forward", "relu6",
-       "celu", "clamp", "rrelu_with_noise", "threshold")  # fmt: skip
+@_rule(
+    """
+    where masked_fill copy lerp addcmul addcdiv fill zero _prelu_kernel rsub hardswish hardtanh hardsigmoid
+    leaky_relu elu gelu silu mish softplus log_sigmoid_forward relu6 celu clamp rrelu_with_noise threshold
+    """
+)
 def _pointwise(trace, a, out):
     tensors = [value for value in a.values() if isinstance(value, Tensor)]
     for result in _results(out):
         trace.assign(result, broadcast(trace, tensors, result.shape))
 
 
-@_rule("clone", "contiguous", "detach", "alias", "_to_copy", "lift_fresh", "empty_like", "zeros_like", "ones_like",
-       "full_like", "rand_like", "randn_like", "_softmax", "_log_softmax", "_safe_softmax", "softmax", "native_dropout",
-       "bernoulli", "dropout", "constant", "normal", "uniform", "view_as", "to", "nan_to_num", "isnan", "positive")  # fmt: skip
+@_rule(
+    """
+    clone contiguous detach alias _to_copy lift_fresh empty_like zeros_like ones_like full_like rand_like
+    randn_like _softmax _log_softmax _safe_softmax softmax native_dropout bernoulli dropout constant normal
+    uniform view_as to nan_to_num isnan positive
+    """
+)
 def _same(trace, a, out):
     source = next(value for value in a.values() if isinstance(value, Tensor))
     for result in _results(out):
         trace.assign(result, trace.axes_of(source))
 
 
-@_rule("cumsum", "cumprod", "flip", "roll", "sort", "tril", "triu", "_fft_r2c", "_fft_c2r", "_fft_c2c", "logcumsumexp")
+@_rule("cumsum cumprod flip roll sort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(trace, a, out):
     """The same shape, but every position along some axes depends on where the others are."""
     found = trace.axes_of(a["self"])
@@ -96,22 +103,21 @@ def _order_matters(trace, a, out):
         trace.assign(result, kept)
 
 
-@_rule("arange", "zeros", "ones", "full", "empty", "rand", "randn", "linspace", "eye", "scalar_tensor", "new_zeros",
-       "new_ones", "new_full", "new_empty", "tril_indices", "triu_indices", "randperm", "randint", "empty_strided",
-       "new_empty_strided", "_efficientzerotensor")  # fmt: skip
+@_rule(
+    """
+    arange zeros ones full empty rand randn linspace eye scalar_tensor new_zeros new_ones new_full new_empty
+    tril_indices triu_indices randperm randint empty_strided new_empty_strided _efficientzerotensor
+    """
+)
 def _create(trace, a, out):
     trace.assign(out, _new(out.shape))
 
 
 @_rule(
-    "item",
-    "_local_scalar_dense",
-    "_assert_async",
-    "_assert_scalar",
-    "sym_size",
-    "equal",
-    "is_same_size",
-    "_has_compatible_shallow_copy_type",
+    """
+    item _local_scalar_dense _assert_async _assert_scalar sym_size equal is_same_size
+    _has_compatible_shallow_copy_type
+    """
 )
 def _nothing(trace, a, out):
     for result in _results(out):
@@ -121,7 +127,7 @@ def _nothing(trace, a, out):
 # Reshaping and indexing
 
 
-@_rule("view", "flatten", "unflatten")
+@_rule("view flatten unflatten")
 def _view(trace, a, out):
     if out.dtype != a["self"].dtype and out.shape != a["self"].shape:  # view(dtype) changes the last axis
         for axis in trace.axes_of(a["self"]):
@@ -137,7 +143,7 @@ def _permute(trace, a, out):
     trace.assign(out, [found[dim] for dim in a["dims"]])
 
 
-@_rule("transpose", "t", "swapaxes", "adjoint")
+@_rule("transpose t swapaxes adjoint")
 def _transpose(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     if len(found) >= 2:
@@ -153,7 +159,7 @@ def _unsqueeze(trace, a, out):
     trace.assign(out, found)
 
 
-@_rule("squeeze", "view_as_real", "view_as_complex")
+@_rule("squeeze view_as_real view_as_complex")
 def _squeeze(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     kept = [axis for axis in found if axis.size != 1]
@@ -163,7 +169,7 @@ def _squeeze(trace, a, out):
     trace.assign(out, [*found, Axis(2, fixed="real and imaginary part")] if out.ndim > len(found) else found[:-1])
 
 
-@_rule("expand", "expand_as")
+@_rule("expand expand_as")
 def _expand(trace, a, out):
     found = trace.axes_of(a["self"])
     result = _new(out.shape)
@@ -173,7 +179,7 @@ def _expand(trace, a, out):
     trace.assign(out, result)
 
 
-@_rule("repeat", "tile")
+@_rule("repeat tile")
 def _repeat(trace, a, out):
     found = trace.axes_of(a["self"])
     found = [*_new([1] * (out.ndim - len(found))), *found]
@@ -215,7 +221,7 @@ def _unbind(trace, a, out):
         trace.assign(result, found)
 
 
-@_rule("slice", "narrow")
+@_rule("slice narrow")
 def _slice(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     dim, size = a["dim"], found[a["dim"]].size
@@ -233,7 +239,7 @@ def _slice(trace, a, out):
     trace.assign(out, found)
 
 
-@_rule("split", "split_with_sizes", "chunk", "tensor_split")
+@_rule("split split_with_sizes chunk tensor_split")
 def _split(trace, a, out):
     found, start = trace.axes_of(a["self"]), 0
     dim = a["dim"] % len(found)
@@ -244,7 +250,7 @@ def _split(trace, a, out):
     return None
 
 
-@_rule("cat", "concatenate")
+@_rule("cat concatenate")
 def _cat(trace, a, out):
     tensors = [t for t in a["tensors"] if t.shape != (0,) or out.ndim == 1]
     found = [trace.axes_of(t) for t in tensors]
@@ -267,8 +273,12 @@ def _stack(trace, a, out):
     trace.assign(out, result)
 
 
-@_rule("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "_pad_circular",
-       "reflection_pad3d", "replication_pad3d")  # fmt: skip
+@_rule(
+    """
+    constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d _pad_circular
+    reflection_pad3d replication_pad3d
+    """
+)
 def _pad(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     pad = a.get("pad", a.get("padding"))
@@ -316,7 +326,7 @@ def _embedding(trace, a, out):
     trace.assign(out, [*trace.axes_of(a["indices"]), width])
 
 
-@_rule("index", "_unsafe_index", "index_put", "_unsafe_index_put")
+@_rule("index _unsafe_index index_put _unsafe_index_put")
 def _index(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     indices = list(a["indices"]) + [None] * (len(found) - len(a["indices"]))
@@ -339,7 +349,7 @@ def _index(trace, a, out):
     trace.assign(out, [*kept[:front], *picked, *kept[front:]])
 
 
-@_rule("index_select", "index_add", "index_copy", "index_fill")
+@_rule("index_select index_add index_copy index_fill")
 def _index_select(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     fix(found[a["dim"]], "its positions are picked by an index")
@@ -348,7 +358,7 @@ def _index_select(trace, a, out):
     trace.assign(out, found)
 
 
-@_rule("gather", "scatter", "scatter_add", "take_along_dim", "scatter_reduce")
+@_rule("gather scatter scatter_add take_along_dim scatter_reduce")
 def _gather(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     index = trace.axes_of(a["index"])
@@ -367,7 +377,7 @@ def _gather(trace, a, out):
 # Contractions
 
 
-@_rule("mm", "bmm", "addmm", "baddbmm", "matmul", "dot", "mv", "addmv", "vdot")
+@_rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")
 def _matmul(trace, a, out):
     left = a.get("mat1", a.get("batch1", a.get("mat", a["self"])))
     right = a.get("mat2", a.get("batch2", a.get("vec2", a.get("tensor", a.get("vec", a.get("other"))))))
@@ -432,7 +442,7 @@ def _attention(trace, a, out):
         )
 
 
-@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "convolution_overrideable")
+@_rule("convolution _convolution cudnn_convolution mkldnn_convolution convolution_overrideable")
 def _convolution(trace, a, out):
     x, w = trace.axes_of(a["input"] if "input" in a else a["self"]), trace.axes_of(a["weight"])
     groups = a["groups"]
@@ -477,18 +487,22 @@ def _windowed(found, sizes) -> list[Axis]:
     return result
 
 
-@_rule("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool1d", "avg_pool3d",
-       "adaptive_max_pool3d", "_adaptive_avg_pool3d", "max_pool3d_with_indices", "adaptive_avg_pool1d", "max_pool2d",
-       "upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_nearest1d",
-       "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_trilinear3d", "mkldnn_max_pool2d",
-       "_upsample_nearest_exact2d", "adaptive_avg_pool2d")  # fmt: skip
+@_rule(
+    """
+    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d avg_pool3d
+    adaptive_max_pool3d _adaptive_avg_pool3d max_pool3d_with_indices adaptive_avg_pool1d max_pool2d
+    upsample_bilinear2d upsample_nearest2d upsample_bicubic2d upsample_linear1d upsample_nearest1d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa upsample_trilinear3d mkldnn_max_pool2d
+    _upsample_nearest_exact2d adaptive_avg_pool2d
+    """
+)
 def _pool(trace, a, out):
     found = trace.axes_of(a["self"])
     for result in _results(out):
         trace.assign(result, _windowed(found, result.shape))
 
 
-@_rule("grid_sampler_2d", "grid_sampler")
+@_rule("grid_sampler_2d grid_sampler")
 def _grid_sample(trace, a, out):
     x, grid = trace.axes_of(a["input"]), trace.axes_of(a["grid"])
     unify(x[0], grid[0])
@@ -539,8 +553,12 @@ def _col2im(trace, a, out):
 # Norms and reductions
 
 
-@_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
-       "_batch_norm_with_update", "_batch_norm_no_update", "_native_batch_norm_legit_functional", "batch_norm")  # fmt: skip
+@_rule(
+    """
+    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm
+    _batch_norm_with_update _batch_norm_no_update _native_batch_norm_legit_functional batch_norm
+    """
+)
 def _batch_norm(trace, a, out):
     found = trace.axes_of(a["input"])
     for name in ("weight", "bias", "running_mean", "running_var"):
@@ -552,7 +570,7 @@ def _batch_norm(trace, a, out):
         trace.assign(other, [found[1] if n == found[1].size else Axis(n) for n in other.shape])
 
 
-@_rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
+@_rule("native_layer_norm _fused_rms_norm rms_norm layer_norm")
 def _layer_norm(trace, a, out):
     found = trace.axes_of(a["input"])
     for name in ("weight", "bias"):
@@ -565,7 +583,7 @@ def _layer_norm(trace, a, out):
         trace.assign(other, [axis if axis.size == n else Axis(n) for axis, n in zip(found, other.shape)])
 
 
-@_rule("native_group_norm", "group_norm")
+@_rule("native_group_norm group_norm")
 def _group_norm(trace, a, out):
     found, groups = trace.axes_of(a["input"]), a.get("group", a.get("num_groups"))
     for name in ("weight", "bias"):
@@ -580,7 +598,7 @@ def _group_norm(trace, a, out):
     return {groups: which} if groups > 1 else None
 
 
-@_rule("_weight_norm_interface", "_weight_norm")
+@_rule("_weight_norm_interface _weight_norm")
 def _weight_norm(trace, a, out):
     v, g, dim = trace.axes_of(a["v"]), trace.axes_of(a["g"]), a["dim"]
     unify(v[dim], g[dim])
@@ -590,8 +608,12 @@ def _weight_norm(trace, a, out):
         trace.assign(other, [x if x.size == n else Axis(n) for x, n in zip(g, other.shape)])
 
 
-@_rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "norm", "any", "all",
-       "linalg_vector_norm", "logsumexp", "argmax", "argmin", "median", "topk", "nansum", "count_nonzero", "aminmax")  # fmt: skip
+@_rule(
+    """
+    sum mean amax amin max min var std var_mean std_mean prod norm any all linalg_vector_norm logsumexp argmax
+    argmin median topk nansum count_nonzero aminmax
+    """
+)
 def _reduce(trace, a, out):
     tensors = [value for value in a.values() if isinstance(value, Tensor)]
     if len(tensors) > 1:  # max(a, b)

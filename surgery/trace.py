@@ -8,20 +8,22 @@ attention, windows, channel shuffles, grouped convolutions and the like are made
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from surgery import axes
 from surgery.axes import Axis
+from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.rules import ALIASES, LAYOUT, rule_for
 
 Axes = tuple[Axis, ...]
+T = TypeVar("T")
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Trace:
         steps: the operations, in order.
     """
 
-    def __init__(self, model: nn.Module, example: Any, call: Callable[[], Any]):
+    def __init__(self, model: nn.Module, example: Any):
         self._axes = WeakIdKeyDictionary()
         self._learned = WeakIdKeyDictionary()  # parameters and what was computed from nothing but them
         self.made: list[Axis] = []  # axes along which a learned layer makes features
@@ -56,8 +58,8 @@ class Trace:
         for tensor in tensors_in(example):
             for axis in self.axes_of(tensor):
                 axes.fix(axis, "it is an axis of the input")
-        with watching(model) as where, _Follow(self, where):
-            output = call()
+        with evaluating(model), watching(model) as where, _Follow(self, where):
+            output = run(model, example)
         found = tensors_in(output)
         if not found:
             raise SurgeryError(f"{type(model).__name__} returned no tensor: its output cannot be kept in shape")
@@ -122,13 +124,11 @@ class _Follow(TorchDispatchMode):
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """((module name, attribute name), tensor) for every tensor that a module holds, tied ones once."""
-    seen: set[int] = set()
-    for name, module in model.named_modules():
+    """((module name, attribute name), tensor) for every tensor that a module holds, tied ones under each name."""
+    for name, module in model.named_modules(remove_duplicate=False):
         plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items(), *plain.items()):
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
+            if tensor is not None:
                 yield (name, attribute), tensor
 
 
@@ -193,6 +193,36 @@ def run(model: nn.Module, example: Any) -> Any:
     if isinstance(example, dict):
         return model(**example)
     return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def traced(model: nn.Module, example: Any) -> tuple[Trace, nn.Module, Any]:
+    """(trace, a copy of the model that was not run, the example), on the meta device where the model can run there."""
+    return observed(model, example, Trace)
+
+
+def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> tuple[T, nn.Module, Any]:
+    """(what `watch` makes of a copy of the model and an example, a second copy that was not run, the example).
+
+    All on the meta device, which computes nothing; but models that look at numbers while they run (`item`, NumPy)
+    cannot run there, and run as they are. What runs is a copy, since a forward pass may leave things behind.
+    """
+    ghost_example = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, example)
+    try:
+        ghost = _ghost(model)
+        return watch(_ghost(model), ghost_example), ghost, ghost_example
+    except Exception:  # whatever goes wrong there and matters goes wrong here again
+        return watch(copy_sharing(model)[0], example), model, example
+
+
+def _ghost(model: nn.Module) -> nn.Module:
+    """A copy on the meta device."""
+    ghost, _ = copy_sharing(model)
+    empty = {id(tensor): torch.empty_like(tensor, device="meta") for _, tensor in named_tensors(ghost)}
+    for module in ghost.modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        vars(module).update({key: empty[id(tensor)] for key, tensor in plain.items()})
+    replace_tensors(ghost, empty, empty)
+    return ghost
 
 
 def _bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

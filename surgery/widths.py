@@ -9,7 +9,8 @@ from torch import nn
 
 from surgery import axes
 from surgery.axes import Axis, atoms, digits, find, fix
-from surgery.trace import Trace, evaluating, run
+from surgery.errors import SurgeryError
+from surgery.trace import Trace, traced
 
 Rounding = Callable[[float], int]
 
@@ -43,8 +44,7 @@ def widths(model: nn.Module, example: Any, rate: float = 1.0, **options: Any) ->
     Width(size=4, kept=4, reason='it is an axis of the input', members=(('0.weight', 1),))
     Width(size=2, kept=2, reason='it is an axis of the output', members=(('2.weight', 0), ('2.bias', 0)))
     """
-    with evaluating(model):
-        trace = Trace(model, example, lambda: run(model, example))
+    trace, _, _ = traced(model, example)
     keep = choose(trace, rate, **options)
     members: dict[Axis, list[tuple[str, int]]] = {}
     for (module, attribute), found in trace.tensors.items():
@@ -103,7 +103,7 @@ def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -
     for component in _components(list(products)):
         candidates = list(dict.fromkeys(d for product in component for d in product))
 
-        def cost(chosen: tuple[Axis, ...], component=component) -> tuple:
+        def cost(chosen: tuple[Axis, ...], component=component, candidates=candidates) -> tuple:
             wrong = sum(sum(d in chosen for d in product) != 1 for product in component)
             deviation = 0.0
             for product in component:
@@ -121,6 +121,12 @@ def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -
 
         limit = candidates if len(candidates) <= 12 else candidates[-12:]
         best = min((c for n in range(len(limit) + 1) for c in combinations(limit, n)), key=cost)
+        if cost(best)[0]:
+            sizes = [" * ".join(str(d.size) for d in product) for product in component]
+            raise SurgeryError(
+                f"widths of {', '.join(sizes[:4])} share digits so that no choice shrinks each of them once: keep the "
+                "layers around them whole"
+            )
         sliced.update(best)
     return {atom for digit in sliced for atom in atoms(digit) if not atom.fixed}
 
