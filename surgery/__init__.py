@@ -2,8 +2,13 @@
 
 from surgery.average import average
 from surgery.errors import SurgeryError
+from surgery.graft import graft, ungraft
 from surgery.layers import Layer, layers
+from surgery.named import example_input, named
+from surgery.narrow import narrow
 from surgery.recombine import inverse, permutations, segments, shuffle
+from surgery.scale import match_norms, percentile_norm
+from surgery.sections import Section, repeatable, sections
 from surgery.state import (
     Stack,
     State,
@@ -17,25 +22,42 @@ from surgery.state import (
     state,
     unstack,
 )
+from surgery.submodel import Submodel
+from surgery.submodel_average import average_submodels
+from surgery.widths import Width, widths
 
 __all__ = [
     "Layer",
+    "Section",
     "Stack",
     "State",
+    "Submodel",
     "SurgeryError",
+    "Width",
     "average",
+    "average_submodels",
     "broadcast",
     "check_same",
     "cosine",
     "count",
     "distance",
+    "example_input",
+    "graft",
     "inverse",
     "layers",
     "load",
+    "match_norms",
+    "named",
+    "narrow",
+    "percentile_norm",
     "permutations",
+    "repeatable",
+    "sections",
     "segments",
     "shuffle",
     "stack",
     "state",
+    "ungraft",
     "unstack",
+    "widths",
 ]

@@ -42,8 +42,8 @@ def average(
     [[2.0], [4.0]]
     """
     k = count(models)
-    rows = _weight_rows(weights, k, fallback is not None)
-    mask = {} if mask is None else {name: _checked_mask(name, m, models) for name, m in mask.items()}
+    rows = weight_rows(weights, k, fallback is not None)
+    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
     if mask and fallback is None:
         raise SurgeryError("a mask can leave elements that nobody covers: give the values to keep as `fallback`")
     clustered = rows.ndim == 2
@@ -77,7 +77,7 @@ def average(
     return {name: torch.stack(values) if clustered else values[0] for name, values in result.items()}
 
 
-def _weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
+def weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
     """Weights on the CPU in float64, in which sample counts and their ratios stay exact: [K] or [C, K]."""
     if weights is None:
         return torch.ones(k, dtype=torch.float64)
@@ -95,7 +95,7 @@ def _weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
     return rows
 
 
-def _checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
+def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
     """The mask of one tensor, expanded to its shape."""
     if name not in models:
         raise SurgeryError(f"the mask names {name!r}, which the stack has not")

@@ -17,9 +17,21 @@ class Chain(nn.Sequential):
     """A block followed by blocks grafted onto it; each gets what the first got beside its input."""
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        out, inputs = None, (x, *args)
         for block in self:
-            x = block(x, *args, **kwargs)
-        return x
+            # A block may append to a list that it is given (aggregation trees do): the next one gets it as it was.
+            given, named = tuple(map(_fresh, inputs)), {key: _fresh(value) for key, value in kwargs.items()}
+            out = block(*inputs, **kwargs)
+            inputs, kwargs = passed_on(out, given), named
+        return out
+
+
+def passed_on(out: Any, inputs: tuple) -> tuple:
+    """The inputs of the next block of a chain: a block that returns several values hands on those like its inputs."""
+    if not isinstance(out, tuple) or isinstance(inputs[0], tuple):
+        return (out, *inputs[1:])
+    rest = (o if _same_form(o, i) else i for o, i in zip(out[1:], inputs[1:]))
+    return (out[0], *rest, *inputs[len(out) :])
 
 
 class Skip(nn.Module):
@@ -105,7 +117,10 @@ def unchain(model: nn.Module, module: str, keep: int) -> None:
     chain = model.get_submodule(module)
     if not isinstance(chain, Chain):
         raise TypeError(f"{module!r} is a {type(chain).__name__}, not a Chain")
-    _replace(model, module, chain[0] if keep == 1 else chain[:keep])
+    kept = chain[0] if keep == 1 else chain[:keep]
+    if keep > 1:
+        kept.training = chain.training
+    _replace(model, module, kept)
 
 
 _EDITS = {"set": set_attribute, "slice": slice_buffer, "remove": remove, "skip": skip, "unchain": unchain}
@@ -117,6 +132,14 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     if child not in owner._modules:
         raise KeyError(name)
     owner._modules[child] = new
+
+
+def _fresh(value: Any) -> Any:
+    return list(value) if type(value) is list else value
+
+
+def _same_form(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and getattr(a, "shape", None) == getattr(b, "shape", None)
 
 
 def _like(old: Any, value: Any) -> Any:

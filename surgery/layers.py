@@ -1,16 +1,17 @@
 """Decomposition of a network into the pieces that surgery moves around."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.errors import SurgeryError
+from surgery.sections import sections
 from surgery.state import owners, state
+from surgery.trace import evaluating, observed, run, tensors_in
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Layer(NamedTuple):
@@ -21,24 +22,24 @@ class Layer(NamedTuple):
     tensors: tuple[str, ...]
 
 
-def layers(model: nn.Module, unit: Unit = "layer") -> list[Layer]:
+def layers(model: nn.Module, unit: Unit = "layer", example: Any = None) -> list[Layer]:
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 
     Args:
-        model: any module; no forward pass is run, meta tensors will do.
+        model: any module; without an example no forward pass is run and meta tensors will do.
         unit: what counts as one piece.
             `layer`: a module that owns tensors, with all that it owns: weight, bias, norm statistics. A
             module that has children and tensors of its own (a position embedding, a class token) gives
             those tensors as one more layer; what a parametrization (weight norm) keeps belongs to its module.
-            `block`: a residual block is one piece, whatever lies outside of blocks is as for `layer`.
-            A block is a member of a run: a Sequential, ModuleList or ModuleDict in which two neighbours
-            of one class, or all members, are composite (own several layers) and are not containers
-            themselves; runs that lie deepest win. (Where runs of convolution-norm pairs lie inside of residual
-            blocks, as in LeViT, the pairs are what is found.)
+            `block`: a residual block (of `surgery.sections`) is one piece, whatever lies outside of blocks is as
+            for `layer`.
             `tensor`: each entry of the state on its own.
+        example: an input (a tensor, a tuple of arguments or a dict of keyword arguments) for one forward pass in
+            evaluation mode, which shows the order in which the layers are used.
 
     Returns:
-        Layers in registration order. A tensor that several modules share belongs to the first.
+        Layers in execution order (of their first use) if there is an example, those that were not used last; else in
+        registration order. A tensor that several modules share belongs to the first of them.
 
     Raises:
         SurgeryError: if the unit is unknown, or is `block` and the model has none.
@@ -49,12 +50,21 @@ def layers(model: nn.Module, unit: Unit = "layer") -> list[Layer]:
     1 BatchNorm1d 5
     3 Linear 2
     """
+    pieces = _pieces(model, unit)
+    if example is None:
+        return pieces
+    order = _first_use(model, example)
+    return sorted(pieces, key=lambda piece: min(order.get(name, len(order)) for name in piece.tensors))
+
+
+def _pieces(model: nn.Module, unit: Unit) -> list[Layer]:
+    """The layers in registration order."""
     values = state(model)
     if unit == "tensor":
         return [Layer(name, "tensor", (name,)) for name in values]
     if unit not in ("layer", "block"):
         raise SurgeryError(f"unknown unit {unit!r}: choose layer, block or tensor")
-    blocks = _blocks(model) if unit == "block" else {}
+    blocks = [block for section in sections(model) for block in section.blocks] if unit == "block" else []
     if unit == "block" and not blocks:
         raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
     modules = dict(model.named_modules())
@@ -66,6 +76,31 @@ def layers(model: nn.Module, unit: Unit = "layer") -> list[Layer]:
     return [Layer(name, type(modules[name]).__name__, tuple(names)) for name, names in pieces.items()]
 
 
+def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
+    """The rank of each tensor's first use in a forward pass, by state name; unused ones are left out."""
+
+    def watch(copy: nn.Module, given: Any) -> dict[str, int]:
+        mode = _Uses({id(tensor): name for _, _, own in owners(copy) for name, tensor in own.items()})
+        with evaluating(copy), mode:
+            run(copy, given)
+        return mode.order
+
+    order, _, _ = observed(model, example, watch)
+    return order
+
+
+class _Uses(TorchDispatchMode):
+    def __init__(self, names: dict[int, str]):
+        super().__init__()
+        self.names, self.order = names, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in tensors_in((args, kwargs or {})):
+            if id(tensor) in self.names:
+                self.order.setdefault(self.names[id(tensor)], len(self.order))
+        return func(*args, **(kwargs or {}))
+
+
 def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:
     """The module that a parametrization's tensors belong to, or the name itself."""
     parts = name.split(".")
@@ -74,39 +109,3 @@ def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:
         if is_parametrized(modules[owner]):
             return owner
     return name
-
-
-def _blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The residual blocks of a model: members of the deepest runs, by name."""
-    found = {}
-    for name, module in model.named_modules():
-        if _is_run(module):
-            prefix = f"{name}." if name else ""
-            for child_name, child in module.named_children():
-                if _is_composite(child) and not any(_is_run(m) for m in child.modules()):
-                    found[prefix + child_name] = child
-    return found
-
-
-def _is_run(module: nn.Module) -> bool:
-    if not isinstance(module, _CONTAINERS):
-        return False
-    members = [child for child in module.children() if _owning(child)]
-    composite = [_is_composite(child) for child in members]
-    twins = any(
-        a and b and type(left) is type(right)
-        for a, b, left, right in zip(composite, composite[1:], members, members[1:])
-    )
-    return twins or (bool(members) and all(composite))
-
-
-def _is_composite(module: nn.Module) -> bool:
-    """Owns several layers and is no container."""
-    if isinstance(module, _CONTAINERS):
-        return False
-    return _owning(module) > 1
-
-
-def _owning(module: nn.Module) -> int:
-    """How many modules in here own tensors."""
-    return sum(1 for _ in owners(module))

@@ -8,16 +8,20 @@ sums of squared distances to any point stay what they were (Lemma 4.4).
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from itertools import pairwise
+from typing import TypeAlias, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.layers import Layer
-from surgery.state import Stack, count
+from surgery.state import Stack, State, check_same, count, owners, state
 
 Segment: TypeAlias = tuple[str, ...]
+
+_SMALL_ROW = 1 << 16  # bytes; below, one gather of the tensor is faster than moving its rows one by one
 
 
 def segments(layers: Sequence[Layer], fraction: float = 0.0) -> list[Segment]:
@@ -49,14 +53,25 @@ def segments(layers: Sequence[Layer], fraction: float = 0.0) -> list[Segment]:
     return [tuple(names) for names in groups.values()]
 
 
-def permutations(n: int, k: int, generator: torch.Generator | None = None) -> Tensor:
+def permutations(n: int, k: int, generator: torch.Generator | None = None, derange: bool = False) -> Tensor:
     """n independent uniform permutations of k slots: [n, k], int64, on the generator's device.
+
+    With `derange` they are uniform derangements: no slot keeps what it has. One slot has none (SurgeryError).
 
     >>> permutations(3, 4, torch.Generator().manual_seed(0)).sort(1).values[0]
     tensor([0, 1, 2, 3])
+    >>> permutations(2, 2, derange=True).tolist()
+    [[1, 0], [1, 0]]
     """
+    if derange and k == 1:
+        raise SurgeryError("one model cannot be deranged: derange=True needs k of 2 or more")
     device = "cpu" if generator is None else generator.device
-    rows = [torch.randperm(k, generator=generator, device=device) for _ in range(n)]
+    rows: list[Tensor] = []
+    while len(rows) < n:
+        row = torch.randperm(k, generator=generator, device=device)
+        # Rejection keeps the draw uniform; one in e permutations is a derangement, whatever k.
+        if not derange or not bool((row == torch.arange(k, device=device)).any()):
+            rows.append(row)
     return torch.stack(rows) if rows else torch.empty(0, k, dtype=torch.int64, device=device)
 
 
@@ -69,49 +84,62 @@ def inverse(permutations: Tensor) -> Tensor:
     return permutations.argsort(dim=-1)
 
 
-def shuffle(models: Mapping[str, Tensor], segments: Sequence[Segment], permutations: Tensor) -> Stack:
+@overload
+def shuffle(
+    models: Mapping[str, Tensor], segments: Sequence[Segment], permutations: Tensor, inplace: bool = False
+) -> Stack: ...
+@overload
+def shuffle(models: Sequence[nn.Module], segments: Sequence[Segment], permutations: Tensor) -> list[nn.Module]: ...
+@overload
+def shuffle(models: Sequence[State], segments: Sequence[Segment], permutations: Tensor) -> list[State]: ...
+def shuffle(models, segments, permutations, inplace=False):
     """Recombine K models: slot k of the result takes segment s from slot permutations[s, k].
 
-    One index gather a tensor, on the stack's device. `shuffle(..., inverse(permutations))` undoes it.
+    `shuffle(..., inverse(permutations))` undoes it.
 
     Args:
-        models: a stack, tensors [K, *S].
-        segments: groups of state names that together hold each name of the stack exactly once.
-        permutations: [len(segments), K], each row a permutation of range(K).
+        models: a stack, tensors [K, *S]; or a list of K states; or a list of K modules of one architecture.
+        segments: groups of state names that together hold each name of the models exactly once, as
+            `segments(layers(model))` gives them.
+        permutations: [len(segments), K], each row a permutation of range(K), as `permutations` draws them.
+        inplace: permute the rows of the stack where they lie, and return it. Needs no second stack: beside it lies
+            one row of the largest tensor, or one tensor whose rows are small. For stacks only.
+
+    Returns:
+        The same kind: a new stack; a list of new states; or a list of new modules, where module k is a copy of
+        models[k] (its hooks, mode, ties, requires_grad) with copies of the tensors that travelled to it. Tied
+        weights travel once. Without `inplace` the input is unchanged and shares no memory with the result.
 
     Raises:
-        SurgeryError: if segments miss, repeat or invent a tensor, or the permutations are not permutations.
-            (Permutations that live on an accelerator are checked for their shape only: reading them back
-            would stall it.)
+        SurgeryError: if segments miss, repeat or invent a tensor, the permutations are not permutations, listed
+            models differ in shape, dtype or device, or rows cannot be permuted in place (broadcast views, tensors
+            that share memory or require grad). (Permutations that live on an accelerator are checked for their
+            shape only, unless models are listed: reading them back would stall it.)
 
     >>> models = {"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4])}
     >>> shuffle(models, [("a",), ("b",)], torch.tensor([[1, 0], [0, 1]]))
     {'a': tensor([2, 1]), 'b': tensor([3, 4])}
+    >>> nets = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    >>> mixed = shuffle(nets, [("weight",), ("bias",)], torch.tensor([[1, 0], [0, 1]]))
+    >>> torch.equal(mixed[0].weight, nets[1].weight), torch.equal(mixed[0].bias, nets[0].bias)
+    (True, True)
     """
-    k = count(models)
-    owner: dict[str, int] = {}
-    for s, names in enumerate(segments):
-        for name in names:
-            if name in owner:
-                raise SurgeryError(f"tensor {name!r} is in segments {owner[name]} and {s}: it can travel only once")
-            owner[name] = s
-    if missing := [name for name in models if name not in owner]:
-        raise SurgeryError(
-            f"no segment holds {missing[0]!r} ({len(missing)} missing): segments must cover the stack; take "
-            "states with surgery.state(model), which names tied tensors once"
-        )
-    if unknown := [name for name in owner if name not in models]:
-        raise SurgeryError(f"segments name {unknown[0]!r}, which the stack has not ({len(unknown)} unknown)")
-    if not isinstance(permutations, Tensor) or permutations.is_floating_point():
-        raise SurgeryError("permutations are an integer tensor: see surgery.permutations")
-    if permutations.shape != (len(segments), k):
-        raise SurgeryError(
-            f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]"
-        )
-    if permutations.device.type == "cpu" and not torch.equal(
-        permutations.sort(1).values, torch.arange(k).expand(len(segments), k)
-    ):
-        raise SurgeryError(f"each row of permutations must hold every slot 0..{k - 1} once")
+    if isinstance(models, Mapping):
+        owner = _owners(models, segments, permutations, count(models))
+        return _permute_rows(models, owner, permutations) if inplace else _gather(models, owner, permutations)
+    if inplace:
+        raise SurgeryError("inplace is for stacks: a list of states or modules is shuffled into new ones")
+    if not isinstance(models, list | tuple) or not models:
+        raise SurgeryError("shuffle takes a stack, or a list of at least one state or module")
+    if all(isinstance(model, nn.Module) for model in models):
+        return _shuffle_modules(models, segments, permutations)
+    if all(isinstance(model, Mapping) for model in models):
+        return _shuffle_states(models, segments, permutations)
+    raise SurgeryError("shuffle takes models of one kind: a list of states, or a list of modules")
+
+
+def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
+    """One index gather a tensor, on the stack's device."""
     sources: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
     result = {}
     for name, tensor in models.items():
@@ -119,3 +147,112 @@ def shuffle(models: Mapping[str, Tensor], segments: Sequence[Segment], permutati
             sources[tensor.device] = permutations.to(tensor.device)
         result[name] = tensor.index_select(0, sources[tensor.device][owner[name]])
     return result
+
+
+def _permute_rows(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
+    """Along the cycles of the permutation, through one spare row; small rows by one gather, to save calls."""
+    _check_writable(models)
+    on_host = permutations.device.type == "cpu"
+    rows = permutations.tolist() if on_host else None
+    with torch.no_grad():
+        for name, tensor in models.items():
+            if not on_host or tensor[0].nbytes < _SMALL_ROW:
+                tensor.copy_(tensor.index_select(0, permutations[owner[name]].to(tensor.device)))
+                continue
+            row, views = rows[owner[name]], tensor.unbind(0)
+            spare = torch.empty_like(views[0])
+            left = {slot for slot, source in enumerate(row) if slot != source}
+            while left:
+                first = slot = min(left)
+                spare.copy_(views[first])
+                while row[slot] != first:
+                    views[slot].copy_(views[row[slot]])
+                    left.remove(slot)
+                    slot = row[slot]
+                views[slot].copy_(spare)
+                left.remove(slot)
+    return dict(models)
+
+
+def _shuffle_states(models, segments, permutations) -> list[State]:
+    for k, other in enumerate(models):
+        check_same(models[0], other, "state 0", f"state {k}")
+        for name, tensor in other.items():
+            first = models[0][name]
+            if (tensor.dtype, tensor.device) != (first.dtype, first.device):
+                raise SurgeryError(
+                    f"tensor {name!r} is {first.dtype} on {first.device} in state 0, {tensor.dtype} on "
+                    f"{tensor.device} in state {k}: convert them to one dtype and device first"
+                )
+    permutations = permutations.cpu() if isinstance(permutations, Tensor) else permutations
+    owner = _owners(models[0], segments, permutations, len(models))
+    rows = permutations.tolist()
+    return [{name: models[rows[owner[name]][k]][name].clone() for name in model} for k, model in enumerate(models)]
+
+
+def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
+    ties = [_ties(model) for model in models]
+    if odd := [k for k, tie in enumerate(ties) if tie != ties[0]]:
+        raise SurgeryError(f"models 0 and {odd[0]} are not of one architecture: their tensors' names or ties differ")
+    result = []
+    for model, values in zip(models, _shuffle_states([state(model) for model in models], segments, permutations)):
+        copy, originals = copy_sharing(model)
+        names = {id(tensor): name for _, _, own in owners(copy) for name, tensor in own.items()}
+        replace_tensors(copy, {key: values[name] for key, name in names.items()}, originals)
+        result.append(copy)
+    return result
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Every name of a tensor, and the one under which the state has it."""
+    names = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
+
+
+def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:
+    """The segment that holds each name; SurgeryError if the segments or the permutations do not fit."""
+    owner: dict[str, int] = {}
+    for s, members in enumerate(segments):
+        for name in members:
+            if name in owner:
+                raise SurgeryError(f"tensor {name!r} is in segments {owner[name]} and {s}: it can travel only once")
+            owner[name] = s
+    if missing := [name for name in names if name not in owner]:
+        raise SurgeryError(
+            f"no segment holds {missing[0]!r} ({len(missing)} missing): segments must cover the models; take "
+            "states with surgery.state(model), which names tied tensors once"
+        )
+    if unknown := [name for name in owner if name not in names]:
+        raise SurgeryError(f"segments name {unknown[0]!r}, which the models have not ({len(unknown)} unknown)")
+    if not isinstance(permutations, Tensor) or permutations.dtype not in (torch.int64, torch.int32):
+        raise SurgeryError("permutations are an int64 tensor: see surgery.permutations")
+    if permutations.shape != (len(segments), k):
+        raise SurgeryError(
+            f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]"
+        )
+    if permutations.device.type == "cpu" and not torch.equal(
+        permutations.sort(1).values.long(), torch.arange(k).expand(len(segments), k)
+    ):
+        raise SurgeryError(f"each row of permutations must hold every slot 0..{k - 1} once")
+    return owner
+
+
+def _check_writable(models: Mapping[str, Tensor]) -> None:
+    """SurgeryError unless every element of the stack has memory of its own, and no gradient to keep."""
+    spans = []
+    for name, tensor in models.items():
+        if tensor.requires_grad:
+            raise SurgeryError(f"tensor {name!r} requires grad and cannot be shuffled in place: detach it first")
+        reach = 0  # of the axes so far, by ascending stride: the next must step beyond it
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+            if size > 1:
+                if stride <= reach:
+                    raise SurgeryError(f"tensor {name!r} is a broadcast or overlapping view: clone it first")
+                reach += stride * (size - 1)
+        if not tensor.is_meta and tensor.numel():
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize, name))
+    spans.sort()
+    for (_, end, a), (start, _, b) in pairwise(spans):
+        if start < end:
+            raise SurgeryError(f"tensors {a!r} and {b!r} may share memory: clone one first")

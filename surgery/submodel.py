@@ -109,25 +109,31 @@ class Submodel:
             The full state (or stack), and boolean tensors of the full shapes [*S], True where it was written.
         """
         lead = _check(small, self.small_shapes, "the small model")
-        template = next(iter(small.values()))
+        origin = {source.name: (name, source) for name, sources in self.entries.items() for source in sources}
         if into is not None and _check(into, self.shapes, "`into`") != lead:
             raise SurgeryError("the small model and `into` must both be states or both be stacks")
-        origin = {s.name: name for name, sources in self.entries.items() for s in sources}
+        kinds = {name.rpartition(".")[2]: tensor for name, tensor in reversed(small.items())}
         values, mask = {}, {}
         for target, shape in self.shapes.items():
-            like = small[origin[target]] if target in origin else template
-            if into is not None:
-                values[target] = into[target].clone()
-            else:
-                values[target] = like.new_zeros((*like.shape[:lead], *shape))
-            mask[target] = torch.zeros(shape, dtype=torch.bool, device=values[target].device)
-        for name, sources in self.entries.items():
-            for source in sources:
-                for part, piece in pieces(values[source.name], small[name], source.index, lead):
-                    part.copy_(piece)
-                covered = mask[source.name]
-                for part, _ in pieces(covered, covered.new_empty(self.small_shapes[name]), source.index):
-                    part.fill_(True)
+            if target not in origin:  # a dropped block's tensor has the dtype of its namesakes
+                like = kinds.get(target.rpartition(".")[2], next(iter(small.values())))
+                batch = like.shape[:lead]
+                values[target] = _zeros(like, (*batch, *shape)) if into is None else into[target].clone()
+                mask[target] = torch.zeros(shape, dtype=torch.bool, device=values[target].device)
+                continue
+            name, source = origin[target]
+            tensor = small[name]
+            if all(runs is None for runs in source.index):
+                values[target] = tensor.clone()
+                mask[target] = torch.ones(shape, dtype=torch.bool, device=tensor.device)
+                continue
+            whole = (*tensor.shape[:lead], *shape)
+            values[target] = _zeros(tensor, whole) if into is None else into[target].clone()
+            for part, piece in pieces(values[target], tensor, source.index, lead):
+                part.copy_(piece)
+            mask[target] = torch.zeros(shape, dtype=torch.bool, device=tensor.device)
+            for part, _ in pieces(mask[target], mask[target].new_empty(self.small_shapes[name]), source.index):
+                part.fill_(True)
         return values, mask
 
     def compose(self, inner: "Submodel") -> "Submodel":
@@ -273,6 +279,17 @@ def _take(full: Tensor, index: Index, lead: int) -> Tensor:
             positions = torch.cat([torch.arange(start, stop) for start, stop in runs])
             result = result.index_select(axis + lead, positions.to(full.device))
     return result.clone()
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    zeros = like.new_zeros(shape)
+    if (
+        zeros.ndim == like.ndim == 4
+        and like.is_contiguous(memory_format=torch.channels_last)
+        and like[0, 0].numel() > 1
+    ):
+        zeros = zeros.to(memory_format=torch.channels_last)
+    return zeros
 
 
 def _size(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:

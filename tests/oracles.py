@@ -1,6 +1,8 @@
 """Slow, obvious versions to compare with."""
 
 import copy
+import math
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -31,6 +33,35 @@ def recombine(states, layers, permutations):
             for name in layer.tensors:
                 result[slot][name] = states[source][name].clone()
     return result
+
+
+def percentile_norm(values, q):
+    """FedFA's W95, entry by entry: sort the magnitudes, interpolate the quantile, sum the squares up to it."""
+    magnitudes = sorted(abs(v) for v in values)
+    if not magnitudes:
+        return 0.0
+    position = Fraction(str(q)) * (len(magnitudes) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(magnitudes) - 1)
+    between = Fraction(magnitudes[high]) - Fraction(magnitudes[low])
+    threshold = Fraction(magnitudes[low]) + (position - low) * between
+    return math.sqrt(math.fsum(m * m for m in magnitudes if Fraction(m) <= threshold))
+
+
+def match_norms(states, groups, q, masks=None):
+    """FedFA's Algorithm 1, line 18: a factor for each model and group, as a list a group."""
+    factors = []
+    for group in groups:
+        norms = []
+        for k, state in enumerate(states):
+            values = []
+            for name in group:
+                covered = torch.ones_like(state[name]) if masks is None else masks[k][name]
+                values += [v for v, c in zip(state[name].flatten().tolist(), covered.flatten().tolist()) if c]
+            norms.append(percentile_norm(values, q))
+        counted = [norm for norm in norms if norm > 0]
+        factors.append([sum(counted) / len(counted) / norm if norm > 0 else 1.0 for norm in norms])
+    return factors
 
 
 def local_sgd(model, state, x, y, batches, lr, momentum, weight_decay=0.0, mu=0.0):

@@ -1,4 +1,6 @@
+import copy
 import itertools
+import json
 import math
 
 import pytest
@@ -8,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import recombine
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import surgery
+import surgery.recombine as recombine_module
 import zoo
 from surgery import Layer
 
@@ -89,6 +94,148 @@ def test_shuffle_equals_the_paper_s_lists(case):
         assert all(torch.equal(slot[name], expected[name]) for name in expected)
 
 
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case):
+    net, states, unit, fraction, generator = case
+    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    rows = surgery.permutations(len(parts), len(states), generator)
+    models = surgery.stack(states)
+    expected = surgery.unstack(surgery.shuffle(models, parts, rows))
+    assert all(torch.equal(models[n], t) for n, t in surgery.stack(states).items())
+
+    nets = [surgery.load(copy.deepcopy(net), state) for state in states]
+    for mixed in (surgery.shuffle(states, parts, rows), [surgery.state(m) for m in surgery.shuffle(nets, parts, rows)]):
+        for slot, wanted in zip(mixed, expected, strict=True):
+            assert list(slot) == list(wanted)
+            for name, tensor in slot.items():
+                assert torch.equal(tensor, wanted[name])
+                assert tensor.dtype == wanted[name].dtype
+                assert tensor.data_ptr() not in {s[name].data_ptr() for s in states} or not tensor.numel()
+    for net, state in zip(nets, states):
+        assert all(torch.equal(t, state[n]) for n, t in surgery.state(net).items())
+
+    for small_row in (0, 1 << 16):  # by cycles, by gathers
+        here = surgery.stack(states)
+        addresses = {n: t.data_ptr() for n, t in here.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recombine_module, "_SMALL_ROW", small_row)
+            back = surgery.shuffle(here, parts, rows, inplace=True)
+        assert all(back[n] is t and t.data_ptr() == addresses[n] for n, t in here.items())
+        for slot, wanted in zip(surgery.unstack(here), expected, strict=True):
+            assert all(torch.equal(slot[n], t) for n, t in wanted.items())
+
+
+def test_modules_keep_ties_mode_and_requires_grad_and_can_be_trained():
+    def make(seed):
+        torch.manual_seed(seed)
+        net = nn.ModuleDict({"a": nn.Embedding(3, 2), "norm": nn.BatchNorm1d(2), "b": nn.Linear(2, 3, bias=False)})
+        net["b"].weight = net["a"].weight
+        net["norm"].bias.requires_grad_(False)
+        return net
+
+    nets = [make(0), make(1).eval()]
+    parts = surgery.segments(surgery.layers(nets[0]))
+    mixed = surgery.shuffle(nets, parts, torch.tensor([[1, 0], [0, 1]]))
+    for slot, other in ((0, 1), (1, 0)):
+        assert torch.equal(mixed[slot]["a"].weight, nets[other]["a"].weight)
+        assert mixed[slot]["b"].weight is mixed[slot]["a"].weight
+        assert mixed[slot].training == nets[slot].training
+        assert not mixed[slot]["norm"].bias.requires_grad
+        assert mixed[slot]["a"].weight.is_leaf
+        mixed[slot]["b"](mixed[slot]["norm"](mixed[slot]["a"](torch.arange(3)))).sum().backward()
+        assert nets[0]["a"].weight.grad is None
+    untied = make(2)
+    untied["b"].weight = nn.Parameter(torch.zeros(3, 2))
+    with pytest.raises(surgery.SurgeryError, match="ties differ"):
+        surgery.shuffle([nets[0], untied], parts, torch.tensor([[1, 0], [0, 1]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_dtype_and_device_are_kept(dtype, device):
+    models = {"w": torch.zeros(3, 2, dtype=dtype, device=device)}
+    rows = torch.tensor([[1, 2, 0]])
+    for mixed in (
+        surgery.shuffle(models, [("w",)], rows)["w"],
+        surgery.shuffle(models, [("w",)], rows, inplace=True)["w"],
+        torch.stack([s["w"] for s in surgery.shuffle(surgery.unstack(models), [("w",)], rows)]),
+    ):
+        assert (mixed.dtype, mixed.device.type, mixed.shape) == (dtype, device, (3, 2))
+
+
+def test_inplace_needs_no_second_stack():
+    models = {n: torch.zeros(4, 50_000) for n in "abc"}
+    largest = max(t.nbytes for t in models.values())
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            known = {t.untyped_storage().data_ptr() for t in models.values()}
+            for tensor in (t for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
+                if tensor.untyped_storage().data_ptr() not in known:
+                    sizes.append(tensor.untyped_storage().nbytes())
+            return out
+
+    with Watch():
+        surgery.shuffle(models, [(n,) for n in models], torch.tensor([[1, 0, 3, 2]] * 3), inplace=True)
+    # Were all of a tensor's temporaries alive at once, they would still be smaller than the tensor.
+    assert 0 < sum(sizes) / len(models) < largest
+
+
+BASE = torch.zeros(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ({"w": torch.zeros(3).expand(2, 3)}, "broadcast"),
+        ({"w": torch.zeros(4).as_strided((2, 3), (1, 1))}, "overlapping"),
+        ({"w": torch.zeros(2, 3, requires_grad=True)}, "requires grad"),
+        ({"v": BASE, "w": BASE}, "'v' and 'w' may share memory"),
+        ([{"w": torch.zeros(3)}] * 2, "for stacks"),
+        ([nn.Linear(1, 1)] * 2, "for stacks"),
+    ],
+)
+def test_inplace_refuses_what_it_would_scramble(models, message):
+    names = models if isinstance(models, dict) else ["w"]
+    with pytest.raises(surgery.SurgeryError, match=message):
+        surgery.shuffle(models, [(n,) for n in names], torch.tensor([[1, 0]] * len(names)), inplace=True)
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ([], "at least one"),
+        (nn.Linear(1, 1), "a list"),
+        ([nn.Linear(1, 1), {"weight": torch.zeros(1, 1)}], "of one kind"),
+        ([{"w": torch.zeros(2)}, {"w": torch.zeros(3)}], "the architectures differ"),
+        ([{"w": torch.zeros(2)}, {"w": torch.zeros(2).double()}], "'w' is torch.float32"),
+    ],
+)
+def test_lists_are_of_one_architecture_and_dtype(models, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        surgery.shuffle(models, [("w",)], torch.tensor([[1, 0]]))
+
+
+@given(st.integers(2, 9), st.integers(0, 1000))
+def test_derangements_move_every_slot(k, seed):
+    rows = surgery.permutations(8, k, torch.Generator().manual_seed(seed), derange=True)
+    assert torch.equal(rows.sort(1).values, torch.arange(k).expand(8, k))
+    assert not (rows == torch.arange(k)).any()
+    assert torch.equal(rows.gather(1, surgery.inverse(rows)), torch.arange(k).expand(8, k))
+
+
+def test_derangements_are_uniform_and_one_slot_has_none():
+    rows = surgery.permutations(9 * 400, 4, torch.Generator().manual_seed(0), derange=True)
+    found, counts = rows.unique(dim=0, return_counts=True)
+    assert len(found) == 9  # of four
+    assert ((counts - 400).abs() < 5 * 400**0.5).all()
+    with pytest.raises(surgery.SurgeryError, match="k of 2"):
+        surgery.permutations(1, 1, derange=True)
+
+
 def numbered(n):
     return [Layer(str(j), "Linear", (f"{j}.weight",)) for j in range(1, n + 1)]
 
@@ -143,7 +290,7 @@ MODELS = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1)}
     [
         ([("a",)], [[0, 1]], "no segment holds 'b'"),
         ([("a",), ("a", "b")], [[0, 1], [0, 1]], "'a' is in segments 0 and 1"),
-        ([("a", "b", "c")], [[0, 1]], "'c', which the stack has not"),
+        ([("a", "b", "c")], [[0, 1]], "'c', which the models have not"),
         ([("a",), ("b",)], [[0, 1]], "expected \\[2 segments, 2 models\\]"),
         ([("a",), ("b",)], [[0, 1], [1, 1]], "every slot"),
     ],
@@ -165,3 +312,14 @@ def test_zoo_models_decompose_into_the_layers_one_expects():
     assert [layer.name for layer in surgery.layers(zoo.cnn())] == ["conv1", "conv2", "fc1", "fc2"]
     assert len(surgery.layers(zoo.resnet20())) == 2 + 9 * 4 + 1  # convolutions and norms apart
     assert len(surgery.layers(zoo.resnet20(), "block")) == 2 + 9 + 1
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(monkeypatch, tmp_path, capsys):
+    from benchmarks.surgery import main
+
+    monkeypatch.setattr("sys.argv", ["surgery", "--quick", "--out", str(tmp_path)])
+    main()
+    rows = json.loads((tmp_path / "surgery-cpu-quick.json").read_text())["rows"]
+    assert {row["operation"] for row in rows} >= {"shuffle", "extract", "embed", "average_submodels", "match_norms"}
+    assert all(row["surgery_ms"] > 0 for row in rows)

@@ -1,0 +1,109 @@
+"""The command line: `python -m surgery inspect MODEL`."""
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from surgery.describe import describe
+from surgery.draw import check_picture, draw
+from surgery.errors import SurgeryError
+from surgery.named import named
+from surgery.report import inspect
+
+_HELP = """\
+usage: python -m surgery inspect MODEL [--width RATE] [--depth INT,...] [--json] [--plot FILE] ...
+
+Look at a model, and at what surgery makes of it.
+
+commands:
+  inspect MODEL    print layers, sections and coupled widths, before and after a cut
+
+examples:
+  python -m surgery inspect torchvision:resnet50
+  python -m surgery inspect torchvision:resnet50 --width 0.5 --depth 2,2,4,2 --plot resnet50.png
+  python -m surgery inspect timm:vit_tiny_patch16_224 --width 0.5 --heads drop --json
+
+`python -m surgery inspect --help` tells all options."""
+
+
+def _integers(strings: list[str]) -> tuple[int, ...]:
+    return tuple(int(item) for item in strings[0].split(","))
+
+
+Integers = Annotated[
+    tuple[int, ...],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT,...",
+        instance_from_str=_integers,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(map(str, value))],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Print a model's layers, sections and coupled widths; with --width or --depth also what they become."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """timm:NAME or torchvision:NAME; its weights are random"""
+    width: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
+    """share of every hidden width that is kept, in (0, 1]"""
+    depth: Annotated[Integers | None, tyro.conf.arg(metavar="INT,...")] = None
+    """blocks of each section, comma-separated: fewer are dropped, more are grafted"""
+    heads: Literal["inside", "drop"] = "inside"
+    """what --width does to attention: slice inside of every head, or drop heads"""
+    input: Annotated[Integers | None, tyro.conf.arg(metavar="INT,...")] = None
+    """shape of one input, such as 3,224,224 [what the model was made for]"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object instead: all shapes, widths, sizes and fingerprints"""
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """draw the widths of all layers into a .png, .svg or .pdf"""
+
+    def run(self) -> None:
+        """Carry out the command."""
+        if self.plot:
+            check_picture(self.plot)
+        if self.input is not None and any(size < 1 for size in self.input):
+            raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes are 1 or more")
+        report = inspect(named(self.model), self.width, self.depth, heads=self.heads, shape=self.input, name=self.model)
+        if self.plot:
+            draw(report, self.plot)
+        print(json.dumps(report.as_dict()) if self.json else describe(report))
+        if self.plot and not self.json:
+            print(f"\ndrawn in {self.plot}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code: 0, or 2 for what cannot be done."""
+    command, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
+    if command in ("-h", "--help"):
+        print(_HELP)
+        return 0
+    try:
+        if command != "inspect":
+            near = difflib.get_close_matches(command, ["inspect"], n=1)
+            hint = "did you mean 'inspect'?" if near else "there is 'inspect'; see python -m surgery --help"
+            raise SurgeryError(f"unknown command {command!r}: {hint}")
+        tyro.cli(Inspect, prog="python -m surgery inspect", args=rest).run()
+    except (SurgeryError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("error: out of memory: give a smaller model or --input", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""A picture of a report: the width of every layer, and what is kept of it."""
+
+from itertools import groupby, pairwise
+from math import log2
+from pathlib import Path
+from typing import NamedTuple
+
+from surgery.describe import depth_text, macs, main_tensor
+from surgery.errors import SurgeryError
+from surgery.report import Place, Report, Row
+
+_COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6b", "#b5488c", "#7a5cc4", "#b8a02e", "#2f9fb0", "#c14b4b")
+_OUTSIDE = "#6b7280"
+_DROPPED = {"fill": False, "hatch": "////", "alpha": 0.55}
+_ADDED = {"hatch": "....", "edgecolor": "white"}
+_SUFFIXES = ("png", "svg", "pdf")
+
+
+class Bar(NamedTuple):
+    """A layer in the picture: its width before (0 if there was none) and after (0 if it is dropped)."""
+
+    section: str | None
+    block: str
+    layer: str
+    before: int
+    after: int
+
+
+def draw(report: Report, path: str | Path) -> None:
+    """Draw a report: a bar a layer with a matrix, as high as its output is wide; solid is what the new model has.
+
+    Args:
+        path: a .png, .svg or .pdf file.
+
+    >>> import tempfile; from torch import nn; from surgery.report import inspect
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw(inspect(nn.Linear(2, 3), shape=[2]), Path(folder, "linear.png"))
+    """
+    path, kind = Path(path), check_picture(Path(path))
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError:
+        raise SurgeryError("matplotlib is not installed: pip install matplotlib") from None
+    found = bars(report)
+    if not found:
+        raise SurgeryError(f"{report.model} has no layer with a matrix: there is nothing to draw")
+    figure = Figure(figsize=(min(18, max(9, 2.5 + 0.17 * len(found))), 5.2), layout="constrained")
+    axes = figure.subplots()
+    colours = {section.name: _COLOURS[i % len(_COLOURS)] for i, section in enumerate(report.sections)}
+    top = max(max(bar.before, bar.after) for bar in found)
+    low = 2 ** int(log2(max(1, min(min(b.before or top, b.after or top) for b in found)))) / 2
+    x = positions(found)
+    for at, bar in zip(x, found):
+        colour = colours.get(bar.section, _OUTSIDE)
+        box = {"width": 0.86, "bottom": low, "lw": 0}
+        if bar.before and not bar.after:
+            axes.bar(at, bar.before - low, edgecolor=colour, **{**box, "lw": 0.8}, **_DROPPED)
+        elif bar.before:
+            axes.bar(at, bar.before - low, facecolor=colour, alpha=0.22, **box)
+        if bar.after:
+            axes.bar(at, bar.after - low, facecolor=colour, **box, **({} if bar.before else _ADDED))
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(low, top * 1.25)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylabel("output width (log scale)")
+    axes.set_xlim(x[0] - 1, x[-1] + 1)
+    axes.set_xticks([])
+    axes.grid(axis="y", color="#d8dbe0", lw=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(length=0, colors="#4b5563")
+    _label(axes, report, found, x, colours)
+    cut = any(bar.before > bar.after > 0 for bar in found)
+    legend = [
+        (cut, {"label": "kept", "facecolor": _OUTSIDE}),
+        (cut, {"label": "cut away", "facecolor": _OUTSIDE, "alpha": 0.22}),
+        (any(not b.after for b in found), {"label": "block dropped", "edgecolor": _OUTSIDE, **_DROPPED}),
+        (any(not b.before for b in found), {"label": "block added", "facecolor": _OUTSIDE, **_ADDED}),
+    ]
+    handles = [Patch(**style) for shown, style in legend if shown]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    axes.set_title(_title(report), loc="left", fontsize=11, color="#111827", linespacing=1.5)
+    figure.savefig(path, dpi=150, format=kind)
+
+
+def check_picture(path: Path) -> str:
+    """The kind of picture that a path asks for; SurgeryError if it cannot be written there.
+
+    >>> check_picture(Path("model.svg"))
+    'svg'
+    """
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in _SUFFIXES:
+        raise SurgeryError(f"{path}: pictures are written as {', '.join('.' + s for s in _SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise SurgeryError(f"{path}: there is no folder {path.parent}")
+    return kind
+
+
+def bars(report: Report) -> list[Bar]:
+    """The layers with matrices in order; copies of a block follow the block that they repeat."""
+    result = []
+    for block, run in groupby(report.layers, key=lambda row: row.block or ""):
+        rows = [row for row in run if (name := main_tensor(row)) and len(row.before.shapes[name]) > 1]
+        for copy in range(max((len(row.after) for row in rows), default=0) or 1):
+            for row in rows:
+                after = _width(row, row.after[copy]) if copy < len(row.after) else 0
+                result.append(
+                    Bar(row.section, f"{block}+{copy}", row.before.name, 0 if copy else _width(row, row.before), after)
+                )
+    return result
+
+
+def positions(found: list[Bar]) -> list[float]:
+    """Where bars stand, with a gap between blocks and a larger one between sections.
+
+    >>> positions([Bar("a", "a.0", "a.0.x", 1, 1), Bar("a", "a.0", "a.0.y", 1, 1), Bar("a", "a.1", "a.1.x", 1, 1)])
+    [0.0, 1.0, 2.5]
+    """
+    x = [0.0]
+    for last, bar in pairwise(found):
+        gap = 1.3 if last.section != bar.section else 0.5 if last.block != bar.block else 0.0
+        x.append(x[-1] + 1 + gap)
+    return x
+
+
+def _width(row: Row, place: Place) -> int:
+    shape = place.shapes[main_tensor(row)]
+    return shape[1] if row.kind == "Embedding" or "ConvTranspose" in row.kind else shape[0]
+
+
+def _label(axes, report: Report, found: list[Bar], x: list[float], colours: dict[str, str]) -> None:
+    """Section names with their depths underneath, and the names of layers outside of sections."""
+    below = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "fontsize": 9}
+    outside = [(at, bar) for at, bar in zip(x, found) if bar.section is None]
+    for at, bar in outside if len(outside) <= 30 else ():
+        short = ".".join(bar.layer.split(".")[-2:])
+        axes.text(at, -0.025, short, rotation=90, color=_OUTSIDE, **{**below, "fontsize": 7.5})
+    for section in report.sections:
+        mine = [at for at, bar in zip(x, found) if bar.section == section.name]
+        if not mine:
+            continue
+        colour = colours[section.name]
+        ends = [mine[0] - 0.43, mine[-1] + 0.43]
+        line = {"color": colour, "lw": 3, "solid_capstyle": "butt", "clip_on": False}
+        axes.plot(ends, [-0.025] * 2, transform=axes.get_xaxis_transform(), **line)
+        text = f"{section.name}\n{depth_text(section)}".replace("->", "→")
+        axes.text(sum(ends) / 2, -0.05, text, color=colour, **below)
+
+
+def _title(report: Report) -> str:
+    before, after = report.before, report.after
+    if not after:
+        return f"{report.model}\n{before.parameters:,} parameters, {macs(before)} MACs"
+    what = [f"width {report.width:g}"] if report.width is not None else []
+    if any(section.after != len(section.blocks) for section in report.sections):
+        what.append("depth " + ", ".join(str(section.after) for section in report.sections))
+    ratio = f"({after.parameters / max(1, before.parameters):.0%})"
+    work = f"{macs(before)} → {macs(after)} MACs"
+    if before.macs and after.macs is not None:
+        work += f" ({after.macs / before.macs:.0%})"
+    sizes = f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M parameters {ratio}, {work}"
+    return f"{report.model}, {', '.join(what)}\n{sizes}" if what else f"{report.model}\n{sizes}"

@@ -1,0 +1,62 @@
+"""What a block's tensors and hyper-parameters tell about its interface, without running it."""
+
+import re
+from typing import Any
+
+from torch import nn
+
+from surgery.state import owners
+
+# What differs between blocks of one interface: depth schedules, positions, and the shift of shifted windows.
+_HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training|inplace|dynamic_mask|always_partition")
+
+
+def signature(block: nn.Module) -> tuple:
+    """What two blocks of one interface have in common: tensors' names and shapes, classes and hyper-parameters."""
+    parts = [
+        (name, type(module).__name__, {k: v for k, v in vars(module).items() if _plain(v) and not _HARMLESS.search(k)})
+        for name, module in block.named_modules()
+        if not isinstance(module, nn.Identity) and "drop" not in type(module).__name__.lower()
+    ]
+    return shapes(block), parts
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
+
+
+def matrices(block: nn.Module) -> int:
+    """How many weights have two axes or more."""
+    return sum(len(shape) > 1 for shape in shapes(block).values())
+
+
+def _plain(value: Any) -> bool:
+    """Fractions do not change a shape (and often follow a schedule over depth)."""
+    return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_plain, value)))
+
+
+def strided(block: nn.Module) -> bool:
+    """Whether anything in here has a stride, but for attention, which may look at fewer keys and give all queries."""
+    for name, module in block.named_modules():
+        stride = getattr(module, "stride", 1)
+        largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _plain(s)), default=1)
+        if isinstance(largest, int) and largest > 1 and "att" not in name:
+            return True
+    return False
+
+
+def widths(block: nn.Module) -> tuple[int | None, int | None]:
+    """The widths of the first layer's input and of the last layer's output, in registration order."""
+    pairs = []
+    for _, module, own in owners(block):
+        tensor = next((t for n, t in own.items() if n.endswith("weight")), None)
+        if tensor is None:
+            tensor = max(own.values(), key=lambda t: t.ndim)
+        if tensor.ndim == 1:
+            pairs.append((len(tensor), len(tensor)))
+        elif tensor.ndim >= 2:
+            groups = getattr(module, "groups", len(tensor) if tensor.shape[1] == 1 else 1)
+            sides = (tensor.shape[1] * (groups if isinstance(groups, int) else 1), tensor.shape[0])
+            pairs.append(sides[::-1] if getattr(module, "transposed", False) else sides)
+    pairs = [pair for pair in pairs if pair != (1, 1)] or [(None, None)]  # gates over channels have no width of theirs
+    return pairs[0][0], pairs[-1][1]

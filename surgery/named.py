@@ -1,0 +1,133 @@
+"""Models of timm and torchvision by name, which are imported when they are asked for."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError
+
+
+def named(name: str, **arguments) -> nn.Module:
+    """A model of a library, with random weights.
+
+    Args:
+        name: "timm:NAME" (timm.create_model) or "torchvision:NAME" (torchvision.models.get_model).
+        arguments: those of the library's factory, `num_classes` for one.
+
+    Raises:
+        SurgeryError: for a name that the library has not, and arguments that the factory refuses.
+
+    >>> type(named("torchvision:resnet18", num_classes=3)).__name__
+    'ResNet'
+    """
+    library, model = check_named(name)
+    try:
+        return _LIBRARIES[library][1](model, arguments)
+    except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
+        raise SurgeryError(f"{name} cannot be made: {_first_line(error)}") from error
+
+
+def check_named(name: str) -> tuple[str, str]:
+    """(library, model) of a name; SurgeryError if there is no such model. Nothing is built.
+
+    >>> check_named("timm:resnet18")
+    ('timm', 'resnet18')
+    """
+    library, _, model = name.partition(":")
+    if library not in _LIBRARIES or not model:
+        near = difflib.get_close_matches(library, _LIBRARIES, n=1)
+        hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
+        raise SurgeryError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)")
+    known = _known(library)
+    if model.split(".")[0] not in known:  # timm's names may go on with a tag for weights
+        near = difflib.get_close_matches(model, known, n=3, cutoff=0.5)
+        hint = (
+            f"did you mean {' or '.join(f'{library}:{other}' for other in near)}?" if near else "see its list_models()"
+        )
+        raise SurgeryError(f"{library} has no model {model!r}: {hint}")
+    return library, model
+
+
+def example_input(model: nn.Module, batch: int = 2) -> Tensor:
+    """Zeros [batch, channels, height, width] of the size that a model was made for; videos have [frames] before that.
+
+    The size is timm's own metadata where there is some, else what torchvision's classes take, else 224 x 224.
+
+    >>> example_input(named("torchvision:resnet18")).shape
+    torch.Size([2, 3, 224, 224])
+    """
+    return torch.zeros(batch, *input_size(model))
+
+
+def input_size(model: nn.Module) -> tuple[int, ...]:
+    """The shape of one input of a model, without the batch; see `example_input`.
+
+    >>> input_size(named("torchvision:vit_b_32", image_size=64))
+    (3, 64, 64)
+    """
+    for attribute in ("pretrained_cfg", "default_cfg"):
+        config = getattr(model, attribute, None)
+        size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
+        if size:
+            return _own_size(model, tuple(size))
+    if type(model).__module__.startswith("torchvision.models.video"):
+        return (3, 16, 112, 112) if type(model).__name__ == "VideoResNet" else (3, 16, 224, 224)
+    side = 299 if type(model).__name__ == "Inception3" else getattr(model, "image_size", 224)
+    return (3, side, side) if isinstance(side, int) else (3, 224, 224)
+
+
+def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
+    """timm's metadata say what weights were trained on; `in_chans` and `img_size` may have been others."""
+    image = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if isinstance(image, tuple) and len(image) == 2:
+        size = (size[0], *image)
+    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return size if stem is None or stem.in_channels > 4 else (stem.in_channels, *size[1:])
+
+
+def _timm(name: str, arguments: dict) -> nn.Module:
+    import timm
+
+    return timm.create_model(name, **arguments)
+
+
+def _torchvision(name: str, arguments: dict) -> nn.Module:
+    from torchvision import models
+
+    takes = inspect.signature(models.get_model_builder(name)).parameters
+    defaults = {"weights_backbone": None} if "weights_backbone" in takes else {}  # its default would be downloaded
+    if name in ("inception_v3", "googlenet"):
+        defaults["init_weights"] = True  # as without, but for a warning
+    return models.get_model(name, **{**defaults, **arguments})
+
+
+def _known(library: str) -> list[str]:
+    try:
+        return _LIBRARIES[library][0]()
+    except ImportError:
+        raise SurgeryError(f"{library} is not installed: pip install {library}") from None
+
+
+def _timm_names() -> list[str]:
+    import timm
+
+    return timm.list_models()
+
+
+def _torchvision_names() -> list[str]:
+    from torchvision import models
+
+    return models.list_models()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".!")
+
+
+_LIBRARIES: dict[str, tuple[Callable[[], list[str]], Callable[[str, dict], nn.Module]]] = {
+    "timm": (_timm_names, _timm),
+    "torchvision": (_torchvision_names, _torchvision),
+}

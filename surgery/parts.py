@@ -1,0 +1,54 @@
+"""State dicts as trees of modules, so that what works on modules works on states."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from surgery.edits import Chain
+from surgery.interface import shapes
+
+
+class Part(nn.Module):
+    """Stands for a module of which only the tensors are known. `kind` is its name without its number."""
+
+    kind = ""
+
+
+def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
+    """The module itself, or for a state a tree of `Part` that holds its tensors (as buffers) under their names.
+
+    >>> [name for name, _ in as_module({"a.0.weight": Tensor(2)}).named_modules()]
+    ['', 'a', 'a.0']
+    """
+    if isinstance(model, nn.Module):
+        return model
+    root = Part()
+    for name, tensor in model.items():
+        *path, last = name.split(".")
+        module = root
+        for child in path:
+            if child not in module._modules:
+                module._modules[child] = Part()
+                if child[-1:].isdigit():
+                    module._modules[child].kind = child.rstrip("0123456789")
+                else:
+                    module._modules[child].kind = f".{child}"  # of no sibling's kind
+            module = module._modules[child]
+        module._buffers[last] = tensor.detach()
+    for parent in list(root.modules()):
+        for name, module in parent._modules.items():
+            if module.kind != f".{name}" and _is_chain(module, parent):
+                for child in module.children():
+                    child.kind = module.kind
+                parent._modules[name] = Chain(*module.children())
+    return root
+
+
+def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
+    """Whether a numbered part holds equal 0, 1 ... that have what a sibling of the part has: what `graft` leaves."""
+    children = module._modules
+    if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
+        return False
+    own = [shapes(child) for child in children.values()]
+    siblings = [s for s in parent.children() if isinstance(s, Part) and s.kind == module.kind and s is not module]
+    return own.count(own[0]) == len(own) and any(own[0].keys() <= shapes(s).keys() for s in siblings)

@@ -1,0 +1,224 @@
+"""What there is to tell about a model and a smaller (or deeper) version of it, as plain data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from surgery.errors import SurgeryError
+from surgery.graft import graft, ungraft
+from surgery.layers import Layer, layers
+from surgery.named import example_input
+from surgery.narrow import narrow
+from surgery.sections import sections
+from surgery.state import state
+from surgery.submodel import Submodel, fingerprint
+from surgery.widths import Width, widths
+
+Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model is; `fingerprint` is that of the plans of which it is the full model."""
+
+    parameters: int
+    macs: int | None
+    state_bytes: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer of one model: the name of its module and the shapes of its tensors."""
+
+    name: str
+    shapes: Shapes
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer, its place, and its places in the new model: none if it was dropped, several if it was repeated."""
+
+    kind: str
+    section: str | None
+    block: str | None
+    before: Place
+    after: tuple[Place, ...]
+
+    def blocks_after(self) -> list[str]:
+        """The names in the new model of the block that it is in and of that block's copies."""
+        inside = len(self.before.name) - len(self.block)
+        return [place.name[: len(place.name) - inside] for place in self.after]
+
+
+@dataclass(frozen=True)
+class Depth:
+    """A section and its depth, before and after."""
+
+    name: str
+    kind: str
+    blocks: tuple[str, ...]
+    after: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """All facts. `asdict` makes it plain data for JSON.
+
+    Attributes:
+        after: None where nothing was changed.
+        widths: of the model whose depth was changed already.
+        problem: why widths or MACs are not known, or empty.
+    """
+
+    model: str
+    kind: str
+    input: tuple[int, ...]
+    width: float | None
+    heads: str | None
+    before: Size
+    after: Size | None
+    sections: tuple[Depth, ...]
+    layers: tuple[Row, ...]
+    widths: tuple[Width, ...]
+    problem: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as JSON has them."""
+        return {**asdict(self), "widths": [width._asdict() for width in self.widths]}
+
+
+def inspect(
+    model: nn.Module,
+    width: float | None = None,
+    depth: Sequence[int] | None = None,
+    *,
+    heads: str = "inside",
+    shape: Sequence[int] | None = None,
+    name: str = "",
+) -> Report:
+    """Describe a model and, with a width or depths, what surgery makes of it.
+
+    Args:
+        width: as `rate` of `surgery.narrow`, applied after the depths.
+        depth: for each of `sections(model)` how many blocks it shall have: `graft` and `ungraft` do it.
+        heads: as for `surgery.narrow`.
+        shape: of one input, without the batch; what the model was made for by default.
+
+    Raises:
+        SurgeryError: for a width or depth that the model cannot have.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2))
+    >>> report = inspect(net, width=0.5, depth=[1], shape=[2])
+    >>> report.before.parameters, report.after.parameters, report.before.macs, report.after.macs
+    (102, 24, 80, 16)
+    """
+    example = example_input(model) if shape is None else torch.zeros(2, *shape)
+    problem, before = _measured(model, example)
+    if problem and width is not None:
+        raise SurgeryError(f"{name or type(model).__name__} {problem}")
+    found = sections(model)
+    places = {key: [key] for key in state(model)}
+    changed = model
+    if depth is not None:
+        have = [len(section.blocks) for section in found]
+        if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
+            changed, plan = graft(changed, [max(d, h) for d, h in zip(depth, have)])
+            places = {key: [s.name for p in now for s in plan.entries[p]] for key, now in places.items()}
+        changed, plan = ungraft(changed, depth)
+        places = _through(places, plan)
+    coupled: list[Width] = []
+    if not problem:
+        try:
+            coupled = widths(changed, example, 1.0 if width is None else width, **_heads(width, heads))
+        except SurgeryError as error:
+            problem = f"has widths that cannot be followed: {error}"
+        if width is not None:
+            changed, _ = narrow(changed, width, example, heads=heads)
+    after = None
+    if changed is not model:
+        failed, after = _measured(changed, example)
+        problem = problem or failed
+    depths = [len(section.blocks) for section in found] if depth is None else depth
+    return Report(
+        name or type(model).__name__,
+        type(model).__name__,
+        tuple(example.shape[1:]),
+        width,
+        None if width is None else heads,
+        before,
+        after,
+        tuple(
+            Depth(section.name, type(model.get_submodule(section.blocks[0])).__name__, section.blocks, depth)
+            for section, depth in zip(found, depths)
+        ),
+        tuple(_rows(model, changed, found, places)),
+        tuple(coupled),
+        problem,
+    )
+
+
+def count_macs(model: nn.Module, example: Tensor) -> int:
+    """Multiply-accumulate operations of one forward pass in evaluation mode (torch.utils.flop_counter / 2).
+
+    >>> count_macs(nn.Linear(3, 5), torch.zeros(1, 3))
+    15
+    """
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:  # kernels that fuse attention would not be counted; with gradients torch's own layers take the plain path
+        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            model(example)
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+    return counter.get_total_flops() // 2
+
+
+def _heads(width: float | None, heads: str) -> dict[str, str]:
+    return {} if width is None else {"heads": heads}
+
+
+def _measured(model: nn.Module, example: Tensor) -> tuple[str, Size]:
+    """(why the model does not run, its size)."""
+    values = state(model)
+    problem, macs = "", None
+    try:
+        macs = count_macs(model, example[:1])
+    except Exception as error:  # whatever a forward pass may raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        problem = (
+            f"does not run on {'x'.join(map(str, example.shape[1:]))}: {reason}; give the shape it takes (--input)"
+        )
+    shapes = {key: tuple(tensor.shape) for key, tensor in values.items()}
+    total = sum(tensor.numel() * tensor.element_size() for tensor in values.values())
+    return problem, Size(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes))
+
+
+def _through(places: Mapping[str, list[str]], plan: Submodel) -> dict[str, list[str]]:
+    """Where tensors lie after blocks were dropped."""
+    kept = {sources[0].name: name for name, sources in plan.entries.items()}
+    return {key: [kept[p] for p in now if p in kept] for key, now in places.items()}
+
+
+def _rows(model: nn.Module, changed: nn.Module, found, places: Mapping[str, list[str]]):
+    old, new = ({k: tuple(t.shape) for k, t in state(m).items()} for m in (model, changed))
+    home = {block: section.name for section in found for block in section.blocks}
+    for layer in layers(model):
+        block = next((b for b in home if layer.name == b or layer.name.startswith(f"{b}.")), None)
+        copies = zip(*(places[tensor] for tensor in layer.tensors))
+        after = tuple(_place(layer, copy, new) for copy in copies)
+        yield Row(layer.kind, home.get(block), block, _place(layer, layer.tensors, old), after)
+
+
+def _place(layer: Layer, tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Place:
+    prefix = len(layer.name) + 1 if layer.name else 0
+    suffix = len(layer.tensors[0]) - len(layer.name) if layer.name else None
+    name = tensors[0][: len(tensors[0]) - suffix] if suffix is not None else ""
+    return Place(name, {own[prefix:]: shapes[tensor] for own, tensor in zip(layer.tensors, tensors)})

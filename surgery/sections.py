@@ -1,0 +1,239 @@
+"""Sections: runs of residual blocks with one interface, found in any module or state dict without a forward pass."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from surgery.adapters import declared_blocks
+from surgery.edits import Chain, Skip
+from surgery.interface import matrices, signature, strided, widths
+from surgery.parts import Part, as_module
+from surgery.state import State, owners
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Section(NamedTuple):
+    """Consecutive blocks with one interface.
+
+    Attributes:
+        name: of the module that holds them, with `#0`, `#1` ... if it holds several sections.
+        blocks: module names in registration order. The first may change stride or width; the others keep both.
+    """
+
+    name: str
+    blocks: tuple[str, ...]
+
+
+def sections(model: nn.Module | State) -> list[Section]:
+    """Find the sections of a model, in registration order.
+
+    A block is a module that owns several layers and has siblings of its class and shapes, or that timm's own
+    metadata names. A block that changes its input's shape, by width or stride, begins a section; blocks outside of
+    each other win over those inside. Chains that `graft` made count as the blocks they hold.
+    In a state dict, numbered siblings are taken for modules of one class, and strides are not known.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    >>> sections(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)))
+    [Section(name='', blocks=('1', '2'))]
+    """
+    model = as_module(model)
+    search = _Search(model)
+    runs = search.runs()
+    order = {name: i for i, name in enumerate(search.modules)}
+    runs.sort(key=lambda run: order[run[0]])
+    parents = [search.parent(run[0]) for run in runs]
+    result = []
+    for i, (parent, run) in enumerate(zip(parents, runs)):
+        suffix = f"#{parents[:i].count(parent)}" if parents.count(parent) > 1 else ""
+        result.append(Section(parent + suffix, tuple(run)))
+    return result
+
+
+def repeatable(model: nn.Module | State, section: Section) -> bool:
+    """Whether the section's last block may be repeated: its output has the shape of its input.
+
+    It may if it has the class, the tensors' names and shapes and the hyper-parameters of the block before it
+    (rates, names, positions, window shifts and other fractions aside), or if its own layers show one width at both
+    ends, and no stride. A module that is registered in two places may not.
+
+    >>> net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)))
+    >>> repeatable(net, sections(net)[0])
+    True
+    """
+    search = _Search(as_module(model))
+    last = section.blocks[-1]
+    places = [m for _, m in search.model.named_modules(remove_duplicate=False) if m is search.modules[last]]
+    if len(places) > 1:
+        return False
+    return search.joins(section.blocks[-2], last) if len(section.blocks) > 1 else search.keeps(last)
+
+
+class _Search:
+    """The modules of a model with what is asked about them again and again."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.modules = dict(model.named_modules())
+        self._signatures: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+
+    def parent(self, name: str) -> str:
+        """The module that holds a block, chains aside."""
+        name = name.rpartition(".")[0]
+        return name.rpartition(".")[0] if isinstance(self.modules[name], Chain) and name else name
+
+    def kind(self, name: str) -> Any:
+        module = self.modules[name]
+        return module.kind if isinstance(module, Part) else type(module)
+
+    def _is_part(self, name: str) -> bool:
+        return isinstance(self.modules[name], Part)
+
+    def composite(self, name: str) -> bool:
+        """Owns several layers."""
+        if name not in self._sizes:
+            self._sizes[name] = sum(1 for _ in owners(self.modules[name]))
+        return self._sizes[name] > 1
+
+    def groups(self, parent: str) -> Iterator[list[str]]:
+        """Neighbouring composite children of one class; chains count as their blocks, skips are looked through."""
+        group: list[str] = []
+        for child in self.children(parent):
+            if isinstance(self.modules[child], Skip):
+                continue
+            fits = self.composite(child)
+            if group and not (fits and self.kind(child) == self.kind(group[-1]) and self._numbered(group[-1], child)):
+                yield group
+                group = []
+            if fits:
+                group.append(child)
+        if group:
+            yield group
+
+    def _numbered(self, a: str, b: str) -> bool:
+        """Members of one list, or attributes that differ by a number; `query_mlp` and `key_mlp` run side by side."""
+        (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
+        return parent != other or self._container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
+
+    def children(self, parent: str) -> Iterator[str]:
+        for child, module in self.modules[parent].named_children():
+            name = f"{parent}.{child}" if parent else child
+            if name in self.modules:
+                yield from self.children(name) if isinstance(module, Chain) else [name]
+
+    def runs(self) -> list[list[str]]:
+        """What is declared and what the structure shows, by their evidence: whole stages may be declared as blocks."""
+        declared = self.declared(declared_blocks(self.model))
+        if any(map(self.has_joined, declared)):
+            found = declared
+        else:
+            found = self.structural()
+            lonely = [run[-1] for group in declared for run in self.split(group)]
+            if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, found)):
+                found = declared
+        return [run for group in found for run in self.split(group)]
+
+    def structural(self) -> list[list[str]]:
+        """Groups of blocks by the strongest evidence there is: twins, else blocks that fit together, else class."""
+        return self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
+
+    def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
+        """Level by level from the root the groups with evidence and those of the same class; nothing inside of them."""
+        level, found = [""], []
+        blocks: set[Any] = set()
+        while level:
+            groups = [group for parent in level for group in self.groups(parent)]
+            shown = [group for group in groups if evident(group)]
+            here = {self.kind(group[0]) for group in shown}
+            blocks |= {self.kind(group[0]) for group in shown if not self._container(group[0])}
+            # A Sequential may be a block here and something else there, and in a state any name may be a block's: these
+            # go by their neighbours too.
+            chosen = [
+                g
+                for g in groups
+                if self.kind(g[0]) in blocks
+                or ((self.kind(g[0]) in here or (here and self._is_part(g[0]))) and self.has_joined(g))
+            ]
+            found += chosen
+            inside = {name for group in chosen for name in group}
+            level = [child for parent in level for child in self.children(parent) if child not in inside]
+        return found
+
+    def _alike(self) -> list[list[str]]:
+        """Single blocks: on the first level where several containers are filled with one class, these."""
+        level = [""]
+        while level:
+            groups = [group for parent in level for group in self.groups(parent) if not self._container(group[0])]
+            parents = [self.parent(group[0]) for group in groups]
+            full = [
+                group
+                for group, parent in zip(groups, parents)
+                if self._container(parent) and len(group) == len(list(self.children(parent)))
+            ]
+            kinds = [self.kind(group[0]) for group in full]
+            if found := [group for group, kind in zip(full, kinds) if kinds.count(kind) > 1]:
+                return found
+            level = [child for parent in level for child in self.children(parent)]
+        return []
+
+    def _container(self, name: str) -> bool:
+        module = self.modules[name]
+        if isinstance(module, Part):
+            return bool(module._modules) and all(child.isdigit() for child in module._modules)
+        return isinstance(module, _CONTAINERS)
+
+    def declared(self, names: list[str]) -> list[list[str]]:
+        """The named modules that are composite, grouped by parent; chains count as their blocks."""
+        names = [name for name in names if name in self.modules]
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            group = groups.setdefault(name.rpartition(".")[0], [])
+            blocks = list(self.children(name)) if isinstance(self.modules[name], Chain) else [name]
+            group += filter(self.composite, blocks)
+        return [group for group in groups.values() if group]
+
+    def has_twins(self, group: list[str]) -> bool:
+        return any(self._twins(a, b) for a, b in pairwise(group))
+
+    def has_joined(self, group: list[str]) -> bool:
+        return any(self.joins(a, b) for a, b in pairwise(group))
+
+    def _fits(self, group: list[str]) -> bool:
+        """Blocks that fit together, and are more than one convolution with its norm."""
+        return any(self.joins(a, b) and matrices(self.modules[b]) > 1 for a, b in pairwise(group))
+
+    def split(self, group: list[str]) -> Iterator[list[str]]:
+        """Cut a group where a block changes the interface."""
+        run: list[str] = []
+        for name in group:
+            if run and not self.joins(run[-1], name):
+                yield run
+                run = []
+            run.append(name)
+        yield run
+
+    def joins(self, before: str, block: str) -> bool:
+        """Whether the block's output has the shape of its input, which is the output of the one before."""
+        if self._twins(before, block):
+            return True
+        return self.keeps(block) and widths(self.modules[before])[1] == widths(self.modules[block])[0]
+
+    def keeps(self, block: str) -> bool:
+        """Whether the block's own layers show one width at both ends and no stride."""
+        module = self.modules[block]
+        around = [self.modules[self.parent(block)], *module.modules()]
+        if any(isinstance(m, nn.Sequential) and type(m).forward is not nn.Sequential.forward for m in around):
+            return False  # it may concatenate, as dense stages do
+        first, last = widths(module)
+        return first == last is not None and not strided(module)
+
+    def _twins(self, a: str, b: str) -> bool:
+        return self._signature(a) == self._signature(b) and not strided(self.modules[b])
+
+    def _signature(self, name: str) -> Any:
+        if name not in self._signatures:
+            self._signatures[name] = (self.kind(name), *signature(self.modules[name]))
+        return self._signatures[name]

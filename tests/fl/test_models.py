@@ -1,0 +1,106 @@
+import pytest
+import torch
+from fl_flags import TINY
+
+import fl
+from fl import models
+from fl import run as cli
+from fl.config import Config
+from fl.errors import FLError
+from fl.metrics import read
+from fl.simulation import build
+from surgery import state
+
+DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
+NAMES = ["timm:resnet18", "torchvision:resnet18"]
+
+
+def make(name, seed=0, **arguments):
+    return models.create(torch.Generator().manual_seed(seed), name, **{**DIGITS, **arguments})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name):
+    before = torch.get_rng_state()
+    one, same, other = (state(make(name, seed, width=0.25)) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_classes_and_width(name, channels):
+    model = make(name, in_channels=channels, num_classes=7, width=0.5).eval()
+    assert model(torch.zeros(2, channels, 8, 8)).shape == (2, 7)
+    assert model.conv1.weight.shape == (32, channels, 7, 7)
+
+
+def test_a_grey_image_does_what_three_equal_channels_would():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 1, 8, 8, generator=generator)
+    grey, colour = make(NAMES[1]).eval(), make(NAMES[1], in_channels=3).eval()
+    torch.testing.assert_close(grey(images), colour(images.expand(2, 3, 8, 8)))
+
+
+def test_images_may_be_of_another_size_than_the_model_was_made_for():
+    model = make("timm:test_vit", image_size=32, in_channels=3)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_dropout_is_switched_off():
+    model = make("torchvision:efficientnet_b0", in_channels=3, image_size=32).train()
+    before = torch.get_rng_state()
+    model(torch.zeros(2, 3, 32, 32))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_zoo_is_as_it_was():
+    import zoo
+
+    a, b = make("cnn", width=0.5), zoo.create("cnn", torch.Generator().manual_seed(0), **DIGITS, width=0.5)
+    assert all(torch.equal(x, y) for x, y in zip(state(a).values(), state(b).values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("resnet", {}, "unknown model 'resnet': there are cnn, resnet20, timm:NAME and torchvision:NAME"),
+        ("timm:resnet1", {}, "did you mean timm:resnet"),
+        ("tim:resnet18", {}, "did you mean 'timm:resnet18'?"),
+        ("timm:resnet18", {"width": 1.5}, "--width 1.5: timm:resnet18 can only be made narrower"),
+        ("timm:resnet18", {"norm": "group"}, "--norm group: timm:resnet18 brings its own norm layers"),
+        ("timm:test_vit", {}, "--model timm:test_vit cannot take images of 1x8x8: "),
+        ("torchvision:fcn_resnet50", {"in_channels": 3}, "is no plain classifier (it gives OrderedDict in training)"),
+        ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, the data have 2"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(name, arguments, message):
+    with pytest.raises(FLError) as caught:
+        make(name, **arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"model": "timm:resnet1"}, {"model": "timm:resnet18", "width": 2.0}, {"model": "timm:resnet18", "norm": "none"}],
+)
+def test_settings_are_checked_before_anything_is_built(settings):
+    with pytest.raises(FLError, match="resnet1"):
+        Config(**settings).check()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, name, backend):
+    flags = [*TINY, "--model", name, "--backend", backend, "--models-every", "0", "--out", str(tmp_path)]
+    assert cli.main([*flags, "--rounds", "1"]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == f"fedmr-digits-{name.replace(':', '-')}-dirichlet0.5-seed0"
+    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
+    last = read(folder / "metrics.csv")[-1]
+    model, data = fl.load_model(folder), build(Config.read(folder))[0].data
+    with torch.no_grad():
+        right = model(data.normalise(data.test_x)).argmax(1) == data.test_y
+    assert right.double().mean().item() == pytest.approx(last["accuracy"], abs=1e-9)

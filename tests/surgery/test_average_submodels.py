@@ -1,0 +1,144 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import average as slow_average
+
+import surgery
+import surgery.submodel_average as module
+from surgery.submodel import Source, Submodel, as_runs
+
+
+@st.composite
+def cases(draw):
+    """A full model, K plans with several runs and sources, a state of each, weights and a fallback."""
+    seed, k = draw(st.integers(0, 10**6)), draw(st.integers(1, 5))
+    generator = torch.Generator().manual_seed(seed)
+    base = draw(st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=1, max_size=3))
+    shapes = {f"{block}.{i}": tuple(shape) for i, shape in enumerate(base) for block in "abc"}  # three alike blocks
+    integers = {name for name in shapes if name.endswith(".0")} if draw(st.booleans()) else set()
+    plans = [_plan(draw, shapes, len(base)) for _ in range(k)]
+
+    def values(name, shape):
+        if name in integers:
+            return torch.randint(-9, 9, shape, generator=generator)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    states = [{n: values(p.entries[n][0].name, s) for n, s in p.small_shapes.items()} for p in plans]
+    fallback = {n: values(n, s) for n, s in shapes.items()}
+    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.5]), min_size=k, max_size=k))
+    return states, plans, fallback, weights
+
+
+def _plan(draw, shapes, tensors):
+    """Of the blocks a, b, c some are left out; b may stand for c too."""
+    entries, depth, graft = {}, draw(st.integers(1, 3)), draw(st.booleans())
+    for i in range(tensors):
+        shape = shapes[f"a.{i}"]
+        index = tuple(
+            None
+            if draw(st.booleans())
+            else as_runs(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size))))
+            for size in shape
+        )
+        for block in "abc"[:depth]:
+            entries[f"{block}.{i}"] = (Source(f"{block}.{i}", index),)
+        if depth < 3 and graft:
+            last = "abc"[depth - 1]
+            entries[f"{last}.{i}"] += tuple(Source(f"{block}.{i}", index) for block in "abc"[depth:])
+    return Submodel(entries, shapes)
+
+
+def embedded(states, plans, fallback):
+    pairs = [plan.embed(state, into=fallback) for state, plan in zip(states, plans)]
+    return [full for full, _ in pairs], [mask for _, mask in pairs]
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases(), st.sampled_from([1, 7, 1 << 18]), st.sampled_from([0, 2, 32]))
+def test_it_equals_the_average_of_embedded_models(case, slab, regions):
+    states, plans, fallback, weights = case
+    full, masks = embedded(states, plans, fallback)
+    before = surgery.stack(full)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SLAB", slab)
+        patch.setattr(module, "_REGIONS", regions)
+        got = surgery.average_submodels(states, plans, fallback, weights)
+    expected = surgery.average(before, weights, surgery.stack(masks), fallback)
+    slow = slow_average(full, weights, masks, fallback)
+    assert list(got) == list(fallback)
+    for name, tensor in got.items():
+        assert tensor.dtype == fallback[name].dtype
+        assert tensor.shape == fallback[name].shape
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-12, atol=1e-12)
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, slow[name], rtol=1e-12, atol=1e-12)
+    again, _ = embedded(states, plans, fallback)
+    assert all(torch.equal(t, before[n]) for n, t in surgery.stack(again).items())  # inputs unchanged
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_plans_that_hold_everything_are_the_plain_average(dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"w": (30, 20), "b": (7,), "scale": ()}
+    plan = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in shapes.items()}, shapes)
+    states = [{n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()} for _ in range(4)]
+    weights = torch.tensor([3, 1, 0, 2])
+    states[2] = {n: torch.full_like(t, torch.nan) for n, t in states[2].items()}  # weight 0: no part at all
+    got = surgery.average_submodels(states, [plan] * 4, states[0], weights)
+    torch.testing.assert_close(got, surgery.average(surgery.stack(states), weights))
+    assert all(t.dtype == dtype for t in got.values())
+
+
+def test_float64_accumulates_what_float32_loses_and_tiny_weights_beat_the_fallback():
+    plan = Submodel({"w": (Source("w", (None,)),)}, {"w": (1,)})
+    part = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+    states = [{"w": torch.tensor([v])} for v in (1e8, 1.0, -1e8)]
+    assert surgery.average_submodels(states, [plan] * 3, states[0], dtype=torch.float64)["w"] * 3 == 1.0
+    whole = Submodel({"w": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
+    got = surgery.average_submodels(states[:2], [part, whole], {"w": torch.zeros(2)}, [1e-60, 1.0])["w"]
+    torch.testing.assert_close(got, torch.tensor([1e8, 1.0]))
+
+
+def test_nobody_with_weight_keeps_the_fallback_and_copies_it():
+    plan = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,), "v": (1,)})
+    fallback = {"w": torch.tensor([5.0, 6.0]), "v": torch.tensor([7.0])}
+    got = surgery.average_submodels([{"w": torch.ones(1)}], [plan], fallback, [0.0])
+    assert all(torch.equal(got[n], t) and got[n].data_ptr() != t.data_ptr() for n, t in fallback.items())
+
+
+def test_half_precision_strided_and_meta_states():
+    shapes = {"w": (4, 6)}
+    plan = Submodel({"w": (Source("w", (((0, 2),), ((1, 3), (4, 5)))),)}, shapes)
+    states = [{"w": torch.randn(3, 2).T.to(torch.float16)} for _ in range(3)]
+    fallback = {"w": torch.randn(6, 4).T.half()}
+    got = surgery.average_submodels(states, [plan] * 3, fallback)["w"]
+    full, masks = embedded(states, [plan] * 3, fallback)
+    torch.testing.assert_close(got, surgery.average(surgery.stack(full), None, surgery.stack(masks), fallback)["w"])
+    meta = [{"w": s["w"].to("meta")} for s in states]
+    assert surgery.average_submodels(meta, [plan] * 3, {"w": fallback["w"].to("meta")})["w"].is_meta
+
+
+PLAN = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+OTHER = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
+STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([STATE], [PLAN, PLAN], FULL), "1 states and 2 plans"),
+        (([], [], FULL), "0 states"),
+        (([STATE, STATE], [PLAN, OTHER], FULL), "plan 1 is of the full model"),
+        (([STATE, FULL], [PLAN, PLAN], FULL), r"shape \(1,\) in plan 1 and \(2,\) in state 1"),
+        (([STATE], [PLAN], STATE), "full model and"),
+        (([STATE], [PLAN], {"w": torch.ones(2).long()}), "torch.int64 in the fallback and torch.float32"),
+        (([STATE], [PLAN], FULL, [1, 2]), "weights have shape"),
+        (([STATE], [PLAN], FULL, [[1]]), "one a client"),
+        (([STATE], [PLAN], FULL, [-1]), "not negative"),
+        (([STATE], [PLAN], FULL, None, torch.float16), "torch.float32 or torch.float64"),
+    ],
+)
+def test_it_refuses(arguments, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        surgery.average_submodels(*arguments)

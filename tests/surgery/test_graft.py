@@ -1,0 +1,347 @@
+import copy
+from collections import Counter
+
+import pytest
+import timm
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import surgery
+from surgery.edits import Chain, Skip
+from surgery.submodel import Submodel
+
+
+class Block(nn.Module):
+    """A residual block that may change its width; `scale` comes beside the input."""
+
+    def __init__(self, inputs, outputs, norm):
+        super().__init__()
+        self.a, self.b = nn.Linear(inputs, outputs), nn.Linear(outputs, outputs)
+        self.norm = nn.BatchNorm1d(outputs) if norm else nn.Identity()
+        self.down = nn.Linear(inputs, outputs, bias=False) if inputs != outputs else nn.Identity()
+        self.register_buffer("seen", torch.arange(3), persistent=False)
+
+    def forward(self, x, scale=1.0):
+        return self.down(x) + scale * self.norm(self.b(torch.tanh(self.a(x))))
+
+
+class Net(nn.Module):
+    """Stages of blocks, held in one of four ways."""
+
+    def __init__(self, widths, depths, way, norm=True):
+        super().__init__()
+        self.way, self.stages, inputs = way, [], 3
+        flat = []
+        for i, (width, depth) in enumerate(zip(widths, depths)):
+            blocks = [Block(inputs if j == 0 else width, width, norm) for j in range(depth)]
+            inputs = width
+            if way == "flat":
+                flat += [*blocks, nn.Tanh()]
+            elif way == "named":
+                names = [f"stage{i}_{j}" for j in range(depth)]
+                self.stages += names
+                for name, block in zip(names, blocks):
+                    setattr(self, name, block)
+            else:
+                setattr(self, f"stage{i}", nn.Sequential(*blocks) if way == "sequential" else nn.ModuleList(blocks))
+                self.stages.append(f"stage{i}")
+        if flat:
+            self.flat = nn.Sequential(*flat)
+        self.head = nn.Linear(inputs, 2)
+
+    def forward(self, x):
+        if self.way == "flat":
+            return self.head(self.flat(x))
+        for name in self.stages:
+            stage = getattr(self, name)
+            if isinstance(stage, nn.ModuleList):
+                for block in stage:
+                    x = block(x, 0.5)
+            else:
+                x = stage(x) if self.way == "sequential" else stage(x, 0.5)
+        return self.head(x)
+
+
+@st.composite
+def nets(draw):
+    """A net with its depths and deeper ones."""
+    n = draw(st.integers(1, 3))
+    depths = draw(st.lists(st.integers(2, 4), min_size=n, max_size=n))
+    deeper = [depth + draw(st.integers(0, 3)) for depth in depths]
+    widths = draw(st.lists(st.sampled_from([4, 5, 6, 7]), min_size=n, max_size=n, unique=True))
+    way = draw(st.sampled_from(["sequential", "list", "flat", "named"]))
+    torch.manual_seed(draw(st.integers(0, 9)))
+    return Net(widths, depths, way).eval(), depths, deeper
+
+
+def assert_equal_modules(a, b):
+    assert str(a) == str(b)
+    assert_equal_states(surgery.state(a), surgery.state(b))
+    assert [m.training for m in a.modules()] == [m.training for m in b.modules()]
+    assert [p.requires_grad for p in a.parameters()] == [p.requires_grad for p in b.parameters()]
+
+
+def assert_equal_states(a, b):
+    assert list(a) == list(b)
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+        assert a[name].dtype == b[name].dtype
+
+
+def storages(model):
+    return {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers()) if t.numel()}
+
+
+def runs(model, x, kind):
+    """The output and how many modules of a class ran for it."""
+    count = Counter()
+    handles = [
+        m.register_forward_hook(lambda m, *_: count.update([type(m)])) for m in model.modules() if type(m) is kind
+    ]
+    with torch.no_grad():
+        out = model(x)
+    for handle in handles:
+        handle.remove()
+    return out, count[kind]
+
+
+@settings(max_examples=25, deadline=None)
+@given(nets())
+def test_ungraft_undoes_graft_and_plans_are_exact(case):
+    net, depths, deeper = case
+    before = copy.deepcopy(net)
+    assert [len(s.blocks) for s in surgery.sections(net)] == depths
+    full, plan = surgery.graft(net, deeper)
+    assert_equal_modules(net, before)
+    assert not storages(full) & storages(net)
+    assert [len(s.blocks) for s in surgery.sections(full)] == deeper
+    out, count = runs(full, torch.randn(2, 3), Block)
+    assert count == sum(deeper)
+    assert out.isfinite().all()
+    assert_equal_states(plan.extract(surgery.state(full)), surgery.state(net))
+    embedded, mask = plan.embed(surgery.state(net))
+    assert all(m.all() for m in mask.values())
+    assert_equal_states(embedded, {name: surgery.state(full)[name] for name in embedded})
+    assert_equal_modules(Submodel.from_json(plan.to_json()).build(full), net)
+    back, small = surgery.ungraft(full, depths)
+    assert_equal_modules(back, net)
+    assert not storages(back) & storages(full)
+    assert small.entries == plan.entries
+
+
+@settings(max_examples=25, deadline=None)
+@given(nets(), st.data())
+def test_ungraft_below_the_original_depth(case, data):
+    net, depths, deeper = case
+    fewer = [data.draw(st.integers(1, depth)) for depth in depths]
+    x = torch.randn(2, 3)
+    for model in (net, surgery.graft(net, deeper)[0]):
+        before = copy.deepcopy(model)
+        shallow, plan = surgery.ungraft(model, fewer)
+        assert_equal_modules(model, before)
+        assert_equal_modules(plan.build(model), shallow)
+        out, count = runs(shallow, x, Block)
+        assert count == sum(fewer)
+        assert out.isfinite().all()
+        for section, depth in zip(surgery.sections(model), fewer):
+            kept, dropped = section.blocks[depth - 1], section.blocks[depth:]
+            (entry,) = [s for s in plan.entries.values() if s[0].name == f"{kept}.b.weight"]
+            # A block that widens cannot stand for those behind it.
+            assert [s.name for s in entry[1:]] == [f"{b}.b.weight" for b in dropped if depth > 1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(nets())
+def test_a_state_is_deepened_as_the_module_is(case):
+    net, depths, deeper = case
+    if net.way == "flat":
+        return  # a state shows no activation between two sections: other names, same tensors
+    values = surgery.state(net)
+    full, plan = surgery.graft(values, deeper)
+    assert_equal_states(plan.extract(full), values)
+    if net.way != "list":
+        assert_equal_states(full, surgery.state(surgery.graft(net, deeper)[0]))
+    back, _ = surgery.ungraft(full, depths)
+    assert_equal_states(back, values)
+
+
+@pytest.mark.parametrize("way", ["sequential", "list", "flat", "named"])
+def test_identity_keeps_outputs_and_zeroes_only_the_last_tensors(way):
+    torch.manual_seed(0)
+    net = Net([4, 6], [2, 3], way)
+    net(torch.randn(16, 3))  # norm statistics that are not trivial
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1)
+    before, x = copy.deepcopy(net), torch.randn(5, 3)
+    full, plan = surgery.graft(net, [4, 3] if way != "flat" else [2, 5], mode="identity", example=x)
+    assert_equal_modules(net, before)
+    assert full.training
+    assert torch.allclose(full.eval()(x), net.eval()(x), atol=1e-5)
+    new = [name for name in surgery.state(full) if name not in {s[0].name for s in plan.entries.values()}]
+    zero = {name.rpartition(".norm.")[2] for name in new if not surgery.state(full)[name].any() and "norm" in name}
+    assert zero - {"num_batches_tracked"} == {"weight", "bias"}
+    assert all(surgery.state(full)[name].any() for name in new if ".norm." not in name)
+    assert_equal_states(plan.extract(surgery.state(full)), surgery.state(before))
+    _, mask = plan.embed(surgery.state(before))
+    assert not any(mask[name].any() for name in new)
+
+
+MODELS = [
+    ("torchvision", "resnet18", "BasicBlock"),
+    ("torchvision", "mobilenet_v2", "InvertedResidual"),
+    ("timm", "resnet18", "BasicBlock"),
+    ("timm", "vit_tiny_patch16_224", "Block"),
+    ("timm", "convnext_atto", "ConvNeXtBlock"),
+    ("timm", "efficientnet_b0", "InvertedResidual"),
+    ("timm", "regnetx_002", "Bottleneck"),
+    ("timm", "mobilenetv3_small_050", "InvertedResidual"),
+    ("timm", "eva02_tiny_patch14_224", "EvaBlock"),
+]
+
+
+def make(library, name):
+    torch.manual_seed(0)
+    if library == "torchvision":
+        model = torchvision.models.get_model(name)
+    else:
+        model = timm.create_model(name, **({"img_size": 56} if "eva" in name else {}))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # some start as zero, and then every block is the identity
+            nn.init.uniform_(module.weight, 0.5, 1)
+    return model.eval()
+
+
+def one_more(model):
+    return {s.name: len(s.blocks) + 1 for s in surgery.sections(model) if surgery.repeatable(model, s)}
+
+
+@pytest.mark.parametrize(("library", "name", "kind"), MODELS)
+@pytest.mark.parametrize("mode", ["copy", "identity"])
+def test_real_models_grow_and_shrink_back(library, name, kind, mode):
+    model = make(library, name)
+    x = torch.randn(1, 3, *((56, 56) if "eva" in name else (224, 224) if "vit" in name else (64, 64)))
+    asked = one_more(model)
+    full, plan = surgery.graft(model, asked, mode=mode, example=x if mode == "identity" else None)
+    kinds = {type(m) for m in model.modules() if type(m).__name__ == kind}
+    (block,) = kinds
+    expected, before = runs(model, x, block)
+    out, after = runs(full, x, block)
+    assert after - before == sum(
+        type(model.get_submodule(s.blocks[-1])) is block for s in surgery.sections(model) if s.name in asked
+    )
+    assert out.isfinite().all()
+    if mode == "identity":
+        assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert not torch.equal(out, expected)
+    assert_equal_modules(plan.build(full), model)
+    assert_equal_modules(surgery.ungraft(full, [len(s.blocks) for s in surgery.sections(model)])[0], model)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "mobilenet_v2"])
+def test_meta_models_have_their_structure_changed(name):
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name)
+    depths = [len(s.blocks) for s in surgery.sections(model)]
+    full, plan = surgery.graft(model, one_more(model))
+    assert sum(len(s.blocks) for s in surgery.sections(full)) == sum(depths) + len(one_more(model))
+    x = torch.empty(2, 3, 224, 224, device="meta")
+    assert full(x).shape == (2, 1000)
+    assert str(plan.build(full)) == str(model) == str(surgery.ungraft(full, depths)[0])
+    shallow, _ = surgery.ungraft(model, [1] * len(depths))
+    assert shallow(x).shape == (2, 1000)
+
+
+def test_swin_keeps_its_outputs_with_new_identity_blocks():
+    torch.manual_seed(0)
+    model = timm.create_model("swin_tiny_patch4_window7_224").eval()
+    x = torch.randn(1, 3, 224, 224)
+    full, _ = surgery.graft(model, [2, 4, 6, 3], mode="identity", example=x)
+    with torch.no_grad():
+        assert torch.allclose(full(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_tied_tensors_frozen_ones_and_formats_are_kept():
+    net = Net([4], [3], "list")
+    blocks = net.stage0
+    blocks[1].a.weight = blocks[2].a.weight  # with a block before: the copy is tied to it too
+    blocks[2].b.weight.requires_grad_(False)
+    net.to(torch.float64)
+    full, plan = surgery.graft(net, [5])
+    last = full.stage0[2]
+    assert isinstance(last, Chain)
+    assert last[0].a.weight is last[1].a.weight is last[2].a.weight is full.stage0[1].a.weight
+    assert not last[2].b.weight.requires_grad
+    assert last[2].a.bias.requires_grad
+    assert {p.dtype for p in full.parameters()} == {torch.float64}
+    assert last[1].a.bias is not last[2].a.bias
+    assert torch.equal(last[2].seen, blocks[2].seen)
+    assert_equal_modules(plan.build(full), net)
+    again = plan.build(full)
+    assert again.stage0[1].a.weight is again.stage0[2].a.weight
+    net = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(2)))
+    net = net.to(memory_format=torch.channels_last)
+    full, _ = surgery.graft(net, [3])
+    assert full[2][0].weight.stride() == net[1][0].weight.stride()
+
+
+def test_dropping_puts_a_skip_where_no_sequential_is():
+    net = Net([4], [3], "named")
+    shallow, _ = surgery.ungraft(net, [1])
+    assert [type(m) for m in (shallow.stage0_1, shallow.stage0_2)] == [Skip, Skip]
+    net = Net([4], [3], "sequential")
+    assert len(surgery.ungraft(net, [1])[0].stage0) == 1
+
+
+def test_later_children_of_a_sequential_move_up():
+    net = Net([4, 5], [2, 2], "flat")
+    full, _ = surgery.graft(net, [4, 3])
+    assert [type(m).__name__ for m in full.flat] == ["Block"] * 4 + ["Tanh"] + ["Block"] * 3 + ["Tanh"]
+    assert list(full.flat._modules) == [str(i) for i in range(9)]
+
+
+class PostNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.norm(x + self.a(x))
+
+
+def test_errors_name_the_section_and_the_way_out():
+    net = Net([4, 5], [2, 2], "sequential")
+    for call, match in [
+        (lambda: surgery.graft(net, [1, 2]), r"'stage0' has 1 blocks more than 1: use ungraft"),
+        (lambda: surgery.ungraft(net, [2, 3]), r"'stage1' has 2 blocks, not 3: use graft"),
+        (lambda: surgery.ungraft(net, [0, 2]), r"'stage0' cannot have 0 blocks"),
+        (lambda: surgery.graft(net, [2]), "1 depths were given.*'stage0' of 2, 'stage1' of 2"),
+        (lambda: surgery.graft(net, {"stage7": 2}), "no section 'stage7'"),
+        (lambda: surgery.graft(net, [2, 3], "identity"), "example="),
+        (lambda: surgery.graft(surgery.state(net), [2, 3], "identity", torch.zeros(1, 3)), "give a module"),
+        (lambda: surgery.graft(net, [2, 3], "zero"), "choose copy or identity"),
+        (lambda: surgery.graft(nn.Linear(2, 2), [3]), "has none"),
+    ]:
+        with pytest.raises(surgery.SurgeryError, match=match):
+            call()
+    resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
+    with pytest.raises(
+        surgery.SurgeryError, match=r"'layer2' cannot be deepened: its last block 'layer2.0' \(\(128, 64"
+    ):
+        surgery.graft(resnet, {"layer2": 2})
+    assert len(surgery.graft(resnet, {"layer1": 2})[0].layer1) == 2
+    post = nn.Sequential(PostNorm(), PostNorm())
+    with pytest.raises(surgery.SurgeryError, match=r"block '1' is not the identity .* use mode='copy'"):
+        surgery.graft(post, [3], "identity", torch.randn(2, 4))
+
+
+def test_blocks_that_append_to_a_list_they_are_given():
+    with torch.device("meta"):
+        model = timm.create_model("dla60")
+    full, plan = surgery.graft(model, one_more(model))
+    assert full(torch.empty(2, 3, 64, 64, device="meta")).shape == (2, 1000)
+    assert str(plan.build(full)) == str(model)

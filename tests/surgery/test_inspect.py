@@ -1,0 +1,157 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from surgery import state
+from surgery.__main__ import main
+from surgery.describe import describe
+from surgery.named import named
+from surgery.report import count_macs, inspect
+
+RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
+
+
+def facts(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    return json.loads(printed)
+
+
+def by_hand(model):
+    """Multiply-accumulates of convolutions and linear layers: an output element takes a row of the weight."""
+    counts = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(lambda m, _, out: counts.append(out.numel() * m.weight[0].numel()))
+    model.eval()(torch.zeros(1, 3, 32, 32))
+    return sum(counts)
+
+
+def test_json_agrees_with_counting(capsys):
+    model = named("torchvision:resnet18")
+    found = facts(capsys, *RESNET)
+    assert found["after"] is None
+    assert found["before"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert found["before"]["state_bytes"] == sum(t.numel() * t.element_size() for t in state(model).values())
+    assert found["before"]["macs"] == count_macs(model, torch.zeros(1, 3, 32, 32)) == by_hand(model)
+    shapes = {
+        f"{row['before']['name']}.{tensor}": tuple(shape)
+        for row in found["layers"]
+        for tensor, shape in row["before"]["shapes"].items()
+    }
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in state(model).items()}
+    assert [(s["name"], len(s["blocks"])) for s in found["sections"]] == [(f"layer{i}", 2) for i in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        (RESNET, ["--width", "0.5"]),
+        (RESNET, ["--depth", "1,2,1,2"]),
+        (RESNET, ["--depth", "2,4,1,3", "--width", "0.25"]),
+        (["inspect", "timm:test_vit"], ["--depth", "2", "--width", "0.5", "--heads", "drop"]),
+        (["inspect", "torchvision:mobilenet_v2", "--input", "3,32,32"], ["--depth", "1,1,4,1,3,2,1"]),
+    ],
+)
+def test_the_shapes_after_add_up_to_the_parameters_after(capsys, model, flags):
+    """Every tensor of the new model is in exactly one row, though blocks are dropped, repeated and renumbered."""
+    found = facts(capsys, *model, *flags)
+    names, total = [], 0
+    for row in found["layers"]:
+        for place in row["after"]:
+            for tensor, shape in place["shapes"].items():
+                names.append(f"{place['name']}.{tensor}")
+                total += 0 if "running" in tensor or "tracked" in tensor else torch.Size(shape).numel()
+    assert len(set(names)) == len(names)
+    assert total == found["after"]["parameters"]
+    assert found["after"]["fingerprint"] != found["before"]["fingerprint"]
+
+
+def test_the_fingerprint_is_that_of_the_plan(capsys):
+    from surgery.narrow import narrow
+
+    found = facts(capsys, *RESNET, "--width", "0.5")
+    _, plan = narrow(named("torchvision:resnet18"), 0.5, torch.zeros(2, 3, 32, 32))
+    assert found["before"]["fingerprint"] == plan.fingerprint
+
+
+def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
+    assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "  layer1  2 -> 1 blocks  BasicBlock" in lines
+    assert "  layer2  2 blocks  BasicBlock" in lines
+    assert "    block 1  dropped" in lines
+    assert "    block 1  repeated once more" in lines
+    assert any(line.split() == ["fc", "Linear", "1000x512", "->", "1000x256"] for line in lines)
+    assert any("3 x" in line and "layer3.*: conv1.weight ... conv2.weight" in line for line in lines)
+    assert any(line.startswith("parameters   11,689,512") for line in lines)
+
+
+def test_alike_blocks_are_told_once(capsys):
+    assert main(["inspect", "timm:test_vit"]) == 0
+    assert "alike" in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_run_still_shows_its_layers(capsys):
+    assert main(["inspect", "timm:test_vit", "--input", "3,100,100"]) == 0
+    printed = capsys.readouterr().out
+    assert "mlp.fc1" in printed
+    assert "note: the model does not run on 3x100x100" in printed
+
+
+def test_a_model_without_sections_is_described():
+    text = describe(inspect(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), shape=[2]))
+    assert "0  Linear  3x2" in text
+
+
+def test_attention_is_counted_in_both_libraries():
+    """Heads of 16 over 4 + 1 tokens: the products of queries, keys and values are operations, too."""
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    expected = 5 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 5 * 5 * 32
+    assert count_macs(layer, torch.zeros(1, 5, 32)) == expected
+    assert layer.training
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_pictures_are_written(tmp_path, capsys, suffix):
+    file = tmp_path / f"model.{suffix}"
+    assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2", "--plot", str(file)]) == 0
+    assert file.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+    assert file.stat().st_size > 5000
+    assert f"drawn in {file}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspct"], "did you mean 'inspect'?"),
+        (["inspect", "timm:resnet1"], "did you mean timm:resnet"),
+        (["inspect", "resnet18"], "give timm:NAME or torchvision:NAME"),
+        ([*RESNET, "--width", "1.5"], "rate is a share of the width in (0, 1], got 1.5"),
+        ([*RESNET, "--depth", "1,2"], "the model has 4"),
+        ([*RESNET, "--depth", "1,2,0,1"], "keep at least 1"),
+        ([*RESNET, "--plot", "model.bmp"], "pictures are written as .png, .svg, .pdf"),
+        ([*RESNET, "--plot", "no/such/folder/model.png"], "there is no folder no/such/folder"),
+        ([*RESNET, "--input", "3,0,32"], "--input 3,0,32"),
+        ([*RESNET[:2], "--input", "1,32,32", "--width", "0.5"], "does not run on 1x32x32"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(capsys, arguments, message):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_help(capsys):
+    assert main([]) == main(["--help"]) == 0
+    assert "python -m surgery inspect torchvision:resnet50" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", "--help"])
+    assert caught.value.code == 0
+    assert "--plot FILE" in capsys.readouterr().out

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from surgery import SurgeryError
+from surgery.named import check_named, example_input, input_size, named
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_models_are_made_with_the_arguments_of_the_library(name):
+    model = named(name, num_classes=7).eval()
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", "give timm:NAME or torchvision:NAME"),
+        ("tim:resnet18", "did you mean 'timm:resnet18'?"),
+        ("timm:", "give timm:NAME or torchvision:NAME"),
+        ("timm:resnet1", "timm has no model 'resnet1': did you mean timm:resnet"),
+        ("torchvision:resnet17", "torchvision has no model 'resnet17': did you mean torchvision:resnet1"),
+        ("torchvision:?", "torchvision has no model '?'"),
+        ("timm:hf-hub:someone/resnet18", "timm has no model 'hf-hub:someone/resnet18'"),
+    ],
+)
+def test_names_that_there_are_not_tell_what_there_is(name, message):
+    with pytest.raises(SurgeryError) as caught:
+        check_named(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_arguments_that_a_factory_refuses_are_named(name):
+    with pytest.raises(SurgeryError, match=f"{name} cannot be made: .*colour") as caught:
+        named(name, colour="red")
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: pytest.fail("download"))
+    with torch.device("meta"):
+        named("torchvision:lraspp_mobilenet_v3_large")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "size"),
+    [
+        ("timm:resnet18", {}, (3, 224, 224)),
+        ("timm:resnet18", {"in_chans": 1}, (1, 224, 224)),
+        ("timm:test_vit", {}, (3, 160, 160)),
+        ("timm:test_vit", {"img_size": 32}, (3, 32, 32)),
+        ("timm:inception_v3", {}, (3, 299, 299)),
+        ("torchvision:inception_v3", {}, (3, 299, 299)),
+        ("torchvision:vit_b_16", {"image_size": 32}, (3, 32, 32)),
+        ("torchvision:r3d_18", {}, (3, 16, 112, 112)),
+    ],
+)
+def test_the_input_has_the_size_that_the_model_was_made_for(name, arguments, size):
+    with torch.device("meta"):
+        model = named(name, **arguments)
+    assert input_size(model) == size
+    assert example_input(model, batch=3).shape == (3, *size)

@@ -1,0 +1,157 @@
+import math
+
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import surgery
+import surgery.scale as scale_module
+
+QUANTILES = st.sampled_from([0.0, 0.1, 0.29, 0.5, 0.75, 0.95, 1.0])
+
+
+@st.composite
+def stacks(draw):
+    """A stack of K random models, some zero, with ties in magnitude, and a mask."""
+    k, seed = draw(st.integers(1, 4)), draw(st.integers(0, 10**6))
+    generator = torch.Generator().manual_seed(seed)
+    shapes = draw(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4))
+    coarse = draw(st.booleans())
+    models = {f"w{i}": torch.randn(k, *shape, generator=generator) for i, shape in enumerate(shapes)}
+    if coarse:
+        models = {n: t.round() for n, t in models.items()}
+    mask = {n: torch.rand(t.shape, generator=generator) < 0.6 for n, t in models.items()}
+    return models, mask if draw(st.booleans()) else None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 120), QUANTILES, st.booleans(), st.integers(0, 10**6))
+def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
+    values = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    values = values.mul(2).round() if ties else values
+    expected = torch.tensor(oracles.percentile_norm(values.tolist(), q))
+    torch.testing.assert_close(surgery.percentile_norm(values, q), expected, rtol=1e-6, atol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 400), st.sampled_from([0.25, 0.5, 0.75, 1.0]), st.integers(0, 10**6))
+def test_percentile_norm_equals_torch_quantile(n, q, seed):
+    values = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    size = values.abs()
+    expected = values[size <= size.quantile(q)].norm()
+    torch.testing.assert_close(surgery.percentile_norm(values, q), expected)
+
+
+def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
+    n = (1 << 24) + 21  # torch.quantile refuses this many
+    values = torch.ones(n)
+    values[:1000] = 50.0
+    norm = surgery.percentile_norm(values, 0.95)
+    assert norm.item() == pytest.approx(math.sqrt(n - 1000), rel=1e-7)  # float32 sums of squares stop at 2^24
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_dtypes_are_computed_in_float32_at_least(dtype):
+    x = torch.full((3, 100), 200.0).to(dtype)  # squares overflow in float16
+    norms = surgery.percentile_norm(x, stacked=True)
+    assert norms.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
+    assert norms.shape == (3,)
+    assert norms.tolist() == pytest.approx([2000.0] * 3, rel=1e-2)
+    scaled, factors = surgery.match_norms({"w": x})
+    assert scaled["w"].dtype == dtype
+    assert factors["w"].tolist() == pytest.approx([1.0] * 3)
+
+
+@pytest.mark.parametrize("batch", [0, 1 << 20])  # model by model, and all at once
+@settings(max_examples=40, deadline=None)
+@given(case=stacks(), q=QUANTILES, together=st.booleans())
+def test_match_norms_equals_the_paper_s_loop(batch, case, q, together):
+    models, mask = case
+    names = list(models)
+    groups = [tuple(names[::2]), tuple(names[1::2])] if together else [(n,) for n in names]
+    before = {n: t.clone() for n, t in models.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale_module, "_BATCH", batch)
+        scaled, factors = surgery.match_norms(models, mask, q, groups if together else None)
+    masks = None if mask is None else surgery.unstack(mask)
+    for group, expected in zip(groups, oracles.match_norms(surgery.unstack(models), groups, q, masks)):
+        for name in group:
+            torch.testing.assert_close(factors[name], torch.tensor(expected), rtol=1e-5, atol=0)
+            for k, alpha in enumerate(expected):
+                torch.testing.assert_close(scaled[name][k], before[name][k] * alpha, rtol=1e-5, atol=0)
+            assert torch.equal(models[name], before[name])
+
+
+def test_matched_models_have_one_norm_and_alike_models_stay():
+    generator = torch.Generator().manual_seed(0)
+    models = {"w": torch.randn(4, 1000, generator=generator) * torch.tensor([1.0, 2, 3, 4])[:, None]}
+    norms = surgery.percentile_norm(surgery.match_norms(models)[0]["w"], stacked=True)
+    torch.testing.assert_close(norms, surgery.percentile_norm(models["w"], stacked=True).mean().expand(4))
+    same = surgery.broadcast({"w": torch.randn(50, generator=generator)}, 3)
+    assert surgery.match_norms(same)[1]["w"].tolist() == pytest.approx([1.0] * 3)
+
+
+def test_uncovered_elements_zeros_integers_and_ungrouped_tensors():
+    models = {
+        "w": torch.tensor([[3.0, math.nan], [6.0, 8.0], [0.0, 0.0]]),
+        "v": torch.ones(3, 2),
+        "steps": torch.tensor([1, 2, 3]),
+    }
+    mask = {"w": torch.tensor([[True, False], [True, True], [True, True]])}
+    scaled, factors = surgery.match_norms(models, mask, q=1.0, groups=[("w", "steps")])
+    assert factors.keys() == {"w"}
+    assert factors["w"].tolist() == pytest.approx([6.5 / 3, 0.65, 1.0])
+    assert list(scaled) == list(models)
+    for name in ("v", "steps"):
+        assert torch.equal(scaled[name], models[name])
+        assert scaled[name].data_ptr() != models[name].data_ptr()
+
+
+def test_meta_tensors_give_shapes():
+    models = {"w": torch.zeros(3, 2, device="meta")}
+    assert surgery.percentile_norm(models["w"], stacked=True).shape == (3,)
+    scaled, factors = surgery.match_norms(models)
+    assert scaled["w"].is_meta
+    assert factors["w"].is_meta
+    assert scaled["w"].shape == (3, 2)
+
+
+def test_the_accelerator_s_way_gives_the_same():
+    """What other devices run (no NumPy), on tensors whose device only claims to be another."""
+    values = torch.randn(3, 101, generator=torch.Generator().manual_seed(0)).abs()
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("meta")
+
+    for q in (0.0, 0.5, 0.95, 1.0):
+        here = scale_module._lowest_norms(values.clone(), q)
+        there = scale_module._lowest_norms(values.clone().as_subclass(Elsewhere), q)
+        torch.testing.assert_close(there[0].as_subclass(torch.Tensor), here[0])
+        assert there[1].all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"models": {"w": torch.tensor([[1.0, math.inf], [1.0, 1.0]])}}, r"w of models \[0\] hold NaN"),
+        ({"models": {"w": torch.tensor([[1.0, 1.0], [math.nan, 1.0]])}}, r"w of models \[1\] hold NaN"),
+        ({"models": {"w": torch.tensor([[1e-42], [1.0]])}}, "cannot be matched"),
+        ({"q": 1.5}, "q is a quantile"),
+        ({"q": math.nan}, "q is a quantile"),
+        ({"groups": [("u",)]}, "'u', which the stack has not"),
+        ({"groups": [("w",), ("w",)]}, "in two groups"),
+        ({"mask": {"w": torch.ones(2, 3, dtype=torch.bool)}}, "shape"),
+        ({"mask": {"w": torch.ones(2, 2)}}, "masks are boolean"),
+    ],
+)
+def test_match_norms_refuses(arguments, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        surgery.match_norms(**{"models": {"w": torch.ones(2, 2)}, **arguments})
+
+
+def test_percentile_norm_refuses():
+    for tensor, arguments in ((torch.ones(2), {"q": -0.1}), (torch.arange(3), {}), (torch.tensor(1.0), {"stacked": 1})):
+        with pytest.raises(surgery.SurgeryError):
+            surgery.percentile_norm(tensor, **arguments)

@@ -1,0 +1,109 @@
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import surgery
+from surgery.edits import Skip
+
+
+def meta(library, name):
+    with torch.device("meta"):
+        return torchvision.models.get_model(name) if library == "torchvision" else timm.create_model(name)
+
+
+def depths(model):
+    return [len(section.blocks) for section in surgery.sections(model)]
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "expected"),
+    [
+        ("torchvision", "resnet18", [2, 2, 2, 2]),
+        ("torchvision", "resnet50", [3, 4, 6, 3]),
+        ("timm", "resnet18", [2, 2, 2, 2]),
+        ("timm", "resnet50", [3, 4, 6, 3]),
+        ("torchvision", "vit_b_16", [12]),
+        ("timm", "vit_tiny_patch16_224", [12]),
+        ("timm", "beit_base_patch16_224", [12]),
+        ("torchvision", "swin_t", [2, 2, 6, 2]),
+        ("timm", "swin_tiny_patch4_window7_224", [2, 2, 6, 2]),
+        ("torchvision", "convnext_tiny", [3, 3, 9, 3]),
+        ("timm", "convnext_atto", [2, 2, 6, 2]),
+        ("torchvision", "mobilenet_v2", [1, 2, 3, 4, 3, 3, 1]),
+        ("torchvision", "efficientnet_b0", [1, 2, 2, 3, 3, 4, 1]),
+        ("timm", "efficientnet_b0", [1, 2, 2, 3, 3, 4, 1]),
+        ("timm", "regnetx_002", [1, 1, 4, 7]),
+    ],
+)
+def test_sections_are_the_stages_of_the_papers(library, name, expected):
+    assert depths(meta(library, name)) == expected
+
+
+def test_blocks_that_widen_are_not_repeatable():
+    model = meta("torchvision", "mobilenet_v2")
+    found = surgery.sections(model)
+    assert [surgery.repeatable(model, s) for s in found] == [False, True, True, True, True, True, False]
+    for dense in (meta("torchvision", "densenet121"), meta("timm", "rdnet_tiny"), meta("timm", "inception_v3")):
+        assert not any(surgery.repeatable(dense, s) for s in surgery.sections(dense))
+    resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
+    found = surgery.sections(resnet)
+    assert [surgery.repeatable(resnet, s) for s in found] == [True, False, False, False]
+    bottleneck = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 1, 1, 1])
+    assert not any(surgery.repeatable(bottleneck, s) for s in surgery.sections(bottleneck))
+
+
+def test_a_stride_is_seen_where_widths_do_not_show_it():
+    def block(stride):
+        return nn.Sequential(nn.Conv2d(4, 4, 3, stride, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+
+    net = nn.Sequential(block(1), block(1), block(2), block(1))
+    assert [s.blocks for s in surgery.sections(net)] == [("0", "1"), ("2", "3")]
+    falling = nn.Sequential(block(2), block(2))
+    assert not any(surgery.repeatable(falling, s) for s in surgery.sections(falling))
+
+
+def test_one_module_in_two_places_is_not_repeatable():
+    block = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    first = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net = nn.Sequential(first, block, block)
+    (section,) = surgery.sections(net)
+    assert not surgery.repeatable(net, section)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vit_b_16", "swin_t", "convnext_tiny", "efficientnet_b0"])
+def test_a_state_dict_shows_the_same_sections(name):
+    model = meta("torchvision", name)
+    assert surgery.sections(surgery.state(model)) == surgery.sections(model)
+
+
+class Named(nn.Module):
+    """Blocks as numbered attributes, two branches beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = (self.block() for _ in range(2))
+        self.block1, self.block2, self.block3 = (self.block() for _ in range(3))
+
+    @staticmethod
+    def block():
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def test_numbered_attributes_are_a_section_and_other_names_are_not():
+    assert surgery.sections(Named()) == [surgery.Section("", ("block1", "block2", "block3"))]
+
+
+def test_names_of_sections_are_unique_and_skips_are_looked_through():
+    net = meta("torchvision", "mobilenet_v2")
+    names = [section.name for section in surgery.sections(net)]
+    assert len(set(names)) == len(names)
+    named = Named()
+    named.block2 = Skip()
+    assert surgery.sections(named) == [surgery.Section("", ("block1", "block3"))]
+
+
+def test_a_model_without_blocks_has_no_sections():
+    assert surgery.sections(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == []
+    assert surgery.sections({"weight": torch.zeros(2, 2)}) == []
