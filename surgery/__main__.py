@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = "did you mean 'inspect'?" if near else "there is 'inspect'; see python -m surgery --help"
             raise SurgeryError(f"unknown command {command!r}: {hint}")
         tyro.cli(Inspect, prog="python -m surgery inspect", args=rest).run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough; what Python flushes at exit has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (SurgeryError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

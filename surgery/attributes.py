@@ -1,7 +1,7 @@
 """Plain attributes that store widths (`num_features`, `head_dim`, ...) and what they become in a narrower model."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from surgery.axes import Axis, digits, new_size
+from surgery.axes import Axis, digits, find, new_size, terms
 from surgery.trace import Step, Trace
 
 Keep = Callable[[Axis], int]
@@ -29,7 +29,7 @@ def sizes_by_module(trace: Trace, keep: Keep) -> dict[str, Sizes]:
         for axis in tensor_axes:
             _note(found.setdefault(module, {}), axis, keep)
     for step in trace.steps:
-        _merge(found.setdefault(step.module, {}), step_sizes(step, keep))
+        found[step.module] = merged([found.get(step.module, {}), step_sizes(step, keep)])
     return found
 
 
@@ -72,6 +72,8 @@ def _true_values(module: nn.Module, numbers: dict[int, int]) -> dict[str, Any]:
         return {} if weight is None else {"normalized_shape": list(weight.shape)}
     if isinstance(module, nn.Embedding):
         return {"num_embeddings": weight.shape[0], "embedding_dim": weight.shape[1]}
+    if isinstance(module, nn.RNNBase):
+        return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": module.weight_ih_l0.shape[1]}
     if isinstance(module, nn.PReLU):
         return {"num_parameters": len(weight)}
     return {}
@@ -125,14 +127,22 @@ def _renewed(value: Any, sizes: Sizes, sure: bool) -> Any:
 
 
 def _note(found: Sizes, axis: Axis, keep: Keep) -> None:
-    """An axis and every run of its consecutive digits."""
+    """An axis, every run of its consecutive digits, and the same for its terms."""
     parts = [(d.size, new_size(d, keep)) for d in digits(axis)]
     found.setdefault(axis.size, set()).add(new_size(axis, keep))
     for start in range(len(parts)):
         for old, new in accumulate(parts[start:], lambda a, b: (a[0] * b[0], a[1] * b[1])):
             found.setdefault(old, set()).add(new)
+    for digit in digits(axis):
+        if find(digit).kind == "sum":
+            for term in dict.fromkeys(terms(digit)):
+                _note(found, term, keep)
 
 
-def _merge(into: Sizes, other: Sizes) -> None:
-    for old, new in other.items():
-        into.setdefault(old, set()).update(new)
+def merged(several: Iterable[Sizes]) -> Sizes:
+    """Sizes of several modules, together."""
+    result: Sizes = {}
+    for sizes in several:
+        for old, new in sizes.items():
+            result.setdefault(old, set()).update(new)
+    return result

@@ -156,6 +156,7 @@ def _block_cells(blocks: Sequence[list[Row]]) -> Iterator[Cell]:
             return ("dropped",)
         return tuple((inner(r), r.kind, str(r.before.shapes), str([p.shapes for p in r.after])) for r in rows)
 
+    told = None
     for what, group in groupby(blocks, key=look):
         same = list(group)
         first, last = (rows[0].block.rpartition(".")[2] for rows in (same[0], same[-1]))
@@ -165,10 +166,12 @@ def _block_cells(blocks: Sequence[list[Row]]) -> Iterator[Cell]:
             continue
         copies = max(len(row.after) for row in same[0]) - 1
         repeated = f"repeated {copies} times more" if copies > 1 else "repeated once more" if copies else ""
-        remarks = [label, f"{len(same)} alike" if len(same) > 1 else "", repeated]
-        yield "  ".join(filter(None, remarks)), "", "", ""
-        for row in same[0]:
-            yield from _cells(row, inner(row), 3)
+        cells = [cell for row in same[0] for cell in _cells(row, inner(row), 3)]
+        remarks = ["like those before" if cells == told else f"{len(same)} alike" if len(same) > 1 else "", repeated]
+        yield "  ".join([label, *filter(None, remarks)]), "", "", ""
+        if cells != told:
+            yield from cells
+        told = cells
 
 
 def _cells(row: Row, name: str, level: int) -> Iterator[Cell]:

@@ -136,8 +136,7 @@ def _label(axes, report: Report, found: list[Bar], x: list[float], colours: dict
     below = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "fontsize": 9}
     outside = [(at, bar) for at, bar in zip(x, found) if bar.section is None]
     for at, bar in outside if len(outside) <= 30 else ():
-        short = ".".join(bar.layer.split(".")[-2:])
-        axes.text(at, -0.025, short, rotation=90, color=_OUTSIDE, **{**below, "fontsize": 7.5})
+        axes.text(at, -0.025, _short(bar.layer), rotation=90, color=_OUTSIDE, **{**below, "fontsize": 7.5})
     for section in report.sections:
         mine = [at for at, bar in zip(x, found) if bar.section == section.name]
         if not mine:
@@ -146,8 +145,20 @@ def _label(axes, report: Report, found: list[Bar], x: list[float], colours: dict
         ends = [mine[0] - 0.43, mine[-1] + 0.43]
         line = {"color": colour, "lw": 3, "solid_capstyle": "butt", "clip_on": False}
         axes.plot(ends, [-0.025] * 2, transform=axes.get_xaxis_transform(), **line)
-        text = f"{section.name}\n{depth_text(section)}".replace("->", "→")
-        axes.text(sum(ends) / 2, -0.05, text, color=colour, **below)
+        texts = [section.name, depth_text(section).replace("->", "→")]
+        room = (mine[-1] - mine[0] + 2) / (x[-1] - x[0] + 2) * axes.figure.get_figwidth() * 72
+        if max(map(len, texts)) * 5.2 < room:  # points
+            axes.text(sum(ends) / 2, -0.05, "\n".join(texts), color=colour, **below)
+        else:
+            style = {**below, "fontsize": 7.5, "rotation": 90}
+            axes.text(sum(ends) / 2, -0.05, ", ".join(texts), color=colour, **style)
+
+
+def _short(layer: str) -> str:
+    """The end of a name: two components, or more if that would begin with a number."""
+    parts = layer.split(".")
+    start = next((i for i in range(max(0, len(parts) - 2), -1, -1) if not parts[i].isdigit()), 0)
+    return ".".join(parts[start:])
 
 
 def _title(report: Report) -> str:

@@ -59,7 +59,7 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
         for registry in (module._parameters, module._buffers):
             for name, tensor in registry.items():
                 key = id(tensor)
-                if tensor is None or key not in originals or id(tensor) not in values:
+                if tensor is None or key not in originals or key not in values:
                     continue
                 if key not in made:
                     value = values[key].detach()
@@ -68,6 +68,9 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                         value.__dict__.update(tensor.__dict__)
                     made[key] = value
                 registry[name] = made[key]
+        for attribute, value in vars(module).items():  # recurrent modules also keep theirs in a list
+            if isinstance(value, list) and any(id(item) in made for item in value):
+                vars(module)[attribute] = [made.get(id(item), item) for item in value]
 
 
 def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:

@@ -1,22 +1,27 @@
 """Makes a narrow module run: attributes that store widths are set right until every operation is as predicted."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery import attributes
-from surgery.axes import Axis, find, is_fixed, new_size, unify
+from surgery.attributes import Keep, Sizes
+from surgery.axes import Axis, is_fixed, new_size, unify
 from surgery.edits import set_attribute
 from surgery.rules import LAYOUT
 from surgery.submodel import Submodel
-from surgery.trace import Trace, evaluating, operation_name, run, tensors_in, watching
+from surgery.trace import Step, Trace, evaluating, operation_name, run, tensors_in, watching
+
+Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
 _ATTEMPTS = 200
 
 
-def couple(trace: Trace, step: int, keep) -> bool:
+def couple(trace: Trace, step: int, keep: Keep) -> bool:
     """Axes of one size that one module sees become the same, where they would get different widths."""
     module = trace.steps[step].module
     found: dict[int, list[Axis]] = {}
@@ -24,14 +29,17 @@ def couple(trace: Trace, step: int, keep) -> bool:
         if other.module == module or other.module.startswith(f"{module}."):
             for axis in (axis for tensor in (*other.inputs, *other.outputs) for axis in tensor):
                 found.setdefault(axis.size, []).append(axis)
-    changed = False
-    for same in found.values():
-        free = [axis for axis in same if not is_fixed(axis)]
-        for axis in free[1:]:
-            if new_size(axis, keep) != new_size(free[0], keep) and find(axis) is not find(free[0]):
-                unify(free[0], axis)
-                changed = True
-    return changed
+    for may_be_fixed in (False, True):
+        changed = False
+        for same in found.values():
+            candidates = [axis for axis in same if may_be_fixed or not is_fixed(axis)]
+            for axis in candidates[1:]:
+                if new_size(axis, keep) != new_size(candidates[0], keep):
+                    unify(candidates[0], axis)
+                    changed = True
+        if changed:
+            return True
+    return False
 
 
 class _Diverged(Exception):
@@ -40,6 +48,7 @@ class _Diverged(Exception):
     def __init__(self, step: int, message: str):
         super().__init__(message)
         self.step = step
+        self.modules: list[str] = []
 
 
 class Stuck(Exception):
@@ -50,94 +59,94 @@ class Stuck(Exception):
         self.step, self.message = step, message
 
 
-def repaired(model, plan: Submodel, trace: Trace, keep, example) -> Submodel:
-    """The plan with the edits that set attributes right, found by running it and mending the first difference."""
+def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example: Any) -> Submodel:
+    """The plan with edits that set attributes right, found by running it and mending the first difference."""
     sizes = attributes.sizes_by_module(trace, keep)
     numbers = {step.module: {old: new_size(axis, keep) for old, axis in step.numbers.items()} for step in trace.steps}
-    known = tuple(attributes.known_edits(plan.build(model), numbers))
-    base = plan.edits + known
-    chosen: dict[tuple[str, str], Any] = {}
+    base = (*plan.edits, *attributes.known_edits(plan.build(model), numbers))
+    small = Submodel(plan.entries, plan.shapes, base).build(model)
+    chosen: Choice = {}
     for name, module in model.named_modules():
-        for attribute, value in attributes.candidates(module, _subtree(sizes, name), sure=True).items():
+        within = [found for other, found in sizes.items() if _inside(other, name)]
+        for attribute, value in attributes.candidates(module, attributes.merged(within), sure=True).items():
             chosen[name, attribute] = value
 
-    small = Submodel(plan.entries, plan.shapes, base).build(model)
-
-    def attempt(edits: dict[tuple[str, str], Any]) -> tuple[int, str]:
-        modules = {name: small.get_submodule(name) for name, _ in edits}
-        before = {(name, attribute): getattr(modules[name], attribute) for name, attribute in edits}
-        try:
-            for (name, attribute), value in edits.items():
+    def attempt(choice: Choice) -> _Diverged | None:
+        with _unchanged(small):
+            for (name, attribute), value in choice.items():
                 set_attribute(small, name, attribute, value)
-            _compare(small, trace, keep, example)
-        except _Diverged as difference:
-            return difference.step, str(difference)
-        finally:
-            for (name, attribute), value in before.items():
-                setattr(modules[name], attribute, value)
-        return len(trace.steps), ""
+            return _difference(small, trace, keep, example)
 
-    reached, message = attempt(chosen)
-    attempts = 1
-    while reached < len(trace.steps):
-        for option in _options(model, trace.steps[reached], keep, chosen):
+    here, attempts = attempt(chosen), 1
+    while here is not None:
+        for option in _options(model, trace.steps[here.step], here.modules, sizes, keep, chosen):
             attempts += 1
-            result = attempt(option)
-            if result[0] > reached or attempts > _ATTEMPTS:
+            there = attempt(option)
+            if there is None or there.step > here.step:
+                here, chosen = there, option
                 break
+            if attempts > _ATTEMPTS:
+                raise Stuck(here.step, _explained(model, trace, here))
         else:
-            result = (reached, message)
-        if result[0] <= reached:
-            step = trace.steps[reached]
-            raise Stuck(
-                reached,
-                f"{type(model).__name__} does not run with narrow widths: in {step.module or 'the model itself'} "
-                f"({step.name}): {message}. A width may be "
-                "kept in a constant that surgery cannot see: make it an attribute or read it from a shape",
-            )
-        chosen = option
-        reached, message = result
+            raise Stuck(here.step, _explained(model, trace, here))
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
     return Submodel(plan.entries, plan.shapes, (*base, *sets))
 
 
-def _subtree(sizes, name: str):
-    """The sizes of a module and of the modules inside of it."""
-    found: attributes.Sizes = {}
-    prefix = f"{name}." if name else ""
-    for other, values in sizes.items():
-        if other == name or other.startswith(prefix):
-            attributes._merge(found, values)
-    return found
+def _explained(model: nn.Module, trace: Trace, difference: "_Diverged") -> str:
+    step = trace.steps[difference.step]
+    return (
+        f"{type(model).__name__} does not run with narrow widths: in {step.module or 'the model itself'} "
+        f"({step.name}): {difference}. A width may be kept in a constant that surgery cannot see: make it an attribute or read it "
+        "from a shape"
+    )
 
 
-def _options(model, step, keep, chosen) -> Iterator[dict[tuple[str, str], Any]]:
-    """Other choices of attributes that may mend a step: of its own module, then of those around it."""
-    seen = attributes.step_sizes(step, keep)
-    name = step.module
-    while True:
-        module = model.get_submodule(name)
-        found = attributes.candidates(module, seen, sure=False)
-        new = {(name, a): v for a, v in found.items() if chosen.get((name, a)) != v}
+def _inside(name: str, parent: str) -> bool:
+    return not parent or name == parent or name.startswith(f"{parent}.")
+
+
+def _options(
+    model, step: Step, running: list[str], sizes: dict[str, Sizes], keep: Keep, chosen: Choice
+) -> Iterator[Choice]:
+    """Other choices of attributes that may mend a step: of its module, those around it, those whose code was running."""
+    parts = step.module.split(".") if step.module else []
+    around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+    seen, everything = attributes.step_sizes(step, keep), attributes.merged(sizes.values())
+    for name, known in [*((name, seen) for name in around), *((name, everything) for name in running)]:
+        found = attributes.candidates(model.get_submodule(name), known, sure=False)
+        new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
+        mine = [key for key in chosen if key[0] == name]
         if new:
             yield chosen | new
-        for key in new:
-            if len(new) > 1:
-                yield chosen | {key: new[key]}
-        mine = [key for key in chosen if key[0] == name]
-        for key in mine:
-            yield {k: v for k, v in chosen.items() if k != key}
-        if mine:
-            yield {k: v for k, v in chosen.items() if k not in mine}
-        if not name:
-            return
-        name = name.rpartition(".")[0]
+        if len(new) > 1:
+            yield from (chosen | {key: value} for key, value in new.items())
+        for dropped in ([key] for key in mine):
+            yield {key: value for key, value in chosen.items() if key not in dropped}
+        if len(mine) > 1:
+            yield {key: value for key, value in chosen.items() if key not in mine}
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever happens to the model's attributes inside is undone: forward passes may leave things behind."""
+    modules = list(model.modules())
+    before = [(dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in modules]
+    try:
+        yield
+    finally:
+        for module, (plain, buffers, parameters) in zip(modules, before):
+            vars(module).clear()
+            vars(module).update(plain)
+            for registry, values in ((module._buffers, buffers), (module._parameters, parameters)):
+                registry.clear()
+                registry.update(values)
 
 
 class _Predicted(TorchDispatchMode):
     """Compares the operations of the narrow model with the steps of the full one, as they happen."""
 
-    def __init__(self, trace: Trace, keep):
+    def __init__(self, trace: Trace, keep: Keep):
         super().__init__()
         self.trace, self.keep, self.done = trace, keep, 0
 
@@ -161,19 +170,27 @@ class _Predicted(TorchDispatchMode):
         return result
 
 
-def _compare(small: nn.Module, trace: Trace, keep, example) -> None:
-    """Run the narrow model; raise _Diverged at the first operation that is not as predicted."""
+def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Diverged | None:
+    """Run the narrow model: the first operation that is not as predicted, or None."""
     predicted = _Predicted(trace, keep)
+    last = len(trace.steps) - 1
     try:
         with evaluating(small), watching(small), predicted:
             output = run(small, example)
-    except _Diverged:
-        raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise _Diverged(min(predicted.done, len(trace.steps) - 1), lines[0]) from error
+        found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), lines[0])
+        found.modules = _running(small, error)
+        return found
     if predicted.done != len(trace.steps):
-        raise _Diverged(predicted.done, "the narrow model stops early")
-    shapes = [tuple(axis.size for axis in found) for found in trace.outputs]
-    if [tuple(tensor.shape) for tensor in tensors_in(output)] != shapes:
-        raise _Diverged(len(trace.steps) - 1, "the output has another shape")
+        return _Diverged(predicted.done, "the narrow model stops early")
+    if [t.shape for t in tensors_in(output)] != [tuple(axis.size for axis in found) for found in trace.outputs]:
+        return _Diverged(last, "the output has another shape")
+    return None
+
+
+def _running(model: nn.Module, error: Exception) -> list[str]:
+    """The modules whose methods were running when an error was raised, innermost first."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    return list(dict.fromkeys(names[id(owner)] for owner in reversed(frames) if id(owner) in names))

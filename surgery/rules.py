@@ -239,7 +239,7 @@ def _slice(trace, a, out):
     trace.assign(out, found)
 
 
-@_rule("split split_with_sizes chunk tensor_split")
+@_rule("split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes")
 def _split(trace, a, out):
     found, start = trace.axes_of(a["self"]), 0
     dim = a["dim"] % len(found)
