@@ -11,7 +11,7 @@ import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
-import zoo
+from fl import models
 from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions
 from fl.data import DATASETS
 from fl.engine import backend_names
@@ -44,7 +44,7 @@ class Config:
     dataset: str = "digits"
     """digits (bundled), fashion-mnist or cifar10"""
     model: str = "cnn"
-    """cnn (McMahan et al. 2017) or resnet20"""
+    """cnn (McMahan et al. 2017), resnet20, or one of a library: timm:NAME, torchvision:NAME"""
     width: float = 1.0
     """rate of the model's hidden widths"""
     norm: str = "default"
@@ -109,8 +109,8 @@ class Config:
         """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
         _choice("algorithm", self.algorithm, ALGORITHMS)
         _choice("data set", [self.dataset], DATASETS)
-        _choice("model", [self.model], zoo.names())
         _choice("norm", [self.norm], ["default", "batch", "group", "none"])
+        models.check(self.model, self.width, None if self.norm == "default" else self.norm)
         _choice("partition", [self.partition], ["iid", "dirichlet"])
         _choice("backend", [self.backend], backend_names())
         if not self.algorithm or not self.seeds:
@@ -154,7 +154,7 @@ class Config:
         """
         spread = f"dirichlet{self.alpha:g}" if self.partition == "dirichlet" else self.partition
         seeds = ",".join(map(str, self.seeds))
-        return f"{','.join(self.algorithm)}-{self.dataset}-{self.model}-{spread}-seed{seeds}"
+        return f"{','.join(self.algorithm)}-{self.dataset}-{self.model.replace(':', '-')}-{spread}-seed{seeds}"
 
     def to_yaml(self) -> str:
         """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""

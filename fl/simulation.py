@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-import zoo
-from fl import checkpoint, data, evaluate, partition, plot
+from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
 from fl.algorithms import ALGORITHMS
 from fl.config import Config
@@ -46,7 +45,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         parts = partition.iid(dataset.y, config.clients, config.min_samples, rng.numpy("partition"))
     else:
         parts = partition.dirichlet(dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition"))
-    model = zoo.create(generator=rng.torch("weights"), **model_arguments(config, dataset))
+    model = models.create(rng.torch("weights"), **model_arguments(config, dataset))
     fed = Federation(
         model.to(device),
         dataset.to(device),
@@ -61,7 +60,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
 
 
 def model_arguments(config: Config, dataset: data.Dataset) -> dict:
-    """What `zoo.create` is called with."""
+    """What `fl.models.create` is called with."""
     return {
         "name": config.model,
         "num_classes": dataset.classes,
@@ -231,4 +230,4 @@ def load_model(folder: str | Path) -> nn.Module:
     if len(Config.read(folder).runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
     arguments, state = checkpoint.read_model(folder)
-    return load(zoo.create(generator=torch.Generator(), **arguments), state).eval()
+    return load(models.create(torch.Generator(), **arguments), state).eval()

@@ -107,9 +107,9 @@ def _inside(name: str, parent: str) -> bool:
 
 
 def _options(
-    model, step: Step, running: list[str], sizes: dict[str, Sizes], keep: Keep, chosen: Choice
+    model: nn.Module, step: Step, running: list[str], sizes: dict[str, Sizes], keep: Keep, chosen: Choice
 ) -> Iterator[Choice]:
-    """Other choices of attributes that may mend a step: of its module, those around it, those whose code was running."""
+    """Other choices of attributes that may mend a step: of its module, those around it, those whose code ran."""
     parts = step.module.split(".") if step.module else []
     around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
     seen, everything = attributes.step_sizes(step, keep), attributes.merged(sizes.values())
