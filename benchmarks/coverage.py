@@ -96,9 +96,10 @@ def table(rows: list[dict], operations: list[str]) -> None:
 
 
 def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
     import timm
     import torchvision
-    from importlib.metadata import version
 
     return {
         "torch": torch.__version__, "timm": timm.__version__, "torchvision": torchvision.__version__,

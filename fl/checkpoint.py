@@ -25,7 +25,7 @@ def save(folder: Path, server: Server, round: int, model: dict[str, Any]) -> Non
     cannot get apart as two files could.
 
     Args:
-        model: what `zoo.create` is to be called with to build the model.
+        model: what `fl.models.create` is to be called with to build the model.
     """
     # Cloned, since parts may share memory (one model broadcast to all), which safetensors refuses.
     tensors = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in flatten(server).items()}
@@ -56,7 +56,7 @@ def restore(folder: Path, like: Server) -> tuple[Server, int]:
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], State]:
-    """(arguments of `zoo.create`, state of the global model) from a run folder."""
+    """(arguments of `fl.models.create`, state of the global model) from a run folder."""
     tensors, header = _read(folder)
     return header["model"], {k.removeprefix("global/"): t for k, t in tensors.items() if k.startswith("global/")}
 

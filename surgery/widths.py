@@ -52,7 +52,16 @@ def widths(model: nn.Module, example: Any, rate: float = 1.0, **options: Any) ->
             for atom in dict.fromkeys(map(find, atoms(axis))):
                 if atom.size > 1:
                     members.setdefault(atom, []).append((f"{module}.{attribute}" if module else attribute, i))
-    return [Width(atom.size, keep(atom), atom.fixed, tuple(where)) for atom, where in members.items()]
+    return [Width(atom.size, keep(atom), _reason(atom, keep(atom), rate), tuple(at)) for atom, at in members.items()]
+
+
+def _reason(atom: Axis, kept: int, rate: float) -> str:
+    """Why all positions stay."""
+    if atom.fixed or kept < atom.size or rate == 1:
+        return atom.fixed
+    if atom.grouping:
+        return "it tells heads or groups apart, and each of them shrinks"
+    return "a smaller share rounds to all of it, or another digit of the same width shrinks"
 
 
 def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding = math.ceil) -> Callable[[Axis], int]:
