@@ -35,10 +35,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where `surgery` is this file
-import surgery
-import zoo
-from surgery.submodel import Source, Submodel
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where `surgery` is this file
+import surgery  # noqa: E402
+import zoo  # noqa: E402
+from surgery.submodel import Source, Submodel  # noqa: E402
 
 MODELS = {
     "cnn": lambda: zoo.cnn(),
