@@ -37,9 +37,9 @@ from torch.utils._pytree import tree_leaves
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where `surgery` is this file
-import surgery  # noqa: E402
-import zoo  # noqa: E402
-from surgery.submodel import Source, Submodel  # noqa: E402
+import surgery
+import zoo
+from surgery.submodel import Source, Submodel
 
 MODELS = {
     "cnn": lambda: zoo.cnn(),

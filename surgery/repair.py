@@ -97,8 +97,8 @@ def _explained(model: nn.Module, trace: Trace, difference: "_Diverged") -> str:
     step = trace.steps[difference.step]
     where = step.module or "the model itself"
     return (
-        f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. A width may be "
-        "kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
+        f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. A width may "
+        "be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
     )
 
 
