@@ -6,9 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.state import load, state
+from surgery.state import load, owners, state
 from surgery.submodel import Index, Source, Submodel
 from surgery.trace import named_tensors
+
+_OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 
 
 def corner(model: nn.Module, like: nn.Module) -> tuple[nn.Module, Submodel]:
@@ -25,7 +27,7 @@ def corner(model: nn.Module, like: nn.Module) -> tuple[nn.Module, Submodel]:
     for name, tensor in small.items():
         entries[name] = (Source(name, _leading(name, tensor, full[name])),)
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
-    plan = Submodel(entries, shapes, (*_attributes(model, like), *_slices(model, like, full)))
+    plan = Submodel(entries, shapes, (*_attributes(model, like), *_slices(model, like)))
     narrow = copy.deepcopy(like)
     if all(tensor.is_meta for tensor in (*full.values(), *small.values())):
         return narrow, plan
@@ -47,7 +49,7 @@ def _attributes(model: nn.Module, like: nn.Module) -> list[dict[str, Any]]:
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             new = vars(others[name]).get(attribute, value) if name in others else value
-            if attribute.startswith("_") or not _plain(value) or not _plain(new) or new == value:
+            if attribute in _OWN or not _plain(value) or not _plain(new) or new == value:
                 continue
             edits.append({"do": "set", "module": name, "attribute": attribute, "value": new})
     return edits
@@ -56,17 +58,18 @@ def _attributes(model: nn.Module, like: nn.Module) -> list[dict[str, Any]]:
 def _plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_plain, value))
-    return isinstance(value, int | float | str | bool)
+    return value is None or isinstance(value, int | float | str | bool)
 
 
-def _slices(model: nn.Module, like: nn.Module, held: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _slices(model: nn.Module, like: nn.Module) -> list[dict[str, Any]]:
     """Edits for tensors that no state holds."""
     edits = []
     others = dict(named_tensors(like))
+    held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}  # under all their names
     for (module, attribute), tensor in named_tensors(model):
         name = f"{module}.{attribute}" if module else attribute
         small = others.get((module, attribute), tensor)
-        if name not in held and small.shape != tensor.shape:
+        if id(tensor) not in held and small.shape != tensor.shape:
             index = _leading(name, small, tensor)
             edits.append({"do": "slice", "module": module, "attribute": attribute, "index": index})
     return edits

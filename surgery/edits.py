@@ -68,6 +68,7 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                         value.__dict__.update(tensor.__dict__)
                     made[key] = value
                 registry[name] = made[key]
+    for module in model.modules():
         for attribute, value in vars(module).items():  # recurrent modules also keep theirs in a list
             if isinstance(value, list) and any(id(item) in made for item in value):
                 vars(module)[attribute] = [made.get(id(item), item) for item in value]
@@ -78,7 +79,7 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
     arguments = {key: value for key, value in edit.items() if key != "do"}
     try:
         _EDITS[edit["do"]](model, **arguments)
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, RuntimeError) as error:
         raise SurgeryError(f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}") from error
 
 
@@ -148,7 +149,7 @@ def _same_form(a: Any, b: Any) -> bool:
 def _like(old: Any, value: Any) -> Any:
     """The value with the container types of the old one."""
     if isinstance(value, list | tuple) and isinstance(old, list | tuple):
-        items = [_like(o, v) for o, v in zip(old, value)]
+        items = [_like(o, v) for o, v in zip((*old, *value[len(old) :]), value)]
         if isinstance(old, torch.Size):
             return torch.Size(items)
         return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)

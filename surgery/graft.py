@@ -12,7 +12,7 @@ from surgery.parts import Part, as_module
 from surgery.sections import Section, repeatable, sections
 from surgery.state import State, owners
 from surgery.submodel import Source, Submodel
-from surgery.trace import evaluating, observed, run, tensors_in
+from surgery.trace import in_mode, observed, run, tensors_in
 
 Depths: TypeAlias = Sequence[int] | Mapping[str, int]
 
@@ -98,7 +98,7 @@ def _check_runs(model: nn.Module, deeper: nn.Module, example: Any) -> None:
     """The deeper model runs, and its outputs have the shapes that they had."""
 
     def shapes(copy: nn.Module, given: Any) -> list[tuple[int, ...]]:
-        with evaluating(copy):
+        with in_mode(copy, training=False):
             return [tuple(tensor.shape) for tensor in tensors_in(run(copy, given))]
 
     expected, _, _ = observed(model, example, shapes)

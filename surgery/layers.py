@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from surgery.errors import SurgeryError
 from surgery.sections import sections
 from surgery.state import owners, state
-from surgery.trace import evaluating, observed, run, tensors_in
+from surgery.trace import in_mode, observed, run, tensors_in
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
@@ -81,7 +81,7 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
 
     def watch(copy: nn.Module, given: Any) -> dict[str, int]:
         mode = _Uses({id(tensor): name for _, _, own in owners(copy) for name, tensor in own.items()})
-        with evaluating(copy), mode:
+        with in_mode(copy, training=False), mode:
             run(copy, given)
         return mode.order
 

@@ -14,7 +14,7 @@ from surgery.axes import Axis, is_fixed, new_size, unify
 from surgery.edits import set_attribute
 from surgery.rules import LAYOUT
 from surgery.submodel import Submodel
-from surgery.trace import Step, Trace, evaluating, operation_name, run, tensors_in, watching
+from surgery.trace import Step, Trace, in_mode, operation_name, run, tensors_in, watching
 
 Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
@@ -174,19 +174,18 @@ def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Di
     """Run the narrow model: the first operation that is not as predicted, or None."""
     predicted = _Predicted(trace, keep)
     last = len(trace.steps) - 1
-    try:
-        with evaluating(small), watching(small), predicted:
-            output = run(small, example)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), lines[0])
-        found.modules = _running(small, error)
-        return found
-    if predicted.done != len(trace.steps):
-        return _Diverged(predicted.done, "the narrow model stops early")
-    if [t.shape for t in tensors_in(output)] != [tuple(axis.size for axis in found) for found in trace.outputs]:
-        return _Diverged(last, "the output has another shape")
-    return None
+    for training, outputs in zip(trace.modes, trace.outputs):
+        try:
+            with in_mode(small, training), watching(small), predicted:
+                output = run(small, example)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), lines[0])
+            found.modules = _running(small, error)
+            return found
+        if [t.shape for t in tensors_in(output)] != [tuple(axis.size for axis in found) for found in outputs]:
+            return _Diverged(min(predicted.done, last), "the output has another shape")
+    return None if predicted.done == len(trace.steps) else _Diverged(predicted.done, "the narrow model stops early")
 
 
 def _running(model: nn.Module, error: Exception) -> list[str]:

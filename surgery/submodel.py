@@ -62,6 +62,8 @@ class Submodel:
     edits: tuple[Edit, ...] = ()
 
     def __post_init__(self):
+        edits = json.loads(json.dumps([dict(edit) for edit in self.edits]))  # as they come back from a file
+        object.__setattr__(self, "edits", tuple(edits))
         taken: dict[str, str] = {}
         for name, sources in self.entries.items():
             if not sources:
@@ -82,7 +84,7 @@ class Submodel:
         """The small model's shapes by state name."""
         return {name: _size(s[0], self.shapes[s[0].name]) for name, s in self.entries.items()}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Of the full model: a hash of its tensors' names and shapes."""
         return fingerprint(self.shapes)
@@ -103,7 +105,8 @@ class Submodel:
 
         Args:
             small: as `extract` gives it.
-            into: a full state (or stack) whose values are kept where the small model has none; else zeros.
+            into: a full state (or stack) whose values are kept where the small model has none; else zeros. The
+                result has its dtypes.
 
         Returns:
             The full state (or stack), and boolean tensors of the full shapes [*S], True where it was written.
@@ -116,7 +119,7 @@ class Submodel:
         values, mask = {}, {}
         for target, shape in self.shapes.items():
             if target not in origin:  # a dropped block's tensor has the dtype of its namesakes
-                like = kinds.get(target.rpartition(".")[2], next(iter(small.values())))
+                like = kinds.get(target.rpartition(".")[2], next(iter(small.values()), torch.empty(0)))
                 batch = like.shape[:lead]
                 values[target] = _zeros(like, (*batch, *shape)) if into is None else into[target].clone()
                 mask[target] = torch.zeros(shape, dtype=torch.bool, device=values[target].device)
@@ -124,7 +127,7 @@ class Submodel:
             name, source = origin[target]
             tensor = small[name]
             if all(runs is None for runs in source.index):
-                values[target] = tensor.clone()
+                values[target] = tensor.clone() if into is None else tensor.to(into[target], copy=True)
                 mask[target] = torch.ones(shape, dtype=torch.bool, device=tensor.device)
                 continue
             whole = (*tensor.shape[:lead], *shape)
@@ -208,7 +211,9 @@ class Submodel:
                 tuple(data["edits"]),
             )
             expected = data["fingerprint"]
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except SurgeryError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SurgeryError(f"not a submodel plan: {error!r}") from None
         if plan.fingerprint != expected:
             raise SurgeryError("the plan was changed: its shapes do not match its fingerprint")
@@ -224,7 +229,7 @@ class Submodel:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Submodel":
         """Read a plan that `save` wrote."""
-        return cls.from_json(Path(path).read_text())
+        return cls.from_json(Path(path).read_text(errors="replace"))
 
     def __str__(self) -> str:
         small, full = (sum(_product(s) for s in shapes.values()) for shapes in (self.small_shapes, self.shapes))
@@ -276,8 +281,8 @@ def _take(full: Tensor, index: Index, lead: int) -> Tensor:
         if runs is not None and len(runs) == 1:
             result = result.narrow(axis + lead, runs[0][0], runs[0][1] - runs[0][0])
         elif runs is not None:
-            positions = torch.cat([torch.arange(start, stop) for start, stop in runs])
-            result = result.index_select(axis + lead, positions.to(full.device))
+            parts = [result.narrow(axis + lead, start, stop - start) for start, stop in runs]
+            result = torch.cat(parts, axis + lead)  # keeps the memory format; index_select does not
     return result.clone()
 
 
@@ -286,7 +291,7 @@ def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     if (
         zeros.ndim == like.ndim == 4
         and like.is_contiguous(memory_format=torch.channels_last)
-        and like[0, 0].numel() > 1
+        and like.shape[2:].numel() > 1
     ):
         zeros = zeros.to(memory_format=torch.channels_last)
     return zeros
@@ -299,7 +304,7 @@ def _size(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
     sizes = []
     for runs, size in zip(source.index, shape):
         ends = (0, *(end for run in runs for end in run), size) if runs is not None else (0, size)
-        if list(ends) != sorted(ends) or (runs is not None and any(a >= b for a, b in runs)):
+        if list(ends) != sorted(ends) or (runs is not None and (not runs or any(a >= b for a, b in runs))):
             raise SurgeryError(f"{list(runs)} are no ascending ranges in an axis of {size} of {source.name!r}")
         sizes.append(size if runs is None else sum(stop - start for start, stop in runs))
     return tuple(sizes)
@@ -311,7 +316,7 @@ def _check(values: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], 
     lead = {values[name].ndim - len(shape) for name, shape in shapes.items() if name in values}
     sizes = {values[name].shape[0] for name in shapes if name in values and values[name].ndim}
     stacked = lead == {1} and len(sizes) == 1
-    given = {name: tensor[0] if stacked else tensor for name, tensor in values.items()}
+    given = {name: torch.empty(tensor.shape[stacked:], device="meta") for name, tensor in values.items()}
     check_same(meta, given, f"{what} of the plan", "what was given")
     return int(stacked)
 

@@ -38,14 +38,18 @@ class Step:
 
 
 class Trace:
-    """What one forward pass shows about the axes of a model's tensors.
+    """What forward passes show about the axes of a model's tensors.
 
     Attributes:
+        modes: for each pass whether it was in training mode.
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
         steps: the operations, in order.
+        outputs: for each pass the axes of the output's tensors.
+        unused: state names of parameters that took no part.
     """
 
-    def __init__(self, model: nn.Module, example: Any):
+    def __init__(self, model: nn.Module, example: Any, modes: tuple[bool, ...] = (False,)):
+        self.modes = modes
         self._axes = WeakIdKeyDictionary()
         self._learned = WeakIdKeyDictionary()  # parameters and what was computed from nothing but them
         self.made: list[Axis] = []  # axes along which a learned layer makes features
@@ -58,15 +62,17 @@ class Trace:
         for tensor in tensors_in(example):
             for axis in self.axes_of(tensor):
                 axes.fix(axis, "it is an axis of the input")
-        with evaluating(model), watching(model) as where, _Follow(self, where):
-            output = run(model, example)
-        found = tensors_in(output)
-        if not found:
-            raise SurgeryError(f"{type(model).__name__} returned no tensor: its output cannot be kept in shape")
-        for tensor in found:
-            for axis in self.axes_of(tensor):
-                axes.fix(axis, "it is an axis of the output")
-        self.outputs = [self.axes_of(tensor) for tensor in found]
+        self.outputs: list[list[Axes]] = []
+        self.touched: set[int] = set()
+        for training in modes:
+            with in_mode(model, training), watching(model) as where, _Follow(self, where):
+                found = tensors_in(run(model, example))
+            if not found:
+                raise SurgeryError(f"{type(model).__name__} returned no tensor: its output cannot be kept in shape")
+            self.outputs.append([self.axes_of(tensor) for tensor in found])
+        for axis in (axis for output in self.outputs for tensor in output for axis in tensor):
+            axes.fix(axis, "it is an axis of the output")
+        self.unused = [name for name, tensor in model.named_parameters() if id(tensor) not in self.touched]
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones for a tensor not seen before."""
@@ -104,6 +110,7 @@ class _Follow(TorchDispatchMode):
         result = func(*args, **kwargs)
         name = operation_name(func)
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
+        self.trace.touched.update(map(id, inputs))
         before = [self.trace.axes_of(tensor) for tensor in inputs]
         rule = rule_for(func, name)
         numbers: dict[int, Axis] = {}
@@ -176,10 +183,10 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module's training flag is put back afterwards."""
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Training or evaluation mode without gradients; every module's training flag is put back afterwards."""
     flags = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(training)
     try:
         with torch.no_grad():
             yield
@@ -196,8 +203,20 @@ def run(model: nn.Module, example: Any) -> Any:
 
 
 def traced(model: nn.Module, example: Any) -> tuple[Trace, nn.Module, Any]:
-    """(trace, a copy of the model that was not run, the example), on the meta device where the model can run there."""
-    return observed(model, example, Trace)
+    """(trace, a copy of the model that was not run, the example), on the meta device where the model can run there.
+
+    The pass is in evaluation mode. Where that leaves parameters unused that training uses (auxiliary classifiers), a
+    second one follows in training mode.
+    """
+    trace, copy, given = observed(model, example, Trace)
+    if trace.unused and copy is not model:
+        try:
+            both = Trace(_ghost(model), given, modes=(False, True))
+        except Exception:  # a model that cannot train on this example is narrowed for what it can do
+            return trace, copy, given
+        if len(both.unused) < len(trace.unused):
+            return both, copy, given
+    return trace, copy, given
 
 
 def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> tuple[T, nn.Module, Any]:
