@@ -73,7 +73,9 @@ def main() -> None:
     operations = options.operations or (["decompose", "graft"] if meta else list(OPERATIONS))
     rows = []
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.processes, initializer=torch.set_num_threads, initargs=(1,), maxtasksperchild=40) as pool:
+    with context.Pool(
+        options.processes, initializer=torch.set_num_threads, initargs=(1,), maxtasksperchild=200 if meta else 6
+    ) as pool:
         work = partial(judge, operations=operations, seconds=options.seconds, meta=meta)
         for row in pool.imap_unordered(work, names):
             rows.append(row)
@@ -182,12 +184,13 @@ def decompose(model: nn.Module, example, name: str) -> None:
 
 
 def shuffle(model: nn.Module, example, name: str) -> None:
-    models = [model.eval(), *(surgery.named(name).eval() for _ in range(2))]
+    model.eval()
+    shapes = [t.shape for t in outputs(model, example)]
+    models = surgery.stack([surgery.state(net) for net in (model, surgery.named(name), surgery.named(name))])
     parts = surgery.segments(surgery.layers(model))
     swaps = surgery.permutations(len(parts), 3, torch.Generator().manual_seed(0))
-    shapes = [t.shape for t in outputs(model, example)]
-    for mixed in surgery.shuffle(models, parts, swaps):
-        found = outputs(mixed, example)
+    for mixed in surgery.unstack(surgery.shuffle(models, parts, swaps, inplace=True)):
+        found = outputs(surgery.load(model, mixed), example)
         check([t.shape for t in found] == shapes, "another shape of the output")
         check(all(finite(t) for t in found), "the output is not finite")
 

@@ -150,8 +150,6 @@ def _like(old: Any, value: Any) -> Any:
     """The value with the container types of the old one."""
     if isinstance(value, list | tuple) and isinstance(old, list | tuple):
         items = [_like(o, v) for o, v in zip((*old, *value[len(old) :]), value)]
-        if isinstance(old, torch.Size):
-            return torch.Size(items)
         return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)
     return value
 

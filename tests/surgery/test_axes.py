@@ -1,0 +1,406 @@
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surgery.axes import (
+    Axis,
+    atoms,
+    cut,
+    digits,
+    find,
+    fix,
+    is_fixed,
+    mark_grouping,
+    new_size,
+    positions,
+    product,
+    regroup,
+    segment,
+    split_digit,
+    terms,
+    total,
+    unify,
+)
+
+many = settings(max_examples=150, deadline=None)
+seeds = st.integers(0, 10**6)
+
+
+def keeper(seed):
+    """Any number of positions of each atom; those that are fixed stay whole."""
+    random_number, chosen = random.Random(seed), {}
+
+    def keep(atom):
+        assert atom is find(atom)
+        assert atom.kind == "atom"
+        if atom not in chosen:
+            chosen[atom] = atom.size if atom.fixed else random_number.randint(1, atom.size)
+        return chosen[atom]
+
+    return keep
+
+
+def half(atom):
+    return atom.size if atom.fixed else math.ceil(atom.size / 2)
+
+
+def factorisation(generator, size):
+    """Random sizes with this product."""
+    sizes = []
+    while size > 1:
+        factor = generator.choice([n for n in range(2, size + 1) if size % n == 0])
+        sizes.append(factor)
+        size //= factor
+    if generator.random() < 0.3:
+        sizes.insert(generator.randrange(len(sizes) + 1), 1)
+    return sizes or [1]
+
+
+def random_axis(generator, depth=2, size=None):
+    """A product or sum of products or sums of atoms, some of which are fixed."""
+    size = size or generator.choice([4, 6, 8, 12, 24])
+    kind = generator.choice(["atom", "product", "sum"]) if depth and size > 1 else "atom"
+    if kind == "atom":
+        return Axis(size, fixed="whole" if generator.random() < 0.2 else "")
+    if kind == "product":
+        return product([random_axis(generator, depth - 1, n) for n in factorisation(generator, size)])
+    first = generator.randint(1, size - 1)
+    return total([random_axis(generator, depth - 1, n) for n in (first, size - first)])
+
+
+class Program:
+    """Operations on arrays, each with the axes of its result; the same can run again on narrower arrays.
+
+    A replay gets for each operation the new sizes that the axes give: no positions but those of the inputs.
+    """
+
+    def __init__(self, seed):
+        self.generator = random.Random(seed)
+        self.found, self.arrays, self.steps = [], [], []
+
+    def add(self, array, axes, run):
+        assert array.shape == tuple(axis.size for axis in axes)
+        self.arrays.append(array)
+        self.found.append(list(axes))
+        self.steps.append(run)
+
+    def pick(self):
+        return self.generator.randrange(len(self.arrays))
+
+    def input(self, sizes):
+        start = 1000 * len(self.arrays)
+        array = np.arange(start, start + math.prod(sizes)).reshape(sizes)
+        self.add(array, [Axis(n, fixed="whole" if self.generator.random() < 0.15 else "") for n in sizes], None)
+
+    def reshape(self):
+        i = self.pick()
+        sizes = factorisation(self.generator, self.arrays[i].size)
+        axes = regroup(self.found[i], sizes)
+        self.add(
+            self.arrays[i].reshape(sizes),
+            axes,
+            lambda results, keep: results[i].reshape([new_size(axis, keep) for axis in axes]),
+        )
+
+    def permute(self):
+        i = self.pick()
+        order = list(range(self.arrays[i].ndim))
+        self.generator.shuffle(order)
+        axes = [self.found[i][n] for n in order]
+        self.add(self.arrays[i].transpose(order), axes, lambda results, keep: results[i].transpose(order))
+
+    def split(self):
+        i = self.pick()
+        dim = self.generator.randrange(self.arrays[i].ndim)
+        axis = self.found[i][dim]
+        ends = sorted({0, axis.size, *(self.generator.randint(0, axis.size) for _ in range(2))})
+        parts = [segment(axis, a, b) for a, b in itertools.pairwise(ends)]
+        for n, part in enumerate(parts):
+
+            def run(results, keep, n=n):
+                stops = np.cumsum([new_size(p, keep) for p in parts])
+                return results[i].take(range(0 if n == 0 else stops[n - 1], stops[n]), dim)
+
+            axes = [part if d == dim else x for d, x in enumerate(self.found[i])]
+            self.add(self.arrays[i].take(range(ends[n], ends[n + 1]), dim), axes, run)
+
+    def cat(self):
+        i = self.pick()
+        dim = self.generator.randrange(self.arrays[i].ndim)
+
+        def rest(array):
+            return (*array.shape[:dim], *array.shape[dim + 1 :])
+
+        same = [j for j, a in enumerate(self.arrays) if a.ndim > dim and rest(a) == rest(self.arrays[i])]
+        members = [i, self.generator.choice(same)]
+        self.generator.shuffle(members)
+        a, b = (self.found[j] for j in members)
+        for d, (x, y) in enumerate(zip(a, b)):
+            if d != dim:
+                unify(x, y)
+        joined = total([a[dim], b[dim]])
+        array = np.concatenate([self.arrays[j] for j in members], dim)
+        axes = [joined if d == dim else x for d, x in enumerate(a)]
+        self.add(array, axes, lambda results, keep: np.concatenate([results[j] for j in members], dim))
+
+    def combine(self):
+        """Element by element, so that all axes are the same."""
+        i = self.pick()
+        j = self.generator.choice([j for j, a in enumerate(self.arrays) if a.shape == self.arrays[i].shape])
+        for x, y in zip(self.found[i], self.found[j]):
+            unify(x, y)
+        self.add(
+            self.arrays[i] * 7919 + self.arrays[j] * 104729,
+            self.found[i],
+            lambda results, keep: results[i] * 7919 + results[j] * 104729,
+        )
+
+
+@st.composite
+def programs(draw):
+    program = Program(draw(seeds))
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3))
+    for _ in range(draw(st.integers(1, 3))):
+        program.input(sizes if draw(st.booleans()) else list(reversed(sizes)))
+    moves = [Program.reshape, Program.reshape, Program.permute, Program.split, Program.cat, Program.combine]
+    for move in draw(st.lists(st.sampled_from(moves), max_size=8)):
+        move(program)
+        if program.arrays[-1].size > 4000:
+            break
+    return program
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs(), seeds)
+def test_a_narrow_program_computes_the_kept_positions_of_the_full_one(program, seed):
+    keep, results = keeper(seed), []
+    for array, axes, run in zip(program.arrays, program.found, program.steps):
+        expected = array[np.ix_(*(positions(axis, keep) for axis in axes))]
+        assert expected.shape == tuple(new_size(axis, keep) for axis in axes)
+        results.append(expected if run is None else run(results, keep))
+        assert np.array_equal(results[-1], expected)
+
+
+@many
+@given(seeds, seeds)
+def test_positions_ascend_lie_inside_and_are_as_many_as_new_size(seed, choice):
+    axis, keep = random_axis(random.Random(seed), 3), keeper(choice)
+    found = positions(axis, keep)
+    assert found == sorted(set(found))
+    assert set(found) <= set(range(axis.size))
+    assert len(found) == new_size(axis, keep)
+    assert positions(axis, lambda atom: atom.size) == list(range(axis.size))
+
+
+@many
+@given(seeds, seeds)
+def test_fix_keeps_every_position_and_its_first_reason(seed, choice):
+    axis = random_axis(random.Random(seed), 3)
+    before = {atom: atom.fixed for atom in atoms(axis)}
+    assert is_fixed(axis) == all(before.values())
+    fix(axis, "because")
+    assert positions(axis, keeper(choice)) == list(range(axis.size))
+    assert is_fixed(axis)
+    assert {atom: atom.fixed for atom in atoms(axis)} == {atom: why or "because" for atom, why in before.items()}
+
+
+@many
+@given(seeds, seeds)
+def test_unified_axes_keep_the_same_positions_and_lose_no_constraint(seed, choice):
+    generator = random.Random(seed)
+    a = random_axis(generator)
+    b = random_axis(generator, size=a.size)
+    whole = [is_fixed(a), is_fixed(b)]
+    unify(a, b)
+    keep = keeper(choice)
+    assert positions(a, keep) == positions(b, keep)
+    assert new_size(a, keep) == new_size(b, keep)
+    if any(whole):
+        assert is_fixed(a)
+        assert is_fixed(b)
+
+
+@many
+@given(seeds)
+def test_unify_does_the_same_either_way_and_twice(seed):
+    def made():
+        generator = random.Random(seed)
+        a, c = random_axis(generator), random_axis(generator)
+        # A part of `c` that a third axis shares shows what unify does to others.
+        return a, random_axis(generator, size=a.size), total([a, c]), random_axis(generator, size=a.size + c.size)
+
+    results = []
+    for flipped in (False, True):
+        a, b, shared, other = made()
+        pairs = [(a, b), (shared, other)]
+        for _ in range(2):
+            for x, y in pairs:
+                unify(*((y, x) if flipped else (x, y)))
+        results.append([positions(axis, half) for axis in (a, b, shared, other)])
+    assert results[0] == results[1]
+
+
+@many
+@given(seeds, seeds)
+def test_fixed_atoms_never_shrink_whatever_is_learned_later(seed, choice):
+    generator = random.Random(seed)
+    axis = Axis(24)
+    digit = generator.choice(regroup([axis], [2, 3, 4]))
+    fix(digit, "needed")
+    unify(axis, random_axis(generator, size=24))
+    segment(axis, 5, 24)
+    assert is_fixed(digit)
+    fix(axis, "needed")
+    unify(axis, random_axis(generator, 3, size=24))
+    regroup([axis], [4, 6])
+    assert positions(axis, keeper(choice)) == list(range(24))
+
+
+@many
+@given(seeds, seeds)
+def test_segments_divide_the_positions_of_an_axis(seed, choice):
+    generator = random.Random(seed)
+    axis = random_axis(generator, 3)
+    a, b = sorted(generator.randint(0, axis.size) for _ in range(2))
+    ends = sorted({0, a, b, axis.size})
+    parts = [segment(axis, start, stop) for start, stop in itertools.pairwise(ends)]
+    keep = keeper(choice)
+    expected = [start + p for start, part in zip(ends, parts) for p in positions(part, keep)]
+    assert positions(axis, keep) == expected
+    assert positions(total(parts), keep) == expected
+
+
+@many
+@given(seeds, seeds)
+def test_a_cut_makes_a_boundary_and_keeps_what_is_fixed(seed, choice):
+    generator = random.Random(seed)
+    axis = random_axis(generator)
+    size = axis.size
+    whole = is_fixed(axis)
+    at = generator.randint(0, size)
+    cut(axis, at)
+    assert sum(term.size for term in terms(axis)) == size
+    if 0 < at < size:
+        ends = np.cumsum([term.size for term in terms(axis)])
+        assert at in ends
+    assert is_fixed(axis) or not whole
+    keep = keeper(choice)
+    assert len(positions(axis, keep)) == new_size(axis, keep) <= size
+
+
+def test_a_split_atom_has_two_free_digits_and_a_split_sum_equal_groups():
+    axis = Axis(12)
+    major, minor = split_digit(axis, 3)
+    assert (major.size, minor.size) == (3, 4)
+    assert not is_fixed(major)
+    assert not is_fixed(minor)
+    assert positions(axis, half) == [0, 1, 4, 5]
+
+    groups = total([Axis(4), Axis(4), Axis(4)])
+    major, minor = split_digit(groups, 3)
+    assert is_fixed(major)
+    assert not is_fixed(minor)
+    assert positions(groups, half) == [0, 1, 4, 5, 8, 9]
+
+
+def test_split_fixed_digits_and_cut_fixed_axes_stay_fixed():
+    for split in (lambda axis: split_digit(axis, 2), lambda axis: cut(axis, 3)):
+        axis = Axis(8, fixed="whole")
+        split(axis)
+        assert axis.kind != "atom"
+        assert all(atom.fixed == "whole" for atom in atoms(axis))
+
+
+def test_a_reshape_that_mixes_axes_fixes_them():
+    old = [Axis(4), Axis(6)]
+    new = regroup(old, [6, 4])
+    assert all(map(is_fixed, (*old, *new)))
+    assert [axis.size for axis in new] == [6, 4]
+    assert next(atoms(old[0])).fixed.startswith("cannot")
+
+
+def test_a_reshape_that_only_joins_and_divides_fixes_nothing():
+    old = [Axis(4), Axis(6), Axis(1)]
+    joined, last, one = regroup(old, [8, 3, 1])
+    assert not any(map(is_fixed, (*old[:2], joined, last)))
+    assert one.size == 1
+    assert digits(joined) == [find(old[0]), digits(old[1])[0]]
+    assert digits(old[1])[1] is last
+    assert regroup([Axis(0), Axis(3)], [3, 0])[1].fixed == "an empty tensor"
+
+
+def test_whole_neighbours_become_one_digit():
+    axis = regroup([Axis(2, fixed="a"), Axis(3, fixed="b"), Axis(4)], [24])[0]
+    assert [digit.size for digit in digits(axis)] == [6, 4]
+    assert positions(axis, half) == [4 * i + j for i in range(6) for j in range(2)]
+
+
+def test_a_cut_product_is_a_sum_of_equal_terms():
+    axis = product([Axis(3), Axis(4)])
+    first, rest = segment(axis, 0, 4), segment(axis, 4, 12)
+    assert positions(first, half) == [0, 1]
+    assert positions(rest, half) == [0, 1, 4, 5]
+    assert positions(axis, half) == [0, 1, 4, 5, 8, 9]
+
+
+def test_sizes_of_one_and_nothing_are_no_digits_and_no_terms():
+    atom = Axis(5)
+    assert product([Axis(1), atom, Axis(1)]) is atom
+    assert total([Axis(0), atom]) is atom
+    assert product([Axis(1)]).size == 1
+    assert product([]).size == 1
+    assert digits(Axis(1)) == []
+
+
+def test_axes_that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
+    a, b = product([Axis(4), Axis(6)]), product([Axis(6), Axis(4)])
+    unify(a, b)
+    assert is_fixed(a)
+    assert is_fixed(b)
+    with pytest.raises(AssertionError, match="axes of 2 and 3"):
+        unify(Axis(2), Axis(3))
+
+
+def test_unify_refines_both_to_their_common_digits_and_terms():
+    a, b = product([Axis(2), Axis(12)]), product([Axis(8), Axis(3)])
+    unify(a, b)
+    assert [digit.size for digit in digits(a)] == [digit.size for digit in digits(b)] == [2, 4, 3]
+    assert not any(atom.fixed for atom in atoms(a))
+    assert len(positions(a, half)) == 1 * 2 * 2
+    a, b = total([Axis(2), Axis(10)]), total([Axis(8), Axis(4)])
+    unify(a, b)
+    assert [term.size for term in terms(a)] == [term.size for term in terms(b)] == [2, 6, 4]
+    assert not any(atom.fixed for atom in atoms(b))
+
+
+def test_a_fixed_side_fixes_the_other():
+    for flipped in (False, True):
+        for other in (Axis(4), product([Axis(2), Axis(2)]), total([Axis(1), Axis(3)])):
+            a, b = (other, Axis(4, fixed="whole")) if flipped else (Axis(4, fixed="whole"), other)
+            unify(a, b)
+            assert all(atom.fixed == "whole" for atom in (*atoms(a), *atoms(b)))
+
+
+def test_grouping_is_kept_by_split_and_unify():
+    axis = Axis(8)
+    mark_grouping(axis)
+    assert all(digit.grouping for digit in split_digit(axis, 2))
+    for flipped in (False, True):
+        marked = Axis(6)
+        mark_grouping(marked)
+        other = product([Axis(2), Axis(3)])
+        unify(*((other, marked) if flipped else (marked, other)))
+        assert all(digit.grouping for digit in digits(other))
+    a, b = Axis(6), Axis(6)
+    mark_grouping(a)
+    unify(a, b)
+    assert find(b).grouping
+
+
+def test_printing_shows_digits_terms_and_what_is_fixed():
+    assert repr(product([Axis(2), total([Axis(3, fixed="whole"), Axis(1)])])) == "(2*(3!+1))"

@@ -1,0 +1,701 @@
+import copy
+import json
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+import surgery
+from surgery.edits import Chain, Skip, apply_edit
+from surgery.submodel import Source, Submodel, as_runs
+
+few = settings(max_examples=30, deadline=None)
+seeds = st.integers(0, 10**6)
+dtypes = st.sampled_from([torch.float32, torch.float16, torch.int64, torch.bool])
+bases = st.lists(st.lists(st.integers(1, 6), max_size=4).map(tuple), min_size=1, max_size=3)
+
+
+def draw_index(draw, shape):
+    """Any positions of some axes, all of the others."""
+    return tuple(
+        None
+        if draw(st.booleans())
+        else as_runs(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size))))
+        for size in shape
+    )
+
+
+def draw_plan(draw, shapes, blocks):
+    """Of alike blocks the first ones are held; the last of these may stand for those that are not."""
+    held = draw(st.integers(1, len(blocks)))
+    rest = blocks[held:] if draw(st.booleans()) else ""
+    entries = {}
+    for name in [name for name in shapes if name[0] in blocks[:held]]:
+        index = draw_index(draw, shapes[name])
+        entries[name] = (Source(name, index),)
+        alike = [f"{block}{name[1:]}" for block in rest]
+        if name[0] == blocks[held - 1]:
+            entries[name] += tuple(Source(n, index) for n in alike if shapes.get(n) == shapes[name])
+    return Submodel(entries, shapes, ({"do": "set", "module": "", "attribute": "n", "value": held},))
+
+
+def make_shapes(base, blocks="abc"):
+    return {f"{block}.{i}": shape for block in blocks for i, shape in enumerate(base)}
+
+
+@st.composite
+def plans(draw):
+    return draw_plan(draw, make_shapes(draw(bases)), "abc")
+
+
+@st.composite
+def chains(draw):
+    """Three plans, each within the small model of the one before."""
+    found = [draw_plan(draw, make_shapes(draw(bases)), "abc")]
+    for _ in range(2):
+        shapes = found[-1].small_shapes
+        found.append(draw_plan(draw, shapes, "".join(dict.fromkeys(name[0] for name in shapes))))
+    return found
+
+
+def values(shapes, seed=0, dtype=torch.float32, lead=()):
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randint(-99, 99, (*lead, *s), generator=generator).to(dtype) for n, s in shapes.items()}
+
+
+def assert_same(a, b):
+    assert list(a) == list(b)
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert torch.equal(a[name], b[name]), name
+
+
+def numpy_index(source, shape):
+    ranges = [range(n) if r is None else [p for a, b in r for p in range(a, b)] for r, n in zip(source.index, shape)]
+    return np.ix_(*ranges) if ranges else ()
+
+
+@few
+@given(plans(), seeds, dtypes)
+def test_extract_reads_the_positions_of_the_first_source(plan, seed, dtype):
+    full = values(plan.shapes, seed, dtype)
+    small = plan.extract(full)
+    assert {name: tuple(tensor.shape) for name, tensor in small.items()} == plan.small_shapes
+    for name, (first, *_) in plan.entries.items():
+        expected = full[first.name].numpy()[numpy_index(first, plan.shapes[first.name])]
+        assert small[name].dtype == dtype
+        assert np.array_equal(small[name].numpy(), expected)
+
+
+@few
+@given(plans(), seeds, dtypes)
+def test_embed_writes_to_every_source_and_nowhere_else(plan, seed, dtype):
+    small, into = values(plan.small_shapes, seed, dtype), values(plan.shapes, seed + 1, dtype)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in into.items()}
+    for given_into, start in ((None, zeros), (into, into)):
+        full, mask = plan.embed(small, given_into)
+        expected = {name: tensor.numpy().copy() for name, tensor in start.items()}
+        covered = {name: np.zeros(shape, bool) for name, shape in plan.shapes.items()}
+        for name, sources in plan.entries.items():
+            for source in sources:
+                where = numpy_index(source, plan.shapes[source.name])
+                expected[source.name][where] = small[name].numpy()
+                covered[source.name][where] = True
+        assert_same(full, {name: torch.from_numpy(array) for name, array in expected.items()})
+        assert_same(mask, {name: torch.from_numpy(array) for name, array in covered.items()})
+        count = sum(len(sources) * small[name].numel() for name, sources in plan.entries.items())
+        assert sum(int(tensor.sum()) for tensor in mask.values()) == count
+
+
+@few
+@given(plans(), seeds, dtypes)
+def test_extract_undoes_embed_bit_for_bit(plan, seed, dtype):
+    small = values(plan.small_shapes, seed, dtype)
+    assert_same(plan.extract(plan.embed(small)[0]), small)
+
+
+@few
+@given(plans(), seeds)
+def test_embed_undoes_extract_where_the_mask_is_true(plan, seed):
+    full = values(plan.shapes, seed)
+    for sources in plan.entries.values():  # a block that stands for others agrees with them
+        for source in sources[1:]:
+            full[source.name] = full[sources[0].name].clone()
+    back, mask = plan.embed(plan.extract(full))
+    for name, tensor in full.items():
+        assert torch.equal(back[name], torch.where(mask[name], tensor, 0))
+
+
+@few
+@given(plans(), seeds, st.integers(1, 3), st.booleans())
+def test_stacks_are_models_one_by_one(plan, seed, k, keep):
+    full, small = values(plan.shapes, seed, lead=(k,)), values(plan.small_shapes, seed + 1, lead=(k,))
+    assert_same(plan.extract(full), surgery.stack([plan.extract(s) for s in surgery.unstack(full)]))
+    got, mask = plan.embed(small, full if keep else None)
+    pairs = [plan.embed(s, into if keep else None) for s, into in zip(surgery.unstack(small), surgery.unstack(full))]
+    assert_same(got, surgery.stack([values for values, _ in pairs]))
+    assert_same(mask, pairs[0][1])
+
+
+@few
+@given(plans(), seeds)
+def test_inputs_stay_and_results_have_memory_of_their_own(plan, seed):
+    full, small = values(plan.shapes, seed), values(plan.small_shapes, seed)
+    before = copy.deepcopy((full, small))
+    results = [*plan.extract(full).values()]
+    for into in (None, full):
+        embedded, mask = plan.embed(small, into)
+        results += [*embedded.values(), *mask.values()]
+    memory = {tensor.untyped_storage().data_ptr() for tensor in (*full.values(), *small.values())}
+    own = [tensor.untyped_storage().data_ptr() for tensor in results]
+    assert len(set(own)) == len(own)
+    assert memory.isdisjoint(own)
+    for tensor in results:
+        tensor.zero_()
+    for old, new in zip(before, (full, small)):
+        assert_same(old, new)
+
+
+@few
+@given(chains(), seeds)
+def test_a_composed_plan_is_its_parts_one_after_the_other(chain, seed):
+    outer, inner, _ = chain
+    both = outer.compose(inner)
+    assert both.small_shapes == inner.small_shapes
+    assert both.edits == (*outer.edits, *inner.edits)
+    full, small = values(outer.shapes, seed), values(inner.small_shapes, seed + 1)
+    assert_same(both.extract(full), inner.extract(outer.extract(full)))
+    # What lies between takes what the full model has, so that only the positions of both are written.
+    for sources in outer.entries.values():
+        for source in sources[1:]:
+            full[source.name] = full[sources[0].name].clone()
+    got, mask = both.embed(small, full)
+    assert_same(got, outer.embed(inner.embed(small, outer.extract(full))[0], full)[0])
+    middle, inner_mask = inner.embed(small)
+    values_only, outer_mask = outer.embed(middle)
+    assert_same(both.embed(small)[0], values_only)
+    through = outer.embed({name: tensor.float() for name, tensor in inner_mask.items()})[0]
+    assert_same(mask, {name: outer_mask[name] & through[name].bool() for name in mask})
+
+
+@few
+@given(chains())
+def test_composition_is_associative(chain):
+    a, b, c = chain
+    assert a.compose(b).compose(c) == a.compose(b.compose(c))
+
+
+def test_neighbours_become_one_run():
+    assert as_runs([0, 1, 2, 5, 6, 8]) == ((0, 3), (5, 7), (8, 9))
+    outer = Submodel({"w": (Source("w", (((0, 2), (4, 6)),)),)}, {"w": (8,)})
+    inner = Submodel({"w": (Source("w", (((0, 1), (2, 4)),)),)}, {"w": (4,)})
+    assert outer.compose(inner).entries["w"][0].index == (((0, 1), (4, 6)),)
+
+
+def test_plans_that_do_not_fit_do_not_compose():
+    half = Submodel({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
+    with pytest.raises(surgery.SurgeryError, match=r"'w' is \(4,\) and \(8,\)"):
+        half.compose(half)
+    with pytest.raises(surgery.SurgeryError, match="'v' is missing"):
+        half.compose(Submodel({"w": (Source("w", (None,)),)}, {"w": (4,), "v": (2,)}))
+
+
+@few
+@given(plans())
+def test_json_gives_an_equal_plan(plan):
+    again = Submodel.from_json(plan.to_json())
+    assert again == plan
+    assert again.fingerprint == plan.fingerprint
+    assert again.small_shapes == plan.small_shapes
+    assert str(again) == str(plan)
+    assert list(again.entries) == list(plan.entries)
+    assert list(again.shapes) == list(plan.shapes)
+
+
+def test_a_plan_with_every_edit_survives_a_file(tmp_path):
+    edits = (
+        {"do": "set", "module": "a", "attribute": "shape", "value": (3, (4, 5))},
+        {"do": "slice", "module": "", "attribute": "table", "index": (None, ((0, 2), (3, 4)))},
+    )
+    plan = Submodel({"w": (Source("w", (((0, 1), (2, 3)), None)),)}, {"w": (4, 2), "é": ()}, edits)
+    path = tmp_path / "plan.json"
+    path.write_text("an older file")
+    plan.save(path)
+    assert Submodel.load(path) == plan
+    assert Submodel.load(str(path)).to_json() == plan.to_json()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+PLAN = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"version": None}, "version None"),
+        ({"format": "zip"}, "'zip'"),
+        ({"full": {"w": [4]}}, "fingerprint"),
+        ({"full": {"w": [3], "v": [1]}}, "fingerprint"),
+        ({"full": {"w": ["3"]}}, "not a submodel plan"),
+        ({"full": {"w": 3}}, "not a submodel plan"),
+        ({"full": [3]}, "not a submodel plan"),
+        ({"fingerprint": "0"}, "fingerprint"),
+        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "ascending ranges"),
+        ({"entries": {"w": [["v", [None]]]}}, "'v'"),
+        ({"entries": {"w": []}}, "no source"),
+        ({"entries": {"w": [["w", [[[0]]]]]}}, "not a submodel plan"),
+        ({"entries": {"w": [["w", [[["x", 1]]]]]}}, "not a submodel plan"),
+        ({"entries": {"w": [["w"]]}}, "not a submodel plan"),
+        ({"entries": {"w": "wx"}}, "not a submodel plan"),
+        ({"entries": ["w"]}, "not a submodel plan"),
+        ({"edits": ["skip"]}, "not a submodel plan"),
+        ({"edits": None}, "not a submodel plan"),
+    ],
+)
+def test_changed_json_is_refused_in_one_line(change, message):
+    text = json.dumps(json.loads(PLAN.to_json()) | change)
+    with pytest.raises(surgery.SurgeryError, match=message) as caught:
+        Submodel.from_json(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"text"', "{}", '{"format": 1}', "PK\x03"])
+def test_other_text_is_refused_in_one_line(text, tmp_path):
+    with pytest.raises(surgery.SurgeryError, match="not a submodel plan") as caught:
+        Submodel.from_json(text)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "plan").write_bytes(b"\x80\xff\x00" + text.encode())
+    with pytest.raises(surgery.SurgeryError, match="not a submodel plan"):
+        Submodel.load(tmp_path / "plan")
+
+
+@pytest.mark.parametrize("missing", ["format", "version", "fingerprint", "full", "entries", "edits"])
+def test_json_without_a_key_is_refused(missing):
+    data = json.loads(PLAN.to_json())
+    del data[missing]
+    with pytest.raises(surgery.SurgeryError, match="not a submodel plan"):
+        Submodel.from_json(json.dumps(data))
+
+
+TWO = {"v": (2,), "w": (3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"v": ()}, "'v' of the small model has no source"),
+        ({"v": (Source("u", (None,)),)}, "read from 'u'"),
+        ({"v": (Source("v", (None,)), Source("v", (None,)))}, "'v' and 'v' are both written to 'v'"),
+        ({"a": (Source("v", (None,)),), "b": (Source("v", (None,)),)}, "'b' and 'a' are both written to 'v'"),
+        ({"v": (Source("v", ()),)}, "'v' has 0 axes, the tensor 1"),
+        ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "axis of 4 of 'w'"),
+        ({"w": (Source("w", (((-1, 2),), None)),)}, "axis of 3 of 'w'"),
+        ({"w": (Source("w", (((1, 2), (0, 1)), None)),)}, "no ascending ranges"),
+        ({"w": (Source("w", (((0, 2), (1, 3)), None)),)}, "no ascending ranges"),
+        ({"w": (Source("w", (((1, 1),), None)),)}, "no ascending ranges"),
+        ({"w": (Source("w", ((), None)),)}, "no ascending ranges"),
+        ({"w": (Source("w", (((2, 1),), None)),)}, "no ascending ranges"),
+        ({"a": (Source("v", (None,)), Source("w", (None, None)))}, r"'a' have different shapes \[\(2,\), \(3, 4\)\]"),
+    ],
+)
+def test_malformed_plans_are_refused(entries, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        Submodel(entries, TWO)
+
+
+WIDE = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 4), "v": (2,)})
+
+
+@pytest.mark.parametrize(
+    ("given_state", "message"),
+    [
+        ({"w": torch.zeros(3, 4)}, "'v' of the full model of the plan is missing"),
+        ({"w": torch.zeros(3, 4), "v": torch.zeros(2), "u": torch.zeros(2)}, "'u' of what was given is unknown"),
+        ({"w": torch.zeros(3, 5), "v": torch.zeros(2)}, "'w' has shape"),
+        ({"w": torch.zeros(3), "v": torch.zeros(2)}, "'w' has shape"),
+        ({"w": torch.zeros(2, 3, 4), "v": torch.zeros(2)}, "'w' has shape"),
+        ({"w": torch.zeros(2, 3, 4), "v": torch.zeros(3, 2)}, "has shape"),
+        ({"w": torch.zeros(2, 3, 4), "v": torch.zeros(2, 2), "u": torch.zeros(())}, "'u' of what was given is unknown"),
+        ({}, "is missing"),
+    ],
+)
+def test_a_state_of_another_model_is_refused_by_name(given_state, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        WIDE.extract(given_state)
+    with pytest.raises(surgery.SurgeryError, match=message.replace("full model", "`into`").replace("the `", "`")):
+        WIDE.embed({"w": torch.zeros(2, 4)}, into=given_state)
+
+
+def test_embed_refuses_what_is_not_the_small_model():
+    with pytest.raises(surgery.SurgeryError, match="'w' has shape"):
+        WIDE.embed({"w": torch.zeros(3, 4)})
+    with pytest.raises(surgery.SurgeryError, match="'v' of what was given is unknown"):
+        WIDE.embed({"w": torch.zeros(2, 4), "v": torch.zeros(2)})
+    with pytest.raises(surgery.SurgeryError, match="both be states or both be stacks"):
+        WIDE.embed({"w": torch.zeros(2, 4)}, values(WIDE.shapes, lead=(2,)))
+
+
+def test_what_is_dropped_comes_back_as_zeros_of_its_namesakes_dtype():
+    shapes = {"a.w": (2,), "a.steps": (), "b.w": (3,), "b.steps": ()}
+    plan = Submodel({"a.w": (Source("a.w", (None,)),), "a.steps": (Source("a.steps", ()),)}, shapes)
+    full, mask = plan.embed({"a.w": torch.ones(2).half(), "a.steps": torch.tensor(7)})
+    assert full["b.w"].dtype is torch.float16
+    assert full["b.steps"].dtype is torch.int64
+    assert full["b.w"].tolist() == [0, 0, 0]
+    assert {name: tensor.tolist() for name, tensor in mask.items()} == {
+        "a.w": [True, True],
+        "a.steps": True,
+        "b.w": [False] * 3,
+        "b.steps": False,
+    }
+
+
+def test_values_written_into_a_state_take_its_dtype():
+    shapes = {"whole": (2,), "part": (3,)}
+    plan = Submodel({"whole": (Source("whole", (None,)),), "part": (Source("part", (((0, 2),),)),)}, shapes)
+    full, _ = plan.embed(values(plan.small_shapes, dtype=torch.float16), values(shapes, dtype=torch.float64))
+    assert {tensor.dtype for tensor in full.values()} == {torch.float64}
+
+
+def test_a_plan_that_holds_nothing_embeds_nothing():
+    plan = Submodel({}, {"w": (2,)})
+    assert plan.extract({"w": torch.ones(2)}) == {}
+    full, mask = plan.embed({}, into={"w": torch.ones(2)})
+    assert full["w"].tolist() == [1, 1]
+    assert not mask["w"].any()
+
+
+SEVERAL = Submodel(
+    {
+        "w": (Source("w", (((0, 2), (3, 4)), ((1, 3),), None, None)),),
+        "b": (Source("b", (((1, 3),),)), Source("c", (((0, 2),),))),
+    },
+    {"w": (5, 4, 3, 3), "b": (4,), "c": (4,), "d": (2, 3, 3, 3)},
+)
+
+
+def test_channels_last_is_kept():
+    def last(state):
+        return {n: t.to(memory_format=torch.channels_last) if t.ndim == 4 else t for n, t in state.items()}
+
+    full, small = last(values(SEVERAL.shapes)), last(values(SEVERAL.small_shapes))
+    one_run = Submodel({"w": (Source("w", (((0, 2),), ((1, 3),), None, None)),)}, SEVERAL.shapes)
+    for result in (SEVERAL.extract(full), one_run.extract(full), *(SEVERAL.embed(small, i)[0] for i in (None, full))):
+        assert result["w"].is_contiguous(memory_format=torch.channels_last)
+        assert not result["w"].is_contiguous()
+    plain = (SEVERAL.extract(values(SEVERAL.shapes)), SEVERAL.embed(values(SEVERAL.small_shapes))[0])
+    assert all(tensor.is_contiguous() for result in plain for tensor in result.values())
+    net = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+    plan = Submodel(
+        {"weight": (Source("weight", (((0, 2), (4, 5)), None, None, None)),), "bias": (Source("bias", (((0, 3),),)),)},
+        {name: tuple(t.shape) for name, t in surgery.state(net).items()},
+    )
+    assert plan.build(net).weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_meta_tensors_give_shapes_without_data():
+    small = SEVERAL.extract({n: torch.empty(s, device="meta") for n, s in SEVERAL.shapes.items()})
+    assert all(tensor.is_meta for tensor in small.values())
+    for into in (None, {n: torch.empty(s, device="meta") for n, s in SEVERAL.shapes.items()}):
+        full, mask = SEVERAL.embed(small, into)
+        assert all(tensor.is_meta for tensor in (*full.values(), *mask.values()))
+        assert {name: tuple(tensor.shape) for name, tensor in full.items()} == SEVERAL.shapes
+
+
+def test_gradients_flow_through_extract_and_embed():
+    full = {n: t.double().requires_grad_() for n, t in values(SEVERAL.shapes).items()}
+    small = {n: t.double().requires_grad_() for n, t in values(SEVERAL.small_shapes).items()}
+    assert torch.autograd.gradcheck(
+        lambda *t: tuple(SEVERAL.extract(dict(zip(full, t))).values()), tuple(full.values())
+    )
+    assert torch.autograd.gradcheck(
+        lambda *t: tuple(SEVERAL.embed(dict(zip(small, t)), full)[0][name] for name in ("w", "b", "c")),
+        tuple(small.values()),
+    )
+
+
+def test_small_models_train_through_extract_under_vmap():
+    """The gradient for the full weights is that of the small ones, embedded; for all clients at once."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    full = surgery.state(net)
+    kept = ((0, 2), (3, 4))
+    plan = Submodel(
+        {
+            "0.weight": (Source("0.weight", (kept, None)),),
+            "0.bias": (Source("0.bias", (kept,)),),
+            "2.weight": (Source("2.weight", (None, kept)),),
+            "2.bias": (Source("2.bias", (None,)),),
+        },
+        {name: tuple(tensor.shape) for name, tensor in full.items()},
+    )
+    small = plan.build(net)
+    x, y = torch.randn(4, 7, 3, dtype=torch.float64), torch.randn(4, 7, 2, dtype=torch.float64)
+
+    def loss(weights, x, y):
+        return (functional_call(small, weights, (x,)) - y).square().mean()
+
+    def through(weights, x, y):
+        return loss(plan.extract(weights), x, y)
+
+    models = surgery.stack([{name: tensor * (k + 1) for name, tensor in full.items()} for k in range(4)])
+    got = vmap(grad(through))(models, x, y)
+    for k, model in enumerate(surgery.unstack(models)):
+        expected = plan.embed(grad(loss)(plan.extract(model), x[k], y[k]))[0]
+        for name, tensor in expected.items():
+            torch.testing.assert_close(got[name][k], tensor)
+    embedded, mask = vmap(lambda state: plan.embed(state)[0])(plan.extract(models)), plan.embed(plan.extract(full))[1]
+    for name, tensor in embedded.items():
+        assert torch.equal(tensor, torch.where(mask[name], models[name], 0))
+
+
+class Scaled(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, weight):
+        return weight * self.scale[:, None]
+
+
+class Pair(NamedTuple):
+    size: int
+    rest: tuple
+
+
+class Zoo(nn.Module):
+    """One of everything that a module may hold."""
+
+    def __init__(self, hidden=6):
+        super().__init__()
+        self.embed = nn.Embedding(5, hidden)
+        self.inner = nn.Linear(hidden, hidden)
+        self.head = nn.Linear(hidden, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mean", torch.arange(hidden).float())
+        self.register_buffer("table", torch.arange(hidden * 2).float().view(2, hidden), persistent=False)
+        self.plain = torch.arange(hidden)
+        self.shape = (2, hidden)
+        self.size = torch.Size([hidden, 1])
+        self.limits = [hidden, [hidden]]
+        self.pair = Pair(hidden, (1, 2))
+        self.steps = 3
+        self.everything = list(self.parameters())
+        nn.utils.parametrize.register_parametrization(self.inner, "weight", Scaled(hidden))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(self.embed(x)) + self.mean * self.table[0] + self.plain))
+
+
+def zoo_plan(net, keep=((0, 1), (3, 5)), size=3):
+    shapes = {name: tuple(tensor.shape) for name, tensor in surgery.state(net).items()}
+    hidden = shapes["mean"][0]
+    entries = {n: (Source(n, tuple(keep if d == hidden else None for d in s)),) for n, s in shapes.items()}
+    edits = (
+        {"do": "slice", "module": "", "attribute": "table", "index": (None, keep)},
+        {"do": "slice", "module": "", "attribute": "plain", "index": (keep,)},
+        {"do": "set", "module": "", "attribute": "shape", "value": (2, size)},
+        {"do": "set", "module": "", "attribute": "size", "value": (size, 1)},
+        {"do": "set", "module": "", "attribute": "limits", "value": (size, (size,), 7)},
+        {"do": "set", "module": "", "attribute": "pair", "value": (size, (3,))},
+        {"do": "set", "module": "inner", "attribute": "out_features", "value": size},
+    )
+    return Submodel(entries, shapes, edits)
+
+
+@pytest.mark.parametrize("through_json", [False, True])
+def test_build_makes_the_small_module_and_keeps_all_else(through_json):
+    net = Zoo()
+    net.mark = "mine"
+    net.embed.weight.tag = {"group": 1}
+    net.inner.bias.requires_grad_(False)
+    net.inner.bias.grad = torch.ones(6)
+    net.train()
+    net.inner.eval()
+    calls = []
+    net.head.register_forward_hook(lambda *_: calls.append(1))
+    before = copy.deepcopy(net)
+    plan = zoo_plan(net)
+    if through_json:
+        plan = Submodel.from_json(plan.to_json())
+    small = plan.build(net)
+
+    assert type(small) is Zoo
+    assert_same(surgery.state(small), plan.extract(surgery.state(net)))
+    assert small.head.weight is small.embed.weight
+    assert small.embed.weight.tag == {"group": 1}
+    assert isinstance(small.embed.weight, nn.Parameter)
+    assert not small.inner.bias.requires_grad
+    assert small.inner.bias.grad is None
+    assert small.embed.weight.requires_grad
+    assert (small.training, small.inner.training, small.head.training) == (True, False, True)
+    assert torch.equal(small.table, net.table[:, [0, 3, 4]])
+    assert list(small.plain) == [0, 3, 4]
+    assert (small.shape, small.size, small.limits) == ((2, 3), torch.Size([3, 1]), [3, [3], 7])
+    assert isinstance(small.size, torch.Size)
+    assert small.pair == Pair(3, (3,))
+    assert isinstance(small.pair, Pair)
+    assert (small.mark, small.steps, small.inner.out_features) == ("mine", 3, 3)
+    assert "table" in small._non_persistent_buffers_set
+    assert "mean" in small._buffers
+    assert small.everything[0] is small.embed.weight
+    assert nn.utils.parametrize.is_parametrized(small.inner)
+    assert small(torch.arange(5)).shape == (5, 5)
+    assert calls == [1]
+
+    assert_same(surgery.state(net), surgery.state(before))
+    assert net.embed.weight.grad is None
+    assert (net.shape, net.inner.out_features, net.table.shape) == ((2, 6), 6, (2, 6))
+    memory = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers(), net.plain)}
+    own = [*small.parameters(), *small.buffers(), small.plain]
+    assert memory.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in own)
+
+
+def test_lists_of_parameters_follow_wherever_they_are_kept():
+    class Listing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(2, 3)
+            self.all = [*self.parameters(), "text"]
+
+    net = Listing()
+    shapes = {name: tuple(tensor.shape) for name, tensor in surgery.state(net).items()}
+    plan = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in shapes.items()}, shapes)
+    small = plan.build(net)
+    assert all(a is b for a, b in zip(small.all, small.parameters()))
+    assert all(a is b for a, b in zip(small.rnn._flat_weights, small.parameters()))
+    assert small.all[-1] == "text"
+    assert small.rnn(torch.ones(1, 1, 2))[0].shape == (1, 1, 3)
+
+
+def test_build_keeps_dtypes_and_runs_on_meta():
+    plan = zoo_plan(Zoo())
+    assert plan.build(Zoo().double()).head.weight.dtype is torch.float64
+    with torch.device("meta"):
+        full = Zoo()
+    small = plan.build(full)
+    assert all(tensor.is_meta for tensor in surgery.state(small).values())
+    assert {n: tuple(t.shape) for n, t in surgery.state(small).items()} == plan.small_shapes
+
+
+def test_a_saved_small_model_comes_back(tmp_path):
+    plan = zoo_plan(Zoo())
+    small = plan.build(Zoo())
+    save_file(surgery.state(small), tmp_path / "small.safetensors")
+    plan.save(tmp_path / "plan.json")
+    again = Submodel.load(tmp_path / "plan.json").build(Zoo())
+    surgery.load(again, load_file(tmp_path / "small.safetensors"))
+    x = torch.arange(5)
+    assert torch.equal(small.eval()(x), again.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"do": "explode"}, "explode"),
+        ({"module": "inner"}, "'do'"),
+        ({"do": "skip", "module": "nobody"}, "nobody"),
+        ({"do": "skip", "module": "inner.nobody"}, "nobody"),
+        ({"do": "skip"}, "module"),
+        ({"do": "set", "module": "", "attribute": "nothing", "value": 1}, "nothing"),
+        ({"do": "slice", "module": "", "attribute": "table", "index": [[[0, 99]], None]}, "table"),
+        ({"do": "slice", "module": "", "attribute": "plain", "index": [None, [[0, 1]]]}, "plain"),
+        ({"do": "unchain", "module": "inner", "keep": 1}, "not a Chain"),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_refused(edit, message):
+    plan = zoo_plan(Zoo())
+    with pytest.raises(surgery.SurgeryError, match=message):
+        Submodel(plan.entries, plan.shapes, (edit,)).build(Zoo())
+
+
+def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
+    plan = zoo_plan(Zoo())
+    with pytest.raises(surgery.SurgeryError, match=r"'mean' has shape \(6,\)"):
+        plan.build(Zoo(8))
+    with pytest.raises(surgery.SurgeryError, match=r"'mean' of the full model"):
+        plan.build(nn.Linear(2, 2))
+    edits = ({"do": "skip", "module": "inner"},)
+    with pytest.raises(surgery.SurgeryError, match=r"'inner.bias' of the plan is unknown to the edited"):
+        Submodel(plan.entries, plan.shapes, edits).build(Zoo())
+
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("no copies")
+
+    with pytest.raises(surgery.SurgeryError, match="cannot be copied"):
+        Submodel({"weight": (Source("weight", (None, None)),)}, {"weight": (1, 1)}).build(Stubborn(1, 1, bias=False))
+
+
+def block():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def test_depth_edits_remove_skip_and_unchain_blocks():
+    named = nn.Sequential()
+    for name in ("first", "second", "third"):
+        named.add_module(name, nn.Linear(2, 2))
+    apply_edit(named, {"do": "remove", "module": "", "first": 1, "count": 1})
+    assert list(named._modules) == ["first", "third"]
+    numbered = nn.Sequential(*(nn.Linear(i + 1, 1) for i in range(4)))
+    apply_edit(numbered, {"do": "remove", "module": "", "first": 1, "count": 2})
+    assert [(n, m.in_features) for n, m in numbered._modules.items()] == [("0", 1), ("1", 4)]
+    net = nn.ModuleDict({"chain": Chain(*(nn.Linear(2, 2) for _ in range(3))), "last": nn.Linear(2, 2)})
+    first = net["chain"][0]
+    net["chain"].eval()
+    apply_edit(net, {"do": "unchain", "module": "chain", "keep": 2})
+    assert len(net["chain"]) == 2
+    assert isinstance(net["chain"], Chain)
+    assert not net["chain"].training
+    apply_edit(net, {"do": "unchain", "module": "chain", "keep": 1})
+    assert net["chain"] is first
+    apply_edit(net, {"do": "skip", "module": "last"})
+    assert isinstance(net["last"], Skip)
+    assert net["last"](3, key=4) == 3
+
+
+def test_graft_and_narrow_compose_to_one_plan_that_builds():
+    full = nn.Sequential(nn.Linear(3, 4), block(), block(), block(), nn.Linear(4, 2))
+    narrow, width = surgery.narrow(full, 0.5, torch.zeros(1, 3))
+    shallow, depth = surgery.ungraft(narrow, [1])
+    both = Submodel.from_json(width.compose(depth).to_json())
+    built = both.build(full)
+    assert_same(surgery.state(built), surgery.state(shallow))
+    x = torch.randn(5, 3)
+    assert torch.equal(built(x), shallow(x))
+    _, mask = both.embed(surgery.state(built))
+    assert mask["3.0.weight"].sum() == 4  # the block that is left stands for those that were dropped
+
+
+def test_printing_names_tensors_sources_and_edits():
+    plan = Submodel(
+        {
+            "w": (Source("w", (((0, 1), (2, 3)), None)),),
+            "b.bias": (Source("a.bias", (((0, 2),),)), Source("c.bias", (((0, 2),),))),
+            "many": (Source("many", (((0, 1), (2, 3), (4, 5), (6, 7)),)),),
+        },
+        {"w": (4, 2), "a.bias": (3,), "c.bias": (3,), "many": (9,)},
+        ({"do": "skip", "module": "block"},),
+    )
+    first, *lines = str(plan).splitlines()
+    assert first == f"Submodel of {plan.fingerprint}: 10 of 23 elements, 1 edits"
+    assert [" ".join(line.split()) for line in lines] == [
+        "w [2, 2] = [0:1|2:3, :]",
+        "b.bias [2] = a.bias[0:2] and c.bias",
+        "many [4] = [0:1|2:3|...|6:7]",
+        "{'do': 'skip', 'module': 'block'}",
+    ]
+    assert str(Submodel({}, {})).endswith("0 of 0 elements, 0 edits")
+
+
+def test_the_fingerprint_is_that_of_names_and_shapes():
+    one = Submodel({}, {"a": (1, 2), "b": (3,)})
+    assert one.fingerprint == Submodel({}, {"b": (3,), "a": (1, 2)}).fingerprint
+    others = [{"a": (2, 1), "b": (3,)}, {"a": (1, 2)}, {"a": (1, 2), "c": (3,)}, {"a": (3,), "b": (1, 2)}]
+    assert one.fingerprint not in {Submodel({}, shapes).fingerprint for shapes in others}
