@@ -9,7 +9,7 @@ import zoo
 from fl.errors import FLError
 from surgery import SurgeryError
 from surgery.named import check_named, named
-from surgery.narrow import narrow
+from surgery.width.narrow import narrow
 
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 

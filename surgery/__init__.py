@@ -1,14 +1,13 @@
 """Architecture manipulation on any `torch.nn.Module` or state dict."""
 
 from surgery.average import average
+from surgery.depth.graft import graft, ungraft
+from surgery.depth.sections import Section, repeatable, sections
 from surgery.errors import SurgeryError
-from surgery.graft import graft, ungraft
 from surgery.layers import Layer, layers
 from surgery.named import example_input, named
-from surgery.narrow import narrow
 from surgery.recombine import inverse, permutations, segments, shuffle
 from surgery.scale import match_norms, percentile_norm
-from surgery.sections import Section, repeatable, sections
 from surgery.state import (
     Stack,
     State,
@@ -24,7 +23,8 @@ from surgery.state import (
 )
 from surgery.submodel import Submodel
 from surgery.submodel_average import average_submodels
-from surgery.widths import Width, widths
+from surgery.width.narrow import narrow
+from surgery.width.widths import Width, widths
 
 __all__ = [
     "Layer",

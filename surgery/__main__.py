@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from surgery.describe import describe
-from surgery.draw import check_picture, draw
 from surgery.errors import SurgeryError
+from surgery.inspect.describe import describe
+from surgery.inspect.draw import check_picture, draw
+from surgery.inspect.report import inspect
 from surgery.named import named
-from surgery.report import inspect
 
 _HELP = """\
 usage: python -m surgery inspect MODEL [--width RATE] [--depth INT,...] [--json] [--plot FILE] ...

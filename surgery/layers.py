@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
-from surgery.sections import sections
 from surgery.state import owners, state
-from surgery.trace import in_mode, observed, run, tensors_in
+from surgery.width.trace import in_mode, observed, run, tensors_in
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surgery.axes import (
+from surgery.width.axes import (
     Axis,
     atoms,
     cut,

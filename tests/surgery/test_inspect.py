@@ -6,9 +6,9 @@ from torch import nn
 
 from surgery import state
 from surgery.__main__ import main
-from surgery.describe import describe
+from surgery.inspect.describe import describe
+from surgery.inspect.report import count_macs, inspect
 from surgery.named import named
-from surgery.report import count_macs, inspect
 
 RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
 
@@ -71,7 +71,7 @@ def test_the_shapes_after_add_up_to_the_parameters_after(capsys, model, flags):
 
 
 def test_the_fingerprint_is_that_of_the_plan(capsys):
-    from surgery.narrow import narrow
+    from surgery.width.narrow import narrow
 
     found = facts(capsys, *RESNET, "--width", "0.5")
     _, plan = narrow(named("torchvision:resnet18"), 0.5, torch.zeros(2, 3, 32, 32))

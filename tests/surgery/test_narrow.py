@@ -39,7 +39,7 @@ def randomized(model, seed=0):
 
 def call(model, x):
     with torch.no_grad():
-        return surgery.trace.run(model.eval(), x)
+        return surgery.width.trace.run(model.eval(), x)
 
 
 def deep(model):
@@ -104,7 +104,7 @@ def assert_trains(small, x, seed=0):
     small = copy.deepcopy(small).train()
     optimizer = torch.optim.SGD(small.parameters(), lr=1e-3)
     before = {n: t.clone() for n, t in state(small).items()}
-    surgery.trace.run(small, x).square().mean().backward()
+    surgery.width.trace.run(small, x).square().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in small.parameters() if p.grad is not None)
     optimizer.step()
     assert any(not torch.equal(before[n], t) for n, t in state(small).items())

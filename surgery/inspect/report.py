@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from surgery.depth.graft import graft, ungraft
+from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
-from surgery.graft import graft, ungraft
 from surgery.layers import Layer, layers
 from surgery.named import example_input
-from surgery.narrow import narrow
-from surgery.sections import sections
 from surgery.state import state
 from surgery.submodel import Submodel, fingerprint
-from surgery.widths import Width, widths
+from surgery.width.narrow import narrow
+from surgery.width.widths import Width, widths
 
 Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias
 

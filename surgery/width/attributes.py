@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from surgery.axes import Axis, digits, find, new_size, terms
-from surgery.trace import Step, Trace
+from surgery.width.axes import Axis, digits, find, new_size, terms
+from surgery.width.trace import Step, Trace
 
 Keep = Callable[[Axis], int]
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become

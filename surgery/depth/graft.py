@@ -5,14 +5,14 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from surgery.depth.identity import silence
+from surgery.depth.parts import Part, as_module
+from surgery.depth.sections import Section, repeatable, sections
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.identity import silence
-from surgery.parts import Part, as_module
-from surgery.sections import Section, repeatable, sections
 from surgery.state import State, owners
 from surgery.submodel import Source, Submodel
-from surgery.trace import in_mode, observed, run, tensors_in
+from surgery.width.trace import in_mode, observed, run, tensors_in
 
 Depths: TypeAlias = Sequence[int] | Mapping[str, int]
 

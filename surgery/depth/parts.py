@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from surgery.depth.interface import shapes
 from surgery.edits import Chain
-from surgery.interface import shapes
 
 
 class Part(nn.Module):

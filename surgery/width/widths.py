@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from surgery import axes
-from surgery.axes import Axis, atoms, digits, find, fix
 from surgery.errors import SurgeryError
-from surgery.trace import Trace, traced
+from surgery.width import axes
+from surgery.width.axes import Axis, atoms, digits, find, fix
+from surgery.width.trace import Trace, traced
 
 Rounding = Callable[[float], int]
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from surgery.adapters import declared_blocks
+from surgery.depth.adapters import declared_blocks
+from surgery.depth.interface import matrices, signature, strided, widths
+from surgery.depth.parts import Part, as_module
 from surgery.edits import Chain, Skip
-from surgery.interface import matrices, signature, strided, widths
-from surgery.parts import Part, as_module
 from surgery.state import State, owners
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -2,7 +2,7 @@
 
 `Trace` watches at the level of aten operations, of which there are few: a handful of rules here covers what
 attention, windows, channel shuffles, grouped convolutions and the like are made of (the rules themselves are in
-`surgery.rules`). An operation without a rule fixes all that it touches, so that nothing is assumed of it.
+`surgery.width.rules`). An operation without a rule fixes all that it touches, so that nothing is assumed of it.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from surgery import axes
-from surgery.axes import Axis
 from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.rules import ALIASES, LAYOUT, rule_for
+from surgery.width import axes
+from surgery.width.axes import Axis
+from surgery.width.rules import ALIASES, LAYOUT, rule_for
 
 Axes = tuple[Axis, ...]
 T = TypeVar("T")

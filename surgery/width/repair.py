@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surgery import attributes
-from surgery.attributes import Keep, Sizes
-from surgery.axes import Axis, is_fixed, new_size, unify
 from surgery.edits import set_attribute
-from surgery.rules import LAYOUT
 from surgery.submodel import Submodel
-from surgery.trace import Step, Trace, in_mode, operation_name, run, tensors_in, watching
+from surgery.width import attributes
+from surgery.width.attributes import Keep, Sizes
+from surgery.width.axes import Axis, is_fixed, new_size, unify
+from surgery.width.rules import LAYOUT
+from surgery.width.trace import Step, Trace, in_mode, operation_name, run, tensors_in, watching
 
 Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
 

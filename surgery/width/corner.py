@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.state import load, owners, state
 from surgery.submodel import Index, Source, Submodel
-from surgery.trace import named_tensors
+from surgery.width.trace import named_tensors
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 

@@ -5,9 +5,9 @@ from math import log2
 from pathlib import Path
 from typing import NamedTuple
 
-from surgery.describe import depth_text, macs, main_tensor
 from surgery.errors import SurgeryError
-from surgery.report import Place, Report, Row
+from surgery.inspect.describe import depth_text, macs, main_tensor
+from surgery.inspect.report import Place, Report, Row
 
 _COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6b", "#b5488c", "#7a5cc4", "#b8a02e", "#2f9fb0", "#c14b4b")
 _OUTSIDE = "#6b7280"
@@ -32,7 +32,7 @@ def draw(report: Report, path: str | Path) -> None:
     Args:
         path: a .png, .svg or .pdf file.
 
-    >>> import tempfile; from torch import nn; from surgery.report import inspect
+    >>> import tempfile; from torch import nn; from surgery.inspect.report import inspect
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw(inspect(nn.Linear(2, 3), shape=[2]), Path(folder, "linear.png"))
     """

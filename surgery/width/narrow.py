@@ -5,14 +5,14 @@ from typing import Any
 
 from torch import nn
 
-from surgery.axes import atoms, new_size, positions
-from surgery.corner import corner
 from surgery.errors import SurgeryError
-from surgery.repair import Stuck, couple, repaired
 from surgery.state import owners, state
 from surgery.submodel import Runs, Source, Submodel, as_runs
-from surgery.trace import Trace, named_tensors, traced
-from surgery.widths import Rounding, choose
+from surgery.width.axes import atoms, new_size, positions
+from surgery.width.corner import corner
+from surgery.width.repair import Stuck, couple, repaired
+from surgery.width.trace import Trace, named_tensors, traced
+from surgery.width.widths import Rounding, choose
 
 _ATTEMPTS = 200
 
@@ -112,5 +112,5 @@ def _check_followed(trace: Trace, model: nn.Module) -> None:
                 if atom.fixed.startswith("cannot"):
                     raise SurgeryError(
                         f"axis {i} of {module + '.' if module else ''}{attribute} {tuple(a.size for a in found)} "
-                        f"{atom.fixed}: narrow the parts around it, or give surgery.rules a rule for it"
+                        f"{atom.fixed}: narrow the parts around it, or give surgery.width.rules a rule for it"
                     )

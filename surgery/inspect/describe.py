@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from surgery.report import Depth, Report, Row, Size
-from surgery.widths import Width
+from surgery.inspect.report import Depth, Report, Row, Size
+from surgery.width.widths import Width
 
 _COLUMNS = 100
 Cell = tuple[str, str, str, str]  # name (indented), kind, shape before, shape after where it changes; or a line alone
@@ -16,7 +16,7 @@ def describe(report: Report) -> str:
     """The report as text: the tree of layers, the coupled widths, and sizes before and after.
 
     >>> from torch import nn
-    >>> from surgery.report import inspect
+    >>> from surgery.inspect.report import inspect
     >>> print(describe(inspect(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), width=0.5, shape=[3])))
     Sequential
     input 3, 50 parameters, 40 MACs, 0.0002 MB of state
@@ -102,7 +102,7 @@ def alike(report: Report) -> list[Coupled]:
     """The widths of a report, those that recur from block to block as one.
 
     >>> from torch import nn
-    >>> from surgery.report import inspect
+    >>> from surgery.inspect.report import inspect
     >>> block = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     >>> for c in alike(inspect(nn.Sequential(nn.Linear(2, 4), block(), block()), shape=[2]))[:3]:
     ...     print(c.size, c.times, c.tensors, c.first, c.last)

@@ -1,0 +1,1 @@
+"""Deeper and shallower: sections, grafting and its inverse."""

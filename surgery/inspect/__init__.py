@@ -1,0 +1,1 @@
+"""What there is to tell about a model before and after: facts, text, picture."""

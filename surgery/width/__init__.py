@@ -1,0 +1,1 @@
+"""Narrower: which axes belong together, and what stays of them."""

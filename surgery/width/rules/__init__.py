@@ -1,0 +1,24 @@
+"""What each aten operation does to axes: one rule for each kind of operation.
+
+A rule gets the trace, the call's arguments by their names in the operation's schema, and the result. It gives the
+result its axes and unifies those that must be the same. It may return the call's integers that are sizes of axes
+(a group count), so that the attributes they come from can be set right.
+"""
+
+from typing import Any
+
+import torch
+
+from surgery.width.rules import contractions, elementwise, norms, picking, shapes, windows  # noqa: F401, each adds its own
+from surgery.width.rules.registry import RULES, Rule
+
+ALIASES = {"_unsafe_view": "view", "reshape": "view", "_reshape_alias": "view"}
+# How memory is laid out may differ between a model and a narrower one: these are no steps to compare.
+LAYOUT = {"clone", "contiguous", "detach", "alias", "_to_copy", "expand", "lift_fresh", "empty_like", "copy"}
+
+
+def rule_for(func: Any, name: str) -> Rule | None:
+    """The rule for an operation, or None."""
+    if name in RULES:
+        return RULES[name]
+    return elementwise.pointwise if torch.Tag.pointwise in func.tags else None

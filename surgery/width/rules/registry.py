@@ -1,0 +1,66 @@
+"""Rules are registered here by the names of the operations that they are for."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from surgery.width.axes import Axis, find, fix, unify
+
+if TYPE_CHECKING:
+    from surgery.width.trace import Trace
+
+Rule = Callable[["Trace", dict[str, Any], Any], dict[int, Axis] | None]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operations, named without their namespace, overload and in-place underscore."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), rule))
+        return rule
+
+    return register
+
+
+def fresh(shape: Iterable[int], why: str = "") -> list[Axis]:
+    """New axes of these sizes."""
+    return [Axis(size, fixed=why) for size in shape]
+
+
+def results(out: Any) -> list[Tensor]:
+    """The tensors that an operation returned."""
+    return [t for t in (out if isinstance(out, list | tuple) else [out]) if isinstance(t, Tensor)]
+
+
+def broadcast(trace: "Trace", tensors: list[Tensor], shape) -> list[Axis]:
+    """The axes of tensors that were broadcast against each other."""
+    result = []
+    for position in range(1, len(shape) + 1):
+        same = [trace.axes_of(t)[-position] for t in tensors if t.ndim >= position]
+        same = [axis for axis in same if axis.size == shape[-position]]
+        for other in same[1:]:
+            unify(same[0], other)
+        result.append(find(same[0]) if same else Axis(shape[-position]))
+    return result[::-1]
+
+
+def gathered(trace, found: list[Axis], out: Tensor) -> None:
+    """Positions were picked by data: nothing moves."""
+    for axis in found:
+        fix(axis, "positions are picked by data")
+    for result in results(out):
+        trace.assign(result, fresh(result.shape, "positions are picked by data"))
+
+
+def windowed(found, sizes) -> list[Axis]:
+    """Axes that a window slid over."""
+    result = []
+    for axis, size in zip(found, sizes):
+        if axis.size != size:
+            fix(axis, "a window slides over it")
+            axis = Axis(size, fixed="a window slides over it")
+        result.append(axis)
+    return result

@@ -1,0 +1,69 @@
+"""Pooling, resampling and what turns pixels into channels."""
+
+from math import prod
+
+from surgery.width.axes import Axis, fix, product, regroup, unify
+from surgery.width.rules.registry import fresh, results, rule, windowed
+
+
+@rule(
+    """
+    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d avg_pool3d
+    adaptive_max_pool3d _adaptive_avg_pool3d max_pool3d_with_indices adaptive_avg_pool1d max_pool2d
+    upsample_bilinear2d upsample_nearest2d upsample_bicubic2d upsample_linear1d upsample_nearest1d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa upsample_trilinear3d mkldnn_max_pool2d
+    _upsample_nearest_exact2d adaptive_avg_pool2d
+    """
+)
+def _pool(trace, a, out):
+    found = trace.axes_of(a["self"])
+    for result in results(out):
+        trace.assign(result, windowed(found, result.shape))
+
+
+@rule("grid_sampler_2d grid_sampler")
+def _grid_sample(trace, a, out):
+    x, grid = trace.axes_of(a["input"]), trace.axes_of(a["grid"])
+    unify(x[0], grid[0])
+    for axis in (*x[2:], *grid[1:]):
+        fix(axis, "positions are sampled")
+    trace.assign(out, [*x[:2], *grid[1:-1]])
+
+
+@rule("pixel_shuffle")
+def _pixel_shuffle(trace, a, out):
+    r = a["upscale_factor"]
+    *batch, c, h, w = trace.axes_of(a["self"])
+    channel, i, j = regroup([c], [c.size // r**2, r, r])
+    for axis in (i, j):
+        fix(axis, "channels become pixels")
+    trace.assign(out, [*batch, channel, product([h, i]), product([w, j])])
+
+
+@rule("pixel_unshuffle")
+def _pixel_unshuffle(trace, a, out):
+    r = a["downscale_factor"]
+    *batch, c, h, w = trace.axes_of(a["self"])
+    (h, i), (w, j) = regroup([h], [h.size // r, r]), regroup([w], [w.size // r, r])
+    for axis in (i, j):
+        fix(axis, "pixels become channels")
+    trace.assign(out, [*batch, product([c, i, j]), h, w])
+
+
+@rule("im2col")
+def _im2col(trace, a, out):
+    *batch, c, h, w = trace.axes_of(a["self"])
+    for axis in (h, w):
+        fix(axis, "a window slides over it")
+    window = Axis(prod(a["kernel_size"]), fixed="positions of a window")
+    trace.assign(out, [*batch, product([c, window]), Axis(out.shape[-1], fixed="windows")])
+
+
+@rule("col2im")
+def _col2im(trace, a, out):
+    *batch, c, n = trace.axes_of(a["self"])
+    window = prod(a["kernel_size"])
+    channel, positions = regroup([c], [c.size // window, window])
+    for axis in (positions, n):
+        fix(axis, "positions of a window")
+    trace.assign(out, [*batch, channel, *fresh(out.shape[-2:], "pixels")])
