@@ -754,10 +754,12 @@ class Named(nn.Module):
 def test_examples_of_several_arguments():
     left, right = torch.randn(2, 4), torch.randn(2, 3)
     small, _ = narrow(Named(), 0.5, {"left": left, "right": right})
-    assert small.a.weight.shape == (3, 4) and small.b.weight.shape == (3, 3)
+    assert small.a.weight.shape == (3, 4)
+    assert small.b.weight.shape == (3, 3)
     assert small(left, right=right)["y"][0].shape == (2, 2)
     small, _ = narrow(Named(), 0.5, (left,))
-    assert small.a.out_features == 3 and small.b.weight.shape == (6, 3)  # what was not used stays
+    assert small.a.out_features == 3
+    assert small.b.weight.shape == (6, 3)
 
 
 def test_meta_models_stay_on_meta():
@@ -780,7 +782,7 @@ def test_half_precision(dtype):
 
 def test_channels_last_is_kept():
     model = small_net().to(memory_format=torch.channels_last)
-    small, plan = narrow(model, 0.5, images(6))
+    small, _plan = narrow(model, 0.5, images(6))
     assert small.steps[3].weight.is_contiguous(memory_format=torch.channels_last)
     assert not small.steps[3].weight.is_contiguous()
 
@@ -1125,7 +1127,8 @@ def test_recurrent_layers(name):
     kind, options = RECURRENT[name]
     model, x = randomized(Recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
     small, plan = narrow(model, 0.5, x)
-    assert small.rnn.hidden_size == 6 and small.rnn.input_size == 4
+    assert small.rnn.hidden_size == 6
+    assert small.rnn.input_size == 4
     assert elements(small) < 0.45 * elements(model)
     if name != "gru":  # its reset gate is a half where there are zeros, which is harmless too, but not its update gate
         assert_zero_oracle(model, small, plan, x)
