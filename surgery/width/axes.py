@@ -14,6 +14,8 @@ A narrower network keeps the first positions of the atoms that are not fixed, an
 from collections.abc import Callable, Iterator
 from math import prod
 
+from surgery.errors import SurgeryError
+
 
 class Axis:
     """A node of a union-find forest; ask `find` for the one that stands for it."""
@@ -25,7 +27,7 @@ class Axis:
         self.kind = kind
         self.parts = list(parts)
         self.fixed = fixed  # why every position stays; empty where it need not
-        self.grouping = False  # separates things that are computed side by side: heads, groups
+        self.grouping = ""  # what it separates that is computed side by side: heads or groups
         self.link: Axis | None = None
 
     def __repr__(self) -> str:
@@ -102,10 +104,10 @@ def is_fixed(axis: Axis) -> bool:
     return all(atom.fixed for atom in atoms(axis))
 
 
-def mark_grouping(axis: Axis) -> None:
-    """The digits of this axis tell things apart that are computed side by side (heads, groups)."""
+def mark_grouping(axis: Axis, what: str) -> None:
+    """The digits of this axis tell things apart that are computed side by side: heads or groups."""
     for digit in digits(axis):
-        digit.grouping = True
+        digit.grouping = digit.grouping or what
 
 
 def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
@@ -163,7 +165,7 @@ def unify(a: Axis, b: Axis) -> None:
     if a is b:
         return
     if a.size != b.size:
-        raise AssertionError(f"axes of {a.size} and {b.size} positions cannot be the same")
+        raise SurgeryError(f"axes of {a.size} and {b.size} positions cannot be one: a rule for an operation is wrong")
     if a.kind != "atom" and b.kind == "atom":
         a, b = b, a
     if a.kind != "atom":
@@ -175,11 +177,9 @@ def unify(a: Axis, b: Axis) -> None:
             return
     if a.fixed:
         fix(b, a.fixed)
-    elif a.kind == "atom" and b.kind == "atom" and b.fixed:
-        fix(a, b.fixed)
     b.grouping = b.grouping or a.grouping
     if a.grouping and b.kind == "product":
-        mark_grouping(b)
+        mark_grouping(b, a.grouping)
     a.link = b
 
 

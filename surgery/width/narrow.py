@@ -69,7 +69,8 @@ def narrow(
     values = state(model)
     trace, ghost, example = traced(model, example)
     keep = choose(trace, rate, heads, rounding)
-    _check_followed(trace, model)
+    if any(new_size(axis, keep) < axis.size for found in trace.tensors.values() for axis in found):
+        _check_followed(trace, model)
     while True:
         try:
             plan = repaired(ghost, _plan(ghost, values, trace, keep), trace, keep, example)
@@ -82,18 +83,24 @@ def narrow(
                 keep = choose(trace, rate, heads, rounding)
             except SurgeryError:
                 raise SurgeryError(stuck.message) from None
+            if not any(new_size(axis, keep) < axis.size for found in trace.tensors.values() for axis in found):
+                raise SurgeryError(stuck.message) from None
 
 
 def _plan(model: nn.Module, values, trace: Trace, keep) -> Submodel:
     """Where the kept positions of every tensor lie, and edits that slice the tensors that no state holds."""
     held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
-    entries, slices = {}, []
+    entries, slices, done = {}, [], set()
     for (module, attribute), tensor in named_tensors(model):
         where = tuple(_runs(axis, keep) for axis in trace.tensors[module, attribute])
         if id(tensor) in held:
             name = held[id(tensor)]
             entries[name] = (Source(name, where),)
-        elif any(runs is not None for runs in where):
+        elif (
+            any(runs is not None for runs in where)
+            and (owner := id(model.get_submodule(module)), attribute) not in done
+        ):
+            done.add((owner, attribute))  # a module may be registered under several names
             slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
     return Submodel({name: entries[name] for name in values}, shapes, tuple(slices))

@@ -1,20 +1,33 @@
 """Makes a narrow module run: attributes that store widths are set right until every operation is as predicted."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.edits import set_attribute
 from surgery.submodel import Submodel
 from surgery.width import attributes
-from surgery.width.attributes import Keep, Sizes
+from surgery.width.attributes import Sizes
 from surgery.width.axes import Axis, is_fixed, new_size, unify
 from surgery.width.rules import LAYOUT
-from surgery.width.trace import Step, Trace, in_mode, operation_name, run, tensors_in, watching
+from surgery.width.trace import (
+    Origins,
+    Step,
+    Trace,
+    bind,
+    in_mode,
+    operation_name,
+    run,
+    scalars_of,
+    tensors_in,
+    watching,
+)
+from surgery.width.widths import Keep
 
 Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
@@ -22,7 +35,7 @@ _ATTEMPTS = 200
 
 
 def couple(trace: Trace, step: int, keep: Keep) -> bool:
-    """Axes of one size that one module sees become the same, where they would get different widths."""
+    """Two axes of one size that one module sees, the longest first, become the same; False if no two differ."""
     module = trace.steps[step].module
     found: dict[int, list[Axis]] = {}
     for other in trace.steps:
@@ -30,15 +43,12 @@ def couple(trace: Trace, step: int, keep: Keep) -> bool:
             for axis in (axis for tensor in (*other.inputs, *other.outputs) for axis in tensor):
                 found.setdefault(axis.size, []).append(axis)
     for may_be_fixed in (False, True):
-        changed = False
-        for same in found.values():
-            candidates = [axis for axis in same if may_be_fixed or not is_fixed(axis)]
-            for axis in candidates[1:]:
-                if new_size(axis, keep) != new_size(candidates[0], keep):
-                    unify(candidates[0], axis)
-                    changed = True
-        if changed:
-            return True
+        for size in sorted(found, reverse=True):
+            first, *others = [axis for axis in found[size] if may_be_fixed or not is_fixed(axis)] or [None]
+            for axis in others:
+                if new_size(axis, keep) != new_size(first, keep):
+                    unify(first, axis)
+                    return True
     return False
 
 
@@ -61,15 +71,15 @@ class Stuck(Exception):
 
 def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example: Any) -> Submodel:
     """The plan with edits that set attributes right, found by running it and mending the first difference."""
-    sizes = attributes.sizes_by_module(trace, keep)
-    numbers = {step.module: {old: new_size(axis, keep) for old, axis in step.numbers.items()} for step in trace.steps}
-    base = (*plan.edits, *attributes.known_edits(plan.build(model), numbers))
+    known = attributes.known_by_module(trace, keep)
+    base = (*plan.edits, *attributes.known_edits(plan.build(model), trace, keep))
     small = Submodel(plan.entries, plan.shapes, base).build(model)
     chosen: Choice = {}
     for name, module in model.named_modules():
-        within = [found for other, found in sizes.items() if _inside(other, name)]
-        for attribute, value in attributes.candidates(module, attributes.merged(within), sure=True).items():
+        within = attributes.together(found for other, found in known.items() if _inside(other, name))
+        for attribute, value in attributes.sure(module, within).items():
             chosen[name, attribute] = value
+    sizes = attributes.merged(size for found in known.values() for size in (found.widths, found.counts))
 
     def attempt(choice: Choice) -> _Diverged | None:
         with _unchanged(small):
@@ -89,6 +99,10 @@ def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example
                 raise Stuck(here.step, _explained(model, trace, here))
         else:
             raise Stuck(here.step, _explained(model, trace, here))
+    for name, module in small.named_modules():
+        if isinstance(module, nn.MultiheadAttention):  # which counts on embed_dim = num_heads * head_dim
+            heads = chosen.get((name, "num_heads"), module.num_heads)
+            chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
     return Submodel(plan.entries, plan.shapes, (*base, *sets))
 
@@ -107,14 +121,14 @@ def _inside(name: str, parent: str) -> bool:
 
 
 def _options(
-    model: nn.Module, step: Step, running: list[str], sizes: dict[str, Sizes], keep: Keep, chosen: Choice
+    model: nn.Module, step: Step, running: list[str], everything: Sizes, keep: Keep, chosen: Choice
 ) -> Iterator[Choice]:
     """Other choices of attributes that may mend a step: of its module, those around it, those whose code ran."""
     parts = step.module.split(".") if step.module else []
     around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-    seen, everything = attributes.step_sizes(step, keep), attributes.merged(sizes.values())
+    seen = attributes.step_sizes(step, keep)
     for name, known in [*((name, seen) for name in around), *((name, everything) for name in running)]:
-        found = attributes.candidates(model.get_submodule(name), known, sure=False)
+        found = attributes.candidates(model.get_submodule(name), known)
         new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
         mine = [key for key in chosen if key[0] == name]
         if new:
@@ -144,35 +158,77 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 class _Predicted(TorchDispatchMode):
-    """Compares the operations of the narrow model with the steps of the full one, as they happen."""
+    """Compares the operations of the narrow model with the steps of the full one, as they happen.
 
-    def __init__(self, trace: Trace, keep: Keep):
+    The same operations on the same tensors, results of the predicted shapes, and the same numbers as arguments, but for
+    those that are sizes of axes and factors that are powers of them.
+    """
+
+    def __init__(self, small: nn.Module, trace: Trace, keep: Keep):
         super().__init__()
-        self.trace, self.keep, self.done = trace, keep, 0
+        self.trace, self.keep, self.done, self.origins = trace, keep, 0, Origins(small)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        name = operation_name(func)
+        kwargs = kwargs or {}
+        given = tensors_in((args, kwargs))
+        sources = self.origins.of(given)
+        result = func(*args, **kwargs)
+        name, outputs = operation_name(func), tensors_in(result)
         if name in LAYOUT:
+            self.origins.passed(given, outputs)
             return result
         if self.done >= len(self.trace.steps):
             raise _Diverged(self.done - 1, f"the narrow model goes on with {name}")
         step = self.trace.steps[self.done]
         if step.name != name:
             raise _Diverged(self.done, f"{name} instead of {step.name}")
-        for found, tensor in zip(step.outputs, tensors_in(result)):
-            expected = tuple(new_size(axis, self.keep) for axis in found)
-            if expected != tuple(tensor.shape):
-                raise _Diverged(
-                    self.done, f"a result of shape {list(tensor.shape)} where {list(expected)} was expected"
-                )
+        for found, tensor in zip(step.outputs, outputs):
+            expected = [new_size(axis, self.keep) for axis in found]
+            if expected != list(tensor.shape):
+                raise _Diverged(self.done, f"a result of shape {list(tensor.shape)} where {expected} was expected")
+        if sources != step.sources:
+            raise _Diverged(self.done, f"{name} of other tensors")
+        bound = bind(func, args, kwargs)
+        for key, axis in step.numbers.items():
+            self._check_number(key, axis, bound, given)
+        for key, value in scalars_of(name, bound).items():
+            if key not in step.numbers and not self._explained(step, step.scalars.get(key), value):
+                raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
+        self.origins.made(self.done, outputs)
         self.done += 1
         return result
+
+    def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], given: list[Tensor]) -> None:
+        """An argument that is the size of an axis is its new size."""
+        if key not in bound or key == "normalized_shape":  # an attribute's name, or seen in the shapes
+            return
+        expected = [new_size(a, self.keep) for a in axis] if isinstance(axis, list) else new_size(axis, self.keep)
+        value = bound[key]
+        if key == "start" and value < 0:
+            value += given[0].shape[bound["dim"]]
+        if value != expected:
+            raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
+
+    def _explained(self, step: Step, old: Any, new: Any) -> bool:
+        """Whether a number may have changed so: by a power of an axis's share, or as a size does."""
+        if old == new:
+            return True
+        if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
+            return False
+        every = [axis for tensor in (*step.inputs, *step.outputs) for axis in tensor]
+        sizes = attributes.step_sizes(step, self.keep)
+        sizes |= {
+            axis.size: {new_size(axis, self.keep)} | sizes.get(axis.size, set()) for axis in (*every, *step.summed)
+        }
+        if isinstance(old, int) and isinstance(new, int):
+            return new in sizes.get(old, ())
+        shares = [n / size for size, news in sizes.items() for n in news if size]
+        return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
 
 
 def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Diverged | None:
     """Run the narrow model: the first operation that is not as predicted, or None."""
-    predicted = _Predicted(trace, keep)
+    predicted = _Predicted(small, trace, keep)
     last = len(trace.steps) - 1
     for training, outputs in zip(trace.modes, trace.outputs):
         try:

@@ -5,9 +5,10 @@ attention, windows, channel shuffles, grouped convolutions and the like are made
 `surgery.width.rules`). An operation without a rule fixes all that it touches, so that nothing is assumed of it.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.width import axes
 from surgery.width.axes import Axis
-from surgery.width.rules import ALIASES, LAYOUT, rule_for
+from surgery.width.rules import ALIASES, CREATION, LAYOUT, REPLACING, SIZES, rule_for
 
 Axes = tuple[Axis, ...]
 T = TypeVar("T")
@@ -28,13 +29,25 @@ T = TypeVar("T")
 
 @dataclass
 class Step:
-    """One operation: its name, the module whose forward called it, and the axes of what went in and came out."""
+    """One operation.
+
+    Attributes:
+        name, module: the operation, and the module whose forward called it.
+        inputs, outputs: the axes of the tensors that went in and came out.
+        sources: where each input came from: a tensor of the model, or an output of an earlier step.
+        numbers: arguments, or attributes of torch's own modules, that are sizes of these axes.
+        scalars: the call's other numbers, strings and flags.
+        summed: the axes that were summed to make the inputs: what a scale may be made from.
+    """
 
     name: str
     module: str
     inputs: list[Axes]
     outputs: list[Axes]
-    numbers: dict[int, Axis] = field(default_factory=dict)  # other integers of the call that are a size of an axis
+    sources: list[Any]
+    numbers: dict[str, Axis | list[Axis]]
+    scalars: dict[str, Any]
+    summed: list[Axis]
 
 
 class Trace:
@@ -52,7 +65,10 @@ class Trace:
         self.modes = modes
         self._axes = WeakIdKeyDictionary()
         self._learned = WeakIdKeyDictionary()  # parameters and what was computed from nothing but them
+        self.summed = WeakIdKeyDictionary()  # products, and the axis that was summed to make them
         self.made: list[Axis] = []  # axes along which a learned layer makes features
+        self.ordered: list[Axis] = []  # axes whose kept positions must be neighbours: 0, 1, 2, ...
+        self.replacing = False  # an operation changes the axes of a tensor in place
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.steps: list[Step] = []
         for key, tensor in named_tensors(model):
@@ -63,9 +79,10 @@ class Trace:
             for axis in self.axes_of(tensor):
                 axes.fix(axis, "it is an axis of the input")
         self.outputs: list[list[Axes]] = []
+        origins = Origins(model)
         self.touched: set[int] = set()
         for training in modes:
-            with in_mode(model, training), watching(model) as where, _Follow(self, where):
+            with in_mode(model, training), watching(model) as where, _Follow(self, where, origins):
                 found = tensors_in(run(model, example))
             if not found:
                 raise SurgeryError(f"{type(model).__name__} returned no tensor: its output cannot be kept in shape")
@@ -92,41 +109,72 @@ class Trace:
     def assign(self, tensor: Tensor, found: list[Axis] | Axes) -> None:
         """These are the axes of a result (of an operation in place: they are those it had, too)."""
         if tuple(axis.size for axis in found) != tuple(tensor.shape):
-            raise AssertionError(f"axes {found} for a tensor of shape {tuple(tensor.shape)}")
-        if tensor in self._axes:
+            raise SurgeryError(f"a rule of surgery.width.rules gives axes {found} to a {tuple(tensor.shape)} tensor")
+        if tensor in self._axes and not self.replacing:
             for old, new in zip(self._axes[tensor], found):
                 axes.unify(old, new)
         else:
             self._axes[tensor] = tuple(found)
 
 
+class Origins:
+    """Where tensors came from: (module, attribute) of a model, or (step, which of its outputs)."""
+
+    def __init__(self, model: nn.Module):
+        self._of = WeakIdKeyDictionary()
+        for key, tensor in named_tensors(model):
+            self._of.setdefault(tensor, key)
+
+    def of(self, tensors: list[Tensor]) -> list[Any]:
+        """The origin of each; None for what came from outside."""
+        return [self._of.get(tensor) for tensor in tensors]
+
+    def passed(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """The outputs hold what the first input does, perhaps in another layout."""
+        for tensor in outputs if inputs else ():
+            self._of[tensor] = self._of.get(inputs[0])
+
+    def made(self, step: int, outputs: list[Tensor]) -> None:
+        """The outputs were computed by this step."""
+        for position, tensor in enumerate(outputs):
+            self._of[tensor] = (step, position)
+
+
 class _Follow(TorchDispatchMode):
-    def __init__(self, trace: Trace, where: list[str]):
+    def __init__(self, trace: Trace, where: list[str], origins: Origins):
         super().__init__()
-        self.trace, self.where = trace, where
+        self.trace, self.where, self.origins = trace, where, origins
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        trace, kwargs = self.trace, kwargs or {}
+        given = tensors_in((args, kwargs))
+        before = [trace.axes_of(tensor) for tensor in given]
         result = func(*args, **kwargs)
-        name = operation_name(func)
-        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
-        self.trace.touched.update(map(id, inputs))
-        before = [self.trace.axes_of(tensor) for tensor in inputs]
-        rule = rule_for(func, name)
-        numbers: dict[int, Axis] = {}
+        name, outputs = operation_name(func), tensors_in(result)
+        trace.touched.update(map(id, given))
+        bound, rule = bind(func, args, kwargs), rule_for(func, name)
+        numbers: dict[str, Axis | list[Axis]] = {}
+        trace.replacing = func._schema.name.removeprefix("aten::") in REPLACING
         if rule is None:
-            for found in before:
-                for axis in found:
-                    axes.fix(axis, f"cannot be followed through {name}")
+            for axis in (axis for found in before for axis in found):
+                axes.fix(axis, f"cannot be followed through {name}")
             for tensor in outputs:
-                self.trace.assign(tensor, [Axis(size, fixed=f"a result of {name}") for size in tensor.shape])
+                trace.assign(tensor, [Axis(size, fixed=f"a result of {name}") for size in tensor.shape])
         else:
-            numbers = rule(self.trace, _bind(func, args, kwargs), result) or {}
-        if self.trace.learned(*inputs):
-            self.trace.learn(outputs)
-        if name not in LAYOUT:
-            after = [self.trace.axes_of(tensor) for tensor in outputs]
-            self.trace.steps.append(Step(name, self.where[-1], before, after, numbers))
+            numbers = rule(trace, bound, result) or {}
+        trace.replacing = False
+        if trace.learned(*given):
+            trace.learn(outputs)
+        summed = [trace.summed[tensor] for tensor in given if tensor in trace.summed]
+        if summed and (name in LAYOUT or name == "view"):
+            trace.summed.update(dict.fromkeys(outputs, summed[0]))
+        if name in LAYOUT:
+            self.origins.passed(given, outputs)
+            return result
+        after = [trace.axes_of(tensor) for tensor in outputs]
+        sources, scalars = self.origins.of(given), scalars_of(name, bound)
+        self.origins.made(len(trace.steps), outputs)
+        trace.steps.append(Step(name, self.where[-1], before, after, sources, numbers, scalars, summed))
         return result
 
 
@@ -208,15 +256,15 @@ def traced(model: nn.Module, example: Any) -> tuple[Trace, nn.Module, Any]:
     The pass is in evaluation mode. Where that leaves parameters unused that training uses (auxiliary classifiers), a
     second one follows in training mode.
     """
-    trace, copy, given = observed(model, example, Trace)
-    if trace.unused and copy is not model:
+    trace, fresh, given = observed(model, example, Trace)
+    if trace.unused and fresh is not model:
         try:
             both = Trace(_ghost(model), given, modes=(False, True))
         except Exception:  # a model that cannot train on this example is narrowed for what it can do
-            return trace, copy, given
+            return trace, fresh, given
         if len(both.unused) < len(trace.unused):
-            return both, copy, given
-    return trace, copy, given
+            return both, fresh, given
+    return trace, fresh, given
 
 
 def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> tuple[T, nn.Module, Any]:
@@ -230,7 +278,7 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
         ghost = _ghost(model)
         return watch(_ghost(model), ghost_example), ghost, ghost_example
     except Exception:  # whatever goes wrong there and matters goes wrong here again
-        return watch(copy_sharing(model)[0], example), model, example
+        return watch(copy.deepcopy(model), example), model, example
 
 
 def _ghost(model: nn.Module) -> nn.Module:
@@ -244,7 +292,7 @@ def _ghost(model: nn.Module) -> nn.Module:
     return ghost
 
 
-def _bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation by their names in its schema."""
     bound = {}
     for position, argument in enumerate(func._schema.arguments):
@@ -253,3 +301,17 @@ def _bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         else:
             bound[argument.name] = kwargs.get(argument.name, argument.default_value)
     return bound
+
+
+def scalars_of(name: str, bound: dict[str, Any]) -> dict[str, Any]:
+    """The numbers, strings and flags of a call, but for sizes, which the shapes of results show."""
+    if name in CREATION or "strided" in name:
+        return {}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in bound.items()}
+    return {key: value for key, value in plain.items() if key not in SIZES and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str)

@@ -9,10 +9,11 @@ from torch import nn
 
 from surgery.errors import SurgeryError
 from surgery.width import axes
-from surgery.width.axes import Axis, atoms, digits, find, fix
+from surgery.width.axes import Axis, atoms, digits, find, fix, is_fixed, positions
 from surgery.width.trace import Trace, traced
 
 Rounding = Callable[[float], int]
+Keep = Callable[[Axis], int]  # how many of an atom's first positions stay
 
 
 class Width(NamedTuple):
@@ -64,7 +65,7 @@ def _reason(atom: Axis, kept: int, rate: float) -> str:
     return "a smaller share rounds to all of it, or another digit of the same width shrinks"
 
 
-def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding = math.ceil) -> Callable[[Axis], int]:
+def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding = math.ceil) -> Keep:
     """How many of the first positions of each atom stay, so that every width shrinks to its share.
 
     Of a width that is a product (heads * head dimension, groups * channels within) exactly one digit shrinks:
@@ -77,12 +78,25 @@ def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding 
         for atom in atoms(axis):
             if not atom.fixed and find(atom) not in made:
                 fix(atom, "no layer makes it")
-    sliced = _sliced(used, rate, heads, rounding)
+    while True:
+        sliced = _sliced(used, rate, heads, rounding)
 
-    def keep(atom: Axis) -> int:
-        return _share(atom.size, rate, rounding) if find(atom) in sliced else atom.size
+        def keep(atom: Axis, sliced=sliced) -> int:
+            return _share(atom.size, rate, rounding) if find(atom) in sliced else atom.size
 
-    return keep
+        torn = [axis for axis in trace.ordered if not _neighbours(axis, keep)]
+        for axis in torn:  # a window or a count runs over channels that would not stay next to each other
+            fix(axis, "a window slides over it")
+        if not torn:
+            return keep
+
+
+def _neighbours(axis: Axis, keep: Keep) -> bool:
+    """Whether the positions that stay are the first ones."""
+    if find(axis).kind == "atom" or is_fixed(axis):
+        return True
+    kept = positions(axis, keep)
+    return kept == list(range(len(kept)))
 
 
 def _share(size: int, rate: float, rounding: Rounding) -> int:
@@ -119,14 +133,11 @@ def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -
                 size = math.prod(d.size for d in product)
                 got = math.prod(_share(d.size, rate, rounding) if d in chosen else d.size for d in product)
                 deviation += abs(got - _share(size, rate, rounding)) / size
-            grouping = sum(d.grouping for d in chosen)
+            split = sum(d.grouping == "heads" for d in chosen)
+            groups = sum(d.grouping == "groups" for d in chosen)
             left = sum(d in lone and d not in chosen for d in candidates)
             order = -sum(product.index(d) for product in component for d in product if d in chosen)
-            return (
-                (wrong, -grouping, left, deviation, order)
-                if heads == "drop"
-                else (wrong, deviation, grouping, left, order)
-            )
+            return wrong, -split if heads == "drop" else split, left, deviation, groups, order
 
         limit = candidates if len(candidates) <= 12 else candidates[-12:]
         best = min((c for n in range(len(limit) + 1) for c in combinations(limit, n)), key=cost)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surgery.errors import SurgeryError
 from surgery.width.axes import (
     Axis,
     atoms,
@@ -362,7 +363,7 @@ def test_axes_that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
     unify(a, b)
     assert is_fixed(a)
     assert is_fixed(b)
-    with pytest.raises(AssertionError, match="axes of 2 and 3"):
+    with pytest.raises(SurgeryError, match="axes of 2 and 3"):
         unify(Axis(2), Axis(3))
 
 
@@ -388,16 +389,16 @@ def test_a_fixed_side_fixes_the_other():
 
 def test_grouping_is_kept_by_split_and_unify():
     axis = Axis(8)
-    mark_grouping(axis)
+    mark_grouping(axis, "heads")
     assert all(digit.grouping for digit in split_digit(axis, 2))
     for flipped in (False, True):
         marked = Axis(6)
-        mark_grouping(marked)
+        mark_grouping(marked, "heads")
         other = product([Axis(2), Axis(3)])
         unify(*((other, marked) if flipped else (marked, other)))
         assert all(digit.grouping for digit in digits(other))
     a, b = Axis(6), Axis(6)
-    mark_grouping(a)
+    mark_grouping(a, "heads")
     unify(a, b)
     assert find(b).grouping
 

@@ -15,6 +15,14 @@ from surgery.width.rules.registry import RULES, Rule
 ALIASES = {"_unsafe_view": "view", "reshape": "view", "_reshape_alias": "view"}
 # How memory is laid out may differ between a model and a narrower one: these are no steps to compare.
 LAYOUT = {"clone", "contiguous", "detach", "alias", "_to_copy", "expand", "lift_fresh", "empty_like", "copy"}
+# Operations whose numbers are sizes, and arguments that are: the shapes of results show them.
+CREATION = {"arange", "zeros", "ones", "full", "empty", "rand", "randn", "eye", "linspace", "randint", "randperm"}
+SIZES = {
+    "C", "HxW", "N", "end", "length", "normalized_shape", "output_size", "repeats", "sections", "self_size", "shape",
+    "size", "sizes", "split_size", "split_sizes",
+}  # fmt: skip
+# Views in place, after which a tensor has other axes than before.
+REPLACING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_", "as_strided_"}
 
 
 def rule_for(func: Any, name: str) -> Rule | None:

@@ -18,8 +18,9 @@ def _matmul(trace, a, out):
         trace.made.append(x[-2])
     if len(x) == 3:
         unify(x[0], y[0])
-        mark_grouping(x[0])
+        mark_grouping(x[0], "heads")
     result = [*x[:-1], *(y[-1:] if len(y) > 1 else ())]
+    trace.summed[out] = x[-1]
     if left is not a["self"]:
         trace.assign(out, _with_bias(trace, a["self"], result))
     else:
@@ -55,7 +56,7 @@ def _attention(trace, a, out):
             for axis in (q[i], k[i], v[i]):
                 fix(axis, "heads of queries share heads of keys")
     if len(q) > 2:
-        mark_grouping(q[-3])
+        mark_grouping(q[-3], "heads")
     mask = a.get("attn_mask", a.get("attn_bias"))
     if isinstance(mask, Tensor):
         scores = [*q[:-1], k[-2]]
@@ -81,7 +82,7 @@ def _convolution(trace, a, out):
     which = Axis(groups)
     if groups > 1:
         # The axis that runs over all groups is (group, within); the other one is within a group only.
-        mark_grouping(which)
+        mark_grouping(which, "groups")
         if a.get("transposed"):
             unify(w[0], x[1])
             which, _ = regroup([w[0]], [groups, w[0].size // groups])
@@ -90,7 +91,7 @@ def _convolution(trace, a, out):
             which, _ = regroup([w[0]], [groups, w[0].size // groups])
             unify(x[1], product([which, w[1]]))
             result = w[0]
-        mark_grouping(which)
+        mark_grouping(which, "groups")
     else:
         unify(x[1], w[inside])
         result = w[outside]
@@ -100,6 +101,7 @@ def _convolution(trace, a, out):
         trace.made.append(result)
     for axis in w[2:]:
         fix(axis, "it is an axis of a convolution's window")
-    kept = [x[0], result, *windowed(x[2:], out.shape[-len(w) + 2 :])]
+    window = [axis.size for axis in w[2:]]
+    kept = [x[0], result, *windowed(trace, x[2:], out.shape[-len(w) + 2 :], window)]
     trace.assign(out, kept if batched else kept[1:])
-    return {groups: which} if groups > 1 else None
+    return {"groups": which} if groups > 1 else None

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from surgery.width.axes import Axis, fix
+from surgery.width.axes import Axis, find, fix, segment, unify
 from surgery.width.rules.registry import broadcast, fresh, results, rule
 
 
@@ -36,6 +36,8 @@ def _order_matters(trace, a, out):
     """The same shape, but every position along some axes depends on where the others are."""
     found = trace.axes_of(a["self"])
     dims = a.get("dim", a.get("dims")) if "diagonal" not in a else [-2, -1]
+    if dims in (None, []):
+        dims = range(len(found))  # over all, flattened
     for dim in [dims] if isinstance(dims, int) else dims:
         fix(found[dim], "an operation depends on the order of its positions")
     for result in results(out):
@@ -43,9 +45,25 @@ def _order_matters(trace, a, out):
         trace.assign(result, kept)
 
 
+@rule("arange linspace")
+def _count(trace, a, out):
+    trace.assign(out, fresh(out.shape))
+    trace.ordered += trace.axes_of(out)
+
+
+@rule("glu")
+def _glu(trace, a, out):
+    found = list(trace.axes_of(a["self"]))
+    dim, half = a["dim"], out.shape[a["dim"]]
+    first, second = segment(found[dim], 0, half), segment(found[dim], half, 2 * half)
+    unify(first, second)
+    found[dim] = find(first)
+    trace.assign(out, found)
+
+
 @rule(
     """
-    arange zeros ones full empty rand randn linspace eye scalar_tensor new_zeros new_ones new_full new_empty
+    zeros ones full empty rand randn eye scalar_tensor new_zeros new_ones new_full new_empty
     tril_indices triu_indices randperm randint empty_strided new_empty_strided _efficientzerotensor
     """
 )

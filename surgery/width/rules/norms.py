@@ -22,6 +22,7 @@ def _batch_norm(trace, a, out):
     trace.assign(result, found)
     for other in others:
         trace.assign(other, [found[1] if n == found[1].size else Axis(n) for n in other.shape])
+    return {"num_features": found[1]}
 
 
 @rule("native_layer_norm _fused_rms_norm rms_norm layer_norm")
@@ -35,6 +36,7 @@ def _layer_norm(trace, a, out):
     trace.assign(result, found)
     for other in others:
         trace.assign(other, [axis if axis.size == n else Axis(n) for axis, n in zip(found, other.shape)])
+    return {"normalized_shape": list(found[-len(a["normalized_shape"]) :])}
 
 
 @rule("native_group_norm group_norm")
@@ -44,12 +46,13 @@ def _group_norm(trace, a, out):
         if isinstance(a.get(name), Tensor):
             unify(found[1], trace.axes_of(a[name])[0])
     which, _ = regroup([found[1]], [groups, found[1].size // groups])
-    mark_grouping(which)
+    mark_grouping(which, "groups")
     result, *others = results(out)
     trace.assign(result, found)
     for other in others:
         trace.assign(other, [axis if axis.size == n else Axis(n) for axis, n in zip((found[0], which), other.shape)])
-    return {groups: which} if groups > 1 else None
+    grouped = {"group": which, "num_groups": which} if groups > 1 else {}
+    return {"num_channels": found[1], **grouped}
 
 
 @rule("_weight_norm_interface _weight_norm")

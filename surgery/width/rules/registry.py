@@ -1,6 +1,6 @@
 """Rules are registered here by the names of the operations that they are for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from surgery.width.axes import Axis, find, fix, unify
 if TYPE_CHECKING:
     from surgery.width.trace import Trace
 
-Rule = Callable[["Trace", dict[str, Any], Any], dict[int, Axis] | None]
+Rule = Callable[["Trace", dict[str, Any], Any], dict[str, Axis | list[Axis]] | None]
 
 RULES: dict[str, Rule] = {}
 
@@ -55,12 +55,14 @@ def gathered(trace, found: list[Axis], out: Tensor) -> None:
         trace.assign(result, fresh(result.shape, "positions are picked by data"))
 
 
-def windowed(found, sizes) -> list[Axis]:
-    """Axes that a window slid over."""
-    result = []
-    for axis, size in zip(found, sizes):
+def windowed(trace: "Trace", found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> list[Axis]:
+    """Axes that a window of these lengths slid over."""
+    kept = []
+    for axis, size, length in zip(found, sizes, window):
         if axis.size != size:
             fix(axis, "a window slides over it")
             axis = Axis(size, fixed="a window slides over it")
-        result.append(axis)
-    return result
+        elif length > 1:
+            trace.ordered.append(axis)
+        kept.append(axis)
+    return kept

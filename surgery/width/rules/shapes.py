@@ -36,14 +36,22 @@ def _unsqueeze(trace, a, out):
     trace.assign(out, found)
 
 
-@rule("squeeze view_as_real view_as_complex")
+@rule("squeeze")
 def _squeeze(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    kept = [axis for axis in found if axis.size != 1]
-    if [axis.size for axis in kept] == [size for size in out.shape if size != 1]:
-        queue = iter(kept)
-        return trace.assign(out, [Axis(1) if size == 1 else next(queue) for size in out.shape])
-    trace.assign(out, [*found, Axis(2, fixed="real and imaginary part")] if out.ndim > len(found) else found[:-1])
+    kept = iter([axis for axis in trace.axes_of(a["self"]) if axis.size != 1])
+    trace.assign(out, [Axis(1) if size == 1 else next(kept) for size in out.shape])
+
+
+@rule("view_as_real")
+def _view_as_real(trace, a, out):
+    trace.assign(out, [*trace.axes_of(a["self"]), Axis(2, fixed="real and imaginary part")])
+
+
+@rule("view_as_complex")
+def _view_as_complex(trace, a, out):
+    *found, parts = trace.axes_of(a["self"])
+    fix(parts, "real and imaginary part")
+    trace.assign(out, found)
 
 
 @rule("expand expand_as")
@@ -80,7 +88,9 @@ def _slice(trace, a, out):
     found = list(trace.axes_of(a["self"]))
     dim, size = a["dim"], found[a["dim"]].size
     start, stop, step = slice(a["start"], a.get("end"), a.get("step", 1)).indices(size)
+    first = None
     if step == 1:
+        first = segment(found[dim], 0, start) if start else None
         found[dim] = segment(found[dim], start, max(start, stop)) if stop > start else Axis(0)
     elif size % step == 0 and start < step and stop > size - step:
         # every step-th position from `start`: one position of a last digit
@@ -91,6 +101,7 @@ def _slice(trace, a, out):
         fix(found[dim], "positions of it are picked")
         found[dim] = Axis(out.shape[dim], fixed="positions are picked")
     trace.assign(out, found)
+    return {"start": first} if first is not None else None
 
 
 @rule("split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes")
@@ -135,15 +146,18 @@ def _stack(trace, a, out):
 )
 def _pad(trace, a, out):
     found = list(trace.axes_of(a["self"]))
-    pad = a.get("pad", a.get("padding"))
+    pad, ends = a.get("pad", a.get("padding")), []
     for i in range(len(pad) // 2):
-        before, after = pad[2 * i], pad[2 * i + 1]
         position = len(found) - 1 - i
         axis = found[position]
-        if before < 0 or after < 0:
-            axis = segment(axis, max(0, -before), axis.size - max(0, -after))
-        found[position] = total([Axis(max(0, before)), axis, Axis(max(0, after))])
+        before, after = (Axis(max(0, n)) for n in pad[2 * i : 2 * i + 2])
+        if min(pad[2 * i : 2 * i + 2]) < 0:
+            fix(axis, "it is cropped")
+            axis = segment(axis, max(0, -pad[2 * i]), axis.size - max(0, -pad[2 * i + 1]))
+        found[position] = total([before, axis, after])
+        ends += [before, after]
     trace.assign(out, found)
+    return {"pad": ends} if min(pad) >= 0 else None
 
 
 @rule("as_strided")

@@ -17,8 +17,9 @@ from surgery.width.rules.registry import fresh, results, rule, windowed
 )
 def _pool(trace, a, out):
     found = trace.axes_of(a["self"])
+    window = [1, 1, 2, 2, 2][: len(found)]  # a window of unknown length: all but batch and channels
     for result in results(out):
-        trace.assign(result, windowed(found, result.shape))
+        trace.assign(result, windowed(trace, found, result.shape, window))
 
 
 @rule("grid_sampler_2d grid_sampler")
@@ -38,6 +39,14 @@ def _pixel_shuffle(trace, a, out):
     for axis in (i, j):
         fix(axis, "channels become pixels")
     trace.assign(out, [*batch, channel, product([h, i]), product([w, j])])
+
+
+@rule("channel_shuffle native_channel_shuffle")
+def _channel_shuffle(trace, a, out):
+    batch, c, *rest = trace.axes_of(a["self"])
+    which, within = regroup([c], [a["groups"], c.size // a["groups"]])
+    trace.assign(out, [batch, product([within, which]), *rest])
+    return {"groups": which}
 
 
 @rule("pixel_unshuffle")
