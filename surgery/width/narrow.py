@@ -8,13 +8,15 @@ from torch import nn
 from surgery.errors import SurgeryError
 from surgery.state import owners, state
 from surgery.submodel import Runs, Source, Submodel, as_runs
-from surgery.width.axes import atoms, new_size, positions
+from surgery.width.axes import atoms, is_fixed, new_size, positions
 from surgery.width.corner import corner
 from surgery.width.repair import Stuck, couple, repaired
 from surgery.width.trace import Trace, named_tensors, traced
 from surgery.width.widths import Rounding, choose
 
 _ATTEMPTS = 200
+
+_PATIENCE = 4  # couplings that may fail to bring the narrow model further
 
 
 def narrow(
@@ -71,19 +73,22 @@ def narrow(
     keep = choose(trace, rate, heads, rounding)
     if any(new_size(axis, keep) < axis.size for found in trace.tensors.values() for axis in found):
         _check_followed(trace, model)
+    furthest, patience = -1, _PATIENCE
     while True:
         try:
             plan = repaired(ghost, _plan(ghost, values, trace, keep), trace, keep, example)
             return plan.build(model), plan
         except Stuck as stuck:
             # Code may take one width for another of the same size (a head's share from its input's channels).
-            if not couple(trace, stuck.step, keep):
+            patience = _PATIENCE if stuck.step > furthest else patience - 1
+            furthest = max(furthest, stuck.step)
+            if not patience or not couple(trace, stuck.step, keep):
                 raise SurgeryError(stuck.message) from None
             try:
                 keep = choose(trace, rate, heads, rounding)
             except SurgeryError:
                 raise SurgeryError(stuck.message) from None
-            if not any(new_size(axis, keep) < axis.size for found in trace.tensors.values() for axis in found):
+            if all(map(is_fixed, trace.made)):  # to keep everything is no way out
                 raise SurgeryError(stuck.message) from None
 
 

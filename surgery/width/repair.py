@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from traceback import walk_tb
 from typing import Any
 
@@ -31,7 +32,7 @@ from surgery.width.widths import Keep
 
 Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
-_ATTEMPTS = 200
+_ATTEMPTS = 40  # to bring the narrow model beyond one step
 
 
 def couple(trace: Trace, step: int, keep: Keep) -> bool:
@@ -87,16 +88,14 @@ def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example
                 set_attribute(small, name, attribute, value)
             return _difference(small, trace, keep, example)
 
-    here, attempts = attempt(chosen), 1
+    here = attempt(chosen)
     while here is not None:
-        for option in _options(model, trace.steps[here.step], here.modules, sizes, keep, chosen):
-            attempts += 1
+        options = _options(model, trace.steps[here.step], here.modules, sizes, keep, chosen)
+        for option in islice(options, _ATTEMPTS):
             there = attempt(option)
             if there is None or there.step > here.step:
                 here, chosen = there, option
                 break
-            if attempts > _ATTEMPTS:
-                raise Stuck(here.step, _explained(model, trace, here))
         else:
             raise Stuck(here.step, _explained(model, trace, here))
     for name, module in small.named_modules():
