@@ -14,7 +14,8 @@ A model counts for an operation if
 - torch-pruning: its own pruner, told to keep the first channels and given each attention's number of heads as its
   documentation asks, is judged as narrow is, less the last condition.
 
-Each miss is printed with its reason. One thread a process; a model that takes longer than --seconds is a miss.
+Each miss is printed with its reason. One thread a process. What takes longer than --seconds (torch-pruning: 60) is a
+miss.
 """
 
 import argparse
@@ -144,7 +145,7 @@ def judge(name: str, operations: list[str], seconds: int, meta: bool) -> dict:
     for operation in operations:
         torch.manual_seed(0)
         try:
-            with time_limit(seconds):
+            with time_limit(min(seconds, 60) if operation == "torch_pruning" else seconds):
                 if meta:
                     with torch.device("meta"):
                         model = surgery.named(name)
@@ -154,7 +155,7 @@ def judge(name: str, operations: list[str], seconds: int, meta: bool) -> dict:
                     OPERATIONS[operation](model, surgery.example_input(model), name)
             result[operation] = "ok"
         except TimeoutError:
-            result[operation] = f"took longer than {seconds} s"
+            result[operation] = "took too long"
         except (Miss, surgery.SurgeryError) as reason:
             result[operation] = f"{type(reason).__name__}: {reason}"
         except Exception as error:

@@ -22,7 +22,7 @@ class Layer(NamedTuple):
     tensors: tuple[str, ...]
 
 
-def layers(model: nn.Module, unit: Unit = "layer", example: Any = None) -> list[Layer]:
+def layers(model: nn.Module, example: Any = None, unit: Unit = "layer") -> list[Layer]:
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 
     Args:
@@ -50,6 +50,8 @@ def layers(model: nn.Module, unit: Unit = "layer", example: Any = None) -> list[
     1 BatchNorm1d 5
     3 Linear 2
     """
+    if isinstance(example, str):
+        raise SurgeryError(f"the example is {example!r}: give a unit by name, unit={example!r}")
     pieces = _pieces(model, unit)
     if example is None:
         return pieces
@@ -63,7 +65,7 @@ def _pieces(model: nn.Module, unit: Unit) -> list[Layer]:
     if unit == "tensor":
         return [Layer(name, "tensor", (name,)) for name in values]
     if unit not in ("layer", "block"):
-        raise SurgeryError(f"unknown unit {unit!r}: choose layer, block or tensor")
+        raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor")
     blocks = [block for section in sections(model) for block in section.blocks] if unit == "block" else []
     if unit == "block" and not blocks:
         raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")

@@ -159,7 +159,7 @@ def _lowest_norms(magnitudes: Tensor, q: float) -> tuple[Tensor, Tensor]:
     if not n:
         return magnitudes.new_zeros(len(magnitudes), dtype=torch.float64), magnitudes.new_ones(1, dtype=torch.bool)
     # A Fraction, because 0.29 * 100 must be 29 and floats make it a little less.
-    rank = math.floor(Fraction(q).limit_denominator(10**6) * (n - 1))
+    rank = math.floor(Fraction(repr(float(q))) * (n - 1))
     if magnitudes.device.type == "cpu":
         # NumPy's selection is ten times as fast as kthvalue. NaN and infinity end up at or behind the rank.
         magnitudes.numpy().partition(rank, axis=1)

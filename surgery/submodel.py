@@ -8,6 +8,7 @@ stands for (grafting). `narrow`, `graft` and `ungraft` make plans; this file app
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,7 @@ class Submodel:
         shapes: the full model's shapes by state name. Their hash is the fingerprint.
         edits: what else makes a copy of the full module the small one: attributes such as `num_heads`, dropped
             blocks, sliced buffers that no state holds. `build` carries them out.
+        structure: a hash of the full module's classes and settings, for `build`; empty where there was no module.
 
     `extract(embed(x)) == x` bit for bit, and `embed(extract(s))` agrees with s wherever its mask is true, unless
     one tensor stands for several that differ in s.
@@ -60,6 +62,7 @@ class Submodel:
     entries: Mapping[str, tuple[Source, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     edits: tuple[Edit, ...] = ()
+    structure: str = ""
 
     def __post_init__(self):
         edits = json.loads(json.dumps([dict(edit) for edit in self.edits]))  # as they come back from a file
@@ -160,7 +163,7 @@ class Submodel:
             )
             for name, sources in inner.entries.items()
         }
-        return Submodel(entries, self.shapes, (*self.edits, *inner.edits))
+        return Submodel(entries, self.shapes, (*self.edits, *inner.edits), self.structure)
 
     def build(self, full: nn.Module) -> nn.Module:
         """The small model as a module with the weights that `extract` reads, made from a full one.
@@ -170,6 +173,11 @@ class Submodel:
         `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
         """
         values = self.extract(state(full))
+        if self.structure and structure(full) != self.structure:
+            raise SurgeryError(
+                f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
+                "settings (heads, groups, strides, ...): give one of the same constructor"
+            )
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)
@@ -190,6 +198,7 @@ class Submodel:
                 "format": _FORMAT,
                 "version": _VERSION,
                 "fingerprint": self.fingerprint,
+                "structure": self.structure,
                 "full": {name: list(shape) for name, shape in self.shapes.items()},
                 "entries": {name: [[s.name, s.index] for s in sources] for name, sources in self.entries.items()},
                 "edits": [dict(edit) for edit in self.edits],
@@ -209,6 +218,7 @@ class Submodel:
                 {name: tuple(_source(*s) for s in sources) for name, sources in data["entries"].items()},
                 {name: tuple(shape) for name, shape in data["full"].items()},
                 tuple(data["edits"]),
+                data["structure"],
             )
             expected = data["fingerprint"]
         except SurgeryError:
@@ -252,6 +262,20 @@ def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """
     text = json.dumps(sorted((name, list(shape)) for name, shape in shapes.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def structure(model: nn.Module) -> str:
+    """A hash of a model's modules: their classes, what they print of their settings, and numbers of heads and groups.
+
+    >>> structure(nn.Conv2d(1, 2, 3)) == structure(nn.Conv2d(1, 2, 3, stride=2))
+    False
+    """
+    found = []
+    for name, module in model.named_modules():
+        if "drop" not in type(module).__name__.lower():  # rates may change
+            counts = {k: v for k, v in vars(module).items() if isinstance(v, int) and re.search("head|group", k)}
+            found.append([name, type(module).__qualname__, module.extra_repr(), counts])
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
 def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

@@ -33,7 +33,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     """
     if options.stage1_rounds < 0:
         raise FLError(f"--fedmr.stage1-rounds is a number of rounds, got {options.stage1_rounds}")
-    pieces = segments(layers(fed.model, options.unit), options.fraction)
+    pieces = segments(layers(fed.model, unit=options.unit), options.fraction)
 
     def init():
         start = fed.initial()

@@ -5,14 +5,14 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from surgery.depth.check import check_depth
 from surgery.depth.identity import silence
 from surgery.depth.parts import Part, as_module
 from surgery.depth.sections import Section, repeatable, sections
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.state import State, owners
-from surgery.submodel import Source, Submodel
-from surgery.width.trace import in_mode, observed, run, tensors_in
+from surgery.submodel import Source, Submodel, structure
 
 Depths: TypeAlias = Sequence[int] | Mapping[str, int]
 
@@ -32,7 +32,8 @@ def graft(
             branches of the new blocks, so that outputs stay the same (in eval mode, to 1e-5), and training can start
             from there; it needs a module and an example.
         example: the model's input, or a tuple of its inputs. Needed for `identity`; with `copy` it is a check that
-            the deeper model runs and gives an output of the same shape (on the meta device where it can).
+            blocks follow each other, that the new ones are called, and that the output keeps its shape (on the meta
+            device where the model runs there). Without it, what looks like a section is taken for one.
 
     Returns:
         The deeper model and the plan in which the given model is the small one and the deeper one the full:
@@ -87,36 +88,26 @@ def graft(
     if mode == "identity":
         silence(model, deeper, made, example)
     elif example is not None:
-        _check_runs(root, deeper, example)
-    plan = Submodel({name: tuple(sources) for name, sources in entries.items()}, shapes, tuple(edits))
+        check_depth(
+            root, deeper, example, {s: d - len(s.blocks) for s, d in _asked(model, depths) if d > len(s.blocks)}
+        )
+    plan = Submodel(
+        {name: tuple(sources) for name, sources in entries.items()}, shapes, tuple(edits), structure(deeper)
+    )
     if isinstance(model, nn.Module):
         return deeper, plan
     return _tensors(deeper), Submodel(plan.entries, plan.shapes)
 
 
-def _check_runs(model: nn.Module, deeper: nn.Module, example: Any) -> None:
-    """The deeper model runs, and its outputs have the shapes that they had."""
-
-    def shapes(copy: nn.Module, given: Any) -> list[tuple[int, ...]]:
-        with in_mode(copy, training=False):
-            return [tuple(tensor.shape) for tensor in tensors_in(run(copy, given))]
-
-    expected, _, _ = observed(model, example, shapes)
-    try:
-        found, _, _ = observed(deeper, example, shapes)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise SurgeryError(f"the deeper model does not run ({lines[0]}): leave its sections as they are") from error
-    if found != expected:
-        raise SurgeryError(f"the deeper model gives {found} instead of {expected}: leave its sections as they are")
-
-
-def ungraft(model: nn.Module | State, depths: Depths) -> tuple[nn.Module | State, Submodel]:
+def ungraft(
+    model: nn.Module | State, depths: Depths, example: Tensor | tuple | None = None
+) -> tuple[nn.Module | State, Submodel]:
     """Make a model shallower: drop the last blocks of each section; the inverse of `graft`, and more.
 
     Args:
         model: a module or a state; not changed, and no memory is shared with the result.
         depths: for each of `sections(model)` how many blocks to keep (at least 1), or by section name.
+        example: the model's input, or a tuple of its inputs: a check as for `graft`. Without it nothing is run.
 
     Returns:
         The shallow model and the plan in which it is the small one and the given model the full. The last block
@@ -161,8 +152,12 @@ def ungraft(model: nn.Module | State, depths: Depths) -> tuple[nn.Module | State
     }
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
     if isinstance(model, nn.Module):
-        plan = Submodel(entries, shapes, tuple(edits))
-        return plan.build(model), plan
+        plan = Submodel(entries, shapes, tuple(edits), structure(root))
+        small = plan.build(model)
+        if example is not None:
+            asked = {s: d - len(s.blocks) for s, d in _asked(model, depths) if d < len(s.blocks)}
+            check_depth(root, small, example, asked)
+        return small, plan
     plan = Submodel(entries, shapes)
     return plan.extract(model), plan
 
@@ -171,6 +166,11 @@ def _asked(model: nn.Module | State, depths: Depths) -> list[tuple[Section, int]
     """The sections with the depths asked for them."""
     found = sections(model)
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
+    numbers = list(
+        depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None]
+    )
+    if isinstance(depths, str) or not all(isinstance(n, int) for n in numbers):
+        raise SurgeryError(f"depths={depths!r} are no numbers of blocks: the model {have}")
     if isinstance(depths, Mapping):
         if unknown := [name for name in depths if name not in {section.name for section in found}]:
             raise SurgeryError(f"there is no section {unknown[0]!r}; the model {have}")

@@ -133,6 +133,8 @@ def _true_values(module: nn.Module, numbers: dict[str, Any], keep: Keep) -> dict
             projected, hidden = module.weight_hr_l0.shape
             return {"hidden_size": hidden, "input_size": inputs, "proj_size": projected}
         return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": inputs}
+    if isinstance(module, nn.RNNCellBase):
+        return {"hidden_size": module.weight_hh.shape[1], "input_size": module.weight_ih.shape[1]}
     if isinstance(module, nn.PReLU):
         return {"num_parameters": len(weight)}
     if isinstance(module, nn.MultiheadAttention):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.state import load, owners, state
-from surgery.submodel import Index, Source, Submodel
+from surgery.submodel import Index, Source, Submodel, structure
 from surgery.width.trace import named_tensors
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
@@ -27,7 +27,7 @@ def corner(model: nn.Module, like: nn.Module) -> tuple[nn.Module, Submodel]:
     for name, tensor in small.items():
         entries[name] = (Source(name, _leading(name, tensor, full[name])),)
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
-    plan = Submodel(entries, shapes, (*_attributes(model, like), *_slices(model, like)))
+    plan = Submodel(entries, shapes, (*_attributes(model, like), *_slices(model, like)), structure(model))
     narrow = copy.deepcopy(like)
     if all(tensor.is_meta for tensor in (*full.values(), *small.values())):
         return narrow, plan

@@ -7,8 +7,8 @@ from torch import nn
 
 from surgery.errors import SurgeryError
 from surgery.state import owners, state
-from surgery.submodel import Runs, Source, Submodel, as_runs
-from surgery.width.axes import atoms, is_fixed, new_size, positions
+from surgery.submodel import Runs, Source, Submodel, as_runs, structure
+from surgery.width.axes import atoms, find, is_fixed, new_size, positions
 from surgery.width.corner import corner
 from surgery.width.repair import Stuck, couple, repaired
 from surgery.width.trace import Trace, named_tensors, traced
@@ -17,6 +17,12 @@ from surgery.width.widths import Rounding, choose
 _ATTEMPTS = 200
 
 _PATIENCE = 4  # couplings that may fail to bring the narrow model further
+_NOT_WIDTHS = (
+    "order of its positions",
+    "by an index",
+    "by data",
+    "diagonal",
+)  # a layer's channels, and yet not to be cut
 
 
 def narrow(
@@ -64,15 +70,15 @@ def narrow(
         return corner(model, like)
     if example is None:
         raise SurgeryError("narrow by rate runs one forward pass: give an input as `example`, or a model as `like`")
-    if not 0 < rate <= 1:
+    if isinstance(rate, str) or not 0 < rate <= 1:
         raise SurgeryError(f"rate is a share of the width in (0, 1], got {rate}")
     if heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={heads!r}: choose inside or drop")
     values = state(model)
     trace, ghost, example = traced(model, example)
     keep = choose(trace, rate, heads, rounding)
-    if any(new_size(axis, keep) < axis.size for found in trace.tensors.values() for axis in found):
-        _check_followed(trace, model)
+    if rate < 1:
+        _check_followed(trace)
     furthest, patience = -1, _PATIENCE
     while True:
         try:
@@ -108,7 +114,7 @@ def _plan(model: nn.Module, values, trace: Trace, keep) -> Submodel:
             done.add((owner, attribute))  # a module may be registered under several names
             slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices))
+    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model))
 
 
 def _runs(axis, keep) -> Runs | None:
@@ -116,13 +122,15 @@ def _runs(axis, keep) -> Runs | None:
     return None if kept == axis.size else as_runs(positions(axis, keep))
 
 
-def _check_followed(trace: Trace, model: nn.Module) -> None:
-    """Every axis that a layer makes could be followed."""
+def _check_followed(trace: Trace) -> None:
+    """Every axis could be followed, and no layer's width must stay whole because of what is done to its positions."""
+    made = {id(find(atom)) for axis in trace.made if is_fixed(axis) for atom in atoms(axis)}
     for (module, attribute), found in trace.tensors.items():
         for i, axis in enumerate(found):
             for atom in atoms(axis):
-                if atom.fixed.startswith("cannot"):
+                why = atom.fixed
+                if why.startswith("cannot") or (id(find(atom)) in made and any(word in why for word in _NOT_WIDTHS)):
                     raise SurgeryError(
-                        f"axis {i} of {module + '.' if module else ''}{attribute} {tuple(a.size for a in found)} "
-                        f"{atom.fixed}: narrow the parts around it, or give surgery.width.rules a rule for it"
+                        f"axis {i} of {module + '.' if module else ''}{attribute} {tuple(a.size for a in found)} stays "
+                        f"whole: {why}; narrow the parts around it, or give surgery.width.rules a rule for it"
                     )

@@ -74,7 +74,7 @@ def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example
     """The plan with edits that set attributes right, found by running it and mending the first difference."""
     known = attributes.known_by_module(trace, keep)
     base = (*plan.edits, *attributes.known_edits(plan.build(model), trace, keep))
-    small = Submodel(plan.entries, plan.shapes, base).build(model)
+    small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
     chosen: Choice = {}
     for name, module in model.named_modules():
         within = attributes.together(found for other, found in known.items() if _inside(other, name))
@@ -103,7 +103,7 @@ def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    return Submodel(plan.entries, plan.shapes, (*base, *sets))
+    return Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure)
 
 
 def _explained(model: nn.Module, trace: Trace, difference: "_Diverged") -> str:

@@ -278,7 +278,22 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
         ghost = _ghost(model)
         return watch(_ghost(model), ghost_example), ghost, ghost_example
     except Exception:  # whatever goes wrong there and matters goes wrong here again
-        return watch(copy.deepcopy(model), example), model, example
+        pass
+    try:
+        alone = copy.deepcopy(model)
+    except Exception as error:
+        raise SurgeryError(f"{type(model).__name__} cannot be copied: {_first_line(error)}") from error
+    try:
+        return watch(alone, example), model, example
+    except SurgeryError:
+        raise
+    except Exception as error:
+        name = type(model).__name__
+        raise SurgeryError(f"{name} does not run on the example: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _ghost(model: nn.Module) -> nn.Module:

@@ -76,7 +76,7 @@ def test_indep_passes_whole_models_on(make_federation):
 def test_fedmr_equals_its_definition(make_federation, unit, fraction):
     """Two rounds written out with the oracles: who trains what, the mean before recombination, the shuffled lists."""
     fed = make_federation("resnet20", participants=3)
-    pieces = surgery.layers(fed.model, unit)
+    pieces = surgery.layers(fed.model, unit=unit)
     groups = surgery.segments(pieces, fraction)
     slots = [fed.initial() for _ in range(3)]
     for number, (server, _) in enumerate(play(fedmr(fed, FedMROptions(fraction, unit)), fed, 2), 1):

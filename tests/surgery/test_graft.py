@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import surgery
+from surgery import SurgeryError, graft, narrow, state, ungraft
 from surgery.edits import Chain, Skip
 from surgery.submodel import Submodel
 
@@ -345,3 +346,47 @@ def test_blocks_that_append_to_a_list_they_are_given():
     full, plan = surgery.graft(model, one_more(model))
     assert full(torch.empty(2, 3, 64, 64, device="meta")).shape == (2, 1000)
     assert str(plan.build(full)) == str(model)
+
+
+class _Experts(nn.Module):
+    """Modules of one class that run side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
+
+    def forward(self, x):
+        return sum(expert(x) for expert in self.experts)
+
+
+class _Indexing(nn.Module):
+    """A forward pass that counts on the number of children of a Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
+        self.all = nn.Sequential(nn.Linear(3, 4), *blocks, nn.Linear(4, 4))
+
+    def forward(self, x):
+        for i in range(5):
+            x = self.all[i](x)
+        return x
+
+
+def test_an_example_shows_what_is_no_section():
+    for change in (lambda m: graft(m, [4], example=torch.zeros(2, 4)), lambda m: ungraft(m, [2], torch.zeros(2, 4))):
+        with pytest.raises(SurgeryError, match="side by side"):
+            change(_Experts())
+    with pytest.raises(SurgeryError, match="counts on the number of blocks"):
+        graft(_Indexing(), [4], example=torch.zeros(2, 3))
+    with pytest.raises(SurgeryError, match="does not run"):
+        ungraft(_Indexing(), [2], torch.zeros(2, 3))
+
+
+def test_plans_build_only_from_modules_of_their_structure():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    other = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Sigmoid(), nn.Conv2d(8, 4, 3))
+    _, plan = narrow(net, 0.5, torch.zeros(1, 3, 9, 9))
+    plan.extract(state(other))  # states of these shapes will do
+    with pytest.raises(SurgeryError, match="other classes or settings"):
+        plan.build(other)

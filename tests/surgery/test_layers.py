@@ -45,7 +45,7 @@ def random_nets(draw, depth=2):
 @given(random_nets())
 def test_layers_hold_every_tensor_exactly_once_in_random_nets(net):
     for unit in ("layer", "tensor"):
-        assert_covers(net, surgery.layers(net, unit))
+        assert_covers(net, surgery.layers(net, unit=unit))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_layers_hold_every_tensor_exactly_once_in_random_nets(net):
 def test_layers_cover_torchvision_models_without_data(name, unit):
     with torch.device("meta"):
         model = torchvision.models.get_model(name)
-    assert_covers(model, surgery.layers(model, unit))
+    assert_covers(model, surgery.layers(model, unit=unit))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_layers_cover_timm_models(name):
     with torch.device("meta"):
         model = timm.create_model(name)
     for unit in ("layer", "block", "tensor"):
-        assert_covers(model, surgery.layers(model, unit))
+        assert_covers(model, surgery.layers(model, unit=unit))
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,22 @@ def test_layers_cover_timm_models(name):
 def test_blocks_are_the_residual_blocks_of_the_papers(name, blocks):
     with torch.device("meta"):
         model = torchvision.models.get_model(name)
-    kinds = Counter(layer.kind for layer in surgery.layers(model, "block"))
+    kinds = Counter(layer.kind for layer in surgery.layers(model, unit="block"))
     assert {kind: n for kind, n in kinds.items() if kind in blocks} == blocks
-    assert max(len(layer.tensors) for layer in surgery.layers(model, "block") if layer.kind not in blocks) <= 5
+    assert max(len(layer.tensors) for layer in surgery.layers(model, unit="block") if layer.kind not in blocks) <= 5
 
 
 def test_single_blocks_in_a_section_are_found():
     model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
-    kinds = Counter(layer.kind for layer in surgery.layers(model, "block"))
+    kinds = Counter(layer.kind for layer in surgery.layers(model, unit="block"))
     assert kinds == {"BasicBlock": 4, "Conv2d": 1, "BatchNorm2d": 1, "Linear": 1}
 
 
 def test_a_model_without_blocks_says_so():
     with pytest.raises(surgery.SurgeryError, match="no residual blocks"):
-        surgery.layers(zoo.cnn(), "block")
+        surgery.layers(zoo.cnn(), unit="block")
     with pytest.raises(surgery.SurgeryError, match="unknown unit"):
-        surgery.layers(zoo.cnn(), "channel")
+        surgery.layers(zoo.cnn(), unit="channel")
 
 
 def test_a_norm_travels_with_its_statistics():

@@ -814,7 +814,7 @@ def test_bad_heads():
 
 
 def test_the_models_own_error_is_not_hidden():
-    with pytest.raises(RuntimeError, match=r"mat1 and mat2|size mismatch|shapes"):
+    with pytest.raises(SurgeryError, match=r"Linear does not run on the example.*(mat1 and mat2|size mismatch|shapes)"):
         narrow(nn.Linear(3, 4), 0.5, torch.zeros(2, 5))
 
 

@@ -47,7 +47,7 @@ def cases(draw):
 def test_lemma_4_4_sums_and_squared_distances_are_invariant(case):
     net, states, unit, fraction, generator = case
     models = surgery.stack(states)
-    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
     mixed = surgery.shuffle(models, parts, surgery.permutations(len(parts), len(states), generator))
     anywhere = {n: torch.randn(1, *t.shape[1:], dtype=torch.float64, generator=generator) for n, t in models.items()}
     floats = [n for n, t in models.items() if t.is_floating_point()]
@@ -66,7 +66,7 @@ def test_every_layer_of_every_model_is_used_exactly_once_and_whole(case):
     k = len(states)
     # Entry (k, name) is the number k: what comes out tells where it came from.
     marked = {n: torch.arange(k).view(k, *[1] * t.ndim).expand(k, *t.shape) for n, t in states[0].items()}
-    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
     mixed = surgery.shuffle(marked, parts, surgery.permutations(len(parts), k, generator))
     for names in parts:
         sources = [{mixed[n][slot].unique().item() for n in names if mixed[n][slot].numel()} for slot in range(k)]
@@ -78,7 +78,7 @@ def test_every_layer_of_every_model_is_used_exactly_once_and_whole(case):
 def test_the_inverse_undoes_a_shuffle_bit_for_bit(case):
     net, states, unit, fraction, generator = case
     models = surgery.stack(states)
-    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
     there = surgery.permutations(len(parts), len(states), generator)
     back = surgery.shuffle(surgery.shuffle(models, parts, there), parts, surgery.inverse(there))
     assert all(torch.equal(back[name], models[name]) for name in models)
@@ -87,7 +87,7 @@ def test_the_inverse_undoes_a_shuffle_bit_for_bit(case):
 @given(cases())
 def test_shuffle_equals_the_paper_s_lists(case):
     net, states, unit, _, generator = case
-    pieces = surgery.layers(net, unit)
+    pieces = surgery.layers(net, unit=unit)
     permutations = surgery.permutations(len(pieces), len(states), generator)
     mixed = surgery.shuffle(surgery.stack(states), surgery.segments(pieces), permutations)
     for slot, expected in zip(surgery.unstack(mixed), recombine(states, pieces, permutations), strict=True):
@@ -98,7 +98,7 @@ def test_shuffle_equals_the_paper_s_lists(case):
 @given(cases())
 def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case):
     net, states, unit, fraction, generator = case
-    parts = surgery.segments(surgery.layers(net, unit), fraction)
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
     rows = surgery.permutations(len(parts), len(states), generator)
     models = surgery.stack(states)
     expected = surgery.unstack(surgery.shuffle(models, parts, rows))
@@ -269,7 +269,7 @@ def test_permutations_are_permutations_and_repeat_with_the_seed(k, seed):
 
 def test_recombined_models_run_and_blocks_stay_together():
     nets = [torchvision.models.resnet18(num_classes=3) for _ in range(3)]
-    pieces = surgery.layers(nets[0], "block")
+    pieces = surgery.layers(nets[0], unit="block")
     parts = surgery.segments(pieces)
     mixed = surgery.shuffle(
         surgery.stack([surgery.state(net) for net in nets]),
@@ -311,7 +311,7 @@ def test_a_tied_state_dict_is_refused_not_half_shuffled():
 def test_zoo_models_decompose_into_the_layers_one_expects():
     assert [layer.name for layer in surgery.layers(zoo.cnn())] == ["conv1", "conv2", "fc1", "fc2"]
     assert len(surgery.layers(zoo.resnet20())) == 2 + 9 * 4 + 1  # convolutions and norms apart
-    assert len(surgery.layers(zoo.resnet20(), "block")) == 2 + 9 + 1
+    assert len(surgery.layers(zoo.resnet20(), unit="block")) == 2 + 9 + 1
 
 
 @pytest.mark.slow
