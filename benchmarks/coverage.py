@@ -44,11 +44,14 @@ RIGHTLY_WHOLE = (
     "output",
     "window",
     "looked up",
+    "is picked",
     "picked by an index",
     "no layer makes it",
     "pixels",
     "transform",
     "stacked",
+    "heads or groups",
+    "told apart",
 )
 
 
@@ -286,7 +289,9 @@ def check_halved(full: nn.Module, small: nn.Module, example) -> None:
             side = groups if axis == (0 if transposed else 1) else (1, 1)
             old, new = module.weight.shape[axis] * side[0], after[name].weight.shape[axis] * side[1]
             reasons = whole.get((f"{name}.weight", axis))
-            if reasons is None:
+            if reasons is None and found:
+                rightly = True  # single positions, which cannot shrink
+            elif reasons is None:
                 rightly = old in ({3} if axis else classes)
             else:
                 rightly = all(any(word in reason for word in RIGHTLY_WHOLE) for reason in reasons if reason)
@@ -295,9 +300,9 @@ def check_halved(full: nn.Module, small: nn.Module, example) -> None:
 
 
 def halved(old: int, new: int) -> bool:
-    """Half, rounded up; or a product one digit of which is, or a sum of at most 8 terms."""
+    """Half, rounded up; or a product one digit of which is, or a sum of at most 8 terms that are."""
     digit = any(old % d == 0 and old // d * math.ceil(d / 2) == new for d in range(2, old + 1))
-    return digit or 0 <= new - math.ceil(old / 2) < 8
+    return old == new == 1 or digit or (new < old and 0 <= new - math.ceil(old / 2) < 8)
 
 
 def check_trains(full: nn.Module, small: nn.Module, example) -> None:

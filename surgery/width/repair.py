@@ -43,13 +43,12 @@ def couple(trace: Trace, step: int, keep: Keep) -> bool:
         if other.module == module or other.module.startswith(f"{module}."):
             for axis in (axis for tensor in (*other.inputs, *other.outputs) for axis in tensor):
                 found.setdefault(axis.size, []).append(axis)
-    for may_be_fixed in (False, True):
-        for size in sorted(found, reverse=True):
-            first, *others = [axis for axis in found[size] if may_be_fixed or not is_fixed(axis)] or [None]
-            for axis in others:
-                if new_size(axis, keep) != new_size(first, keep):
-                    unify(first, axis)
-                    return True
+    for size in sorted(found, reverse=True):
+        first, *others = [axis for axis in found[size] if not is_fixed(axis)] or [None]
+        for axis in others:
+            if new_size(axis, keep) != new_size(first, keep):
+                unify(first, axis)
+                return True
     return False
 
 
