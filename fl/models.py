@@ -8,6 +8,7 @@ from torch import nn
 import zoo
 from fl.errors import FLError
 from surgery import SurgeryError
+from surgery.errors import first_line
 from surgery.named import check_named, named
 from surgery.width.narrow import narrow
 
@@ -114,7 +115,7 @@ def _check_runs(name: str, model: nn.Module, images: torch.Tensor, classes: int)
         with torch.no_grad():
             output = copy.deepcopy(model).train()(images)
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".!")
+        reason = first_line(error)
         shape = "x".join(map(str, images.shape[1:]))
         raise FLError(f"--model {name} cannot take images of {shape}: {reason}; choose another model") from None
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), classes):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, first_line
 
 
 def named(name: str, **arguments) -> nn.Module:
@@ -27,7 +27,7 @@ def named(name: str, **arguments) -> nn.Module:
     try:
         return _LIBRARIES[library][1](model, arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        raise SurgeryError(f"{name} cannot be made: {_first_line(error)}") from error
+        raise SurgeryError(f"{name} cannot be made: {first_line(error)}") from error
 
 
 def check_named(name: str) -> tuple[str, str]:
@@ -121,10 +121,6 @@ def _torchvision_names() -> list[str]:
     from torchvision import models
 
     return models.list_models()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".!")
 
 
 _LIBRARIES: dict[str, tuple[Callable[[], list[str]], Callable[[str, dict], nn.Module]]] = {

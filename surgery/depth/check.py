@@ -1,13 +1,13 @@
 """Whether a deeper or shallower model runs as its sections say: one forward pass of each."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from surgery.depth.sections import Section
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, first_line
 from surgery.width.trace import in_mode, observed, run, tensors_in
 
 
@@ -17,14 +17,15 @@ class _Run(NamedTuple):
     inputs: dict[str, Tensor]  # the first input of each block's first call
 
 
-def check_depth(before: nn.Module, after: nn.Module, example: Any, changes: Mapping[Section, int]) -> None:
+def check_depth(before: nn.Module, after: nn.Module, example: Any, asked: Sequence[tuple[Section, int]]) -> None:
     """Raise SurgeryError unless blocks follow each other, and just the new or dropped ones are called more or less.
 
     Args:
         before, after: the model and the deeper or shallower one.
         example: the model's input, or a tuple of its inputs.
-        changes: by how many blocks each section grew (or shrank, below 0).
+        asked: the sections of the model before, with their depths after.
     """
+    changes = {section: depth - len(section.blocks) for section, depth in asked if depth != len(section.blocks)}
     blocks = [block for section in changes for block in section.blocks]
     old = _observe(before, example, blocks, "the model")
     for section in changes:
@@ -66,8 +67,7 @@ def _observe(model: nn.Module, example: Any, blocks: list[str], what: str) -> _R
     except SurgeryError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise SurgeryError(f"{what} does not run on the example: {lines[0]}") from error
+        raise SurgeryError(f"{what} does not run on the example: {first_line(error)}") from error
 
 
 def _inside(name: str, block: str) -> bool:

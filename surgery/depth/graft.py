@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from surgery.depth.check import check_depth
 from surgery.depth.identity import silence
+from surgery.depth.interface import returns_several
 from surgery.depth.parts import Part, as_module
 from surgery.depth.sections import Section, repeatable, sections
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
@@ -61,9 +62,9 @@ def graft(
     given = _tensors(root)
     origin = {id(tensor): name for name, tensor in given.items()}
     deeper, originals = copy_sharing(root)
-    edits, made = [], {}
+    edits, made, asked = [], {}, _asked(model, depths)
     # From the last section to the first, so that renumbering moves no block that is still to be repeated.
-    for section, depth in reversed(_asked(model, depths)):
+    for section, depth in reversed(asked):
         extra = depth - len(section.blocks)
         if extra < 0:
             raise SurgeryError(
@@ -88,9 +89,7 @@ def graft(
     if mode == "identity":
         silence(model, deeper, made, example)
     elif example is not None:
-        check_depth(
-            root, deeper, example, {s: d - len(s.blocks) for s, d in _asked(model, depths) if d > len(s.blocks)}
-        )
+        check_depth(root, deeper, example, asked)
     plan = Submodel(
         {name: tuple(sources) for name, sources in entries.items()}, shapes, tuple(edits), structure(deeper)
     )
@@ -126,8 +125,8 @@ def ungraft(
     full = _tensors(root)
     name_of = {id(tensor): name for name, tensor in full.items()}
     shallow, _ = copy_sharing(root)
-    edits, standing = [], {}
-    for section, depth in reversed(_asked(model, depths)):
+    edits, standing, asked = [], {}, _asked(model, depths)
+    for section, depth in reversed(asked):
         if depth < 1:
             raise SurgeryError(f"section {section.name!r} cannot have {depth} blocks: keep at least 1")
         if depth > len(section.blocks):
@@ -155,7 +154,6 @@ def ungraft(
         plan = Submodel(entries, shapes, tuple(edits), structure(root))
         small = plan.build(model)
         if example is not None:
-            asked = {s: d - len(s.blocks) for s, d in _asked(model, depths) if d < len(s.blocks)}
             check_depth(root, small, example, asked)
         return small, plan
     plan = Submodel(entries, shapes)
@@ -265,6 +263,11 @@ def _drop(model: nn.Module, name: str, dropped: Sequence[str]) -> list[dict[str,
     elif _is_plain(owner):
         edit = {"do": "remove", "module": parent, "first": position, "count": 1}
     else:
+        if returns_several(block := owner._modules[child]):
+            raise SurgeryError(
+                f"block {name!r} ({type(block).__name__}) returns several values, and none can stand for them where it "
+                "was: leave its section as it is"
+            )
         edit = {"do": "skip", "module": name}
     apply_edit(model, edit)
     return [edit]

@@ -1,6 +1,9 @@
 """What a block's tensors and hyper-parameters tell about its interface, without running it."""
 
+import ast
+import inspect
 import re
+import textwrap
 from typing import Any
 
 from torch import nn
@@ -60,3 +63,16 @@ def widths(block: nn.Module) -> tuple[int | None, int | None]:
             pairs.append(sides[::-1] if getattr(module, "transposed", False) else sides)
     pairs = [pair for pair in pairs if pair != (1, 1)] or [(None, None)]  # gates over channels have no width of theirs
     return pairs[0][0], pairs[-1][1]
+
+
+def returns_several(block: nn.Module) -> bool:
+    """Whether a block's forward has a `return a, b`, as far as its source can be read.
+
+    >>> returns_several(nn.Linear(2, 2)), returns_several(nn.MultiheadAttention(4, 2))
+    (False, True)
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(block).forward)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) for node in ast.walk(tree))

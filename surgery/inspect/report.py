@@ -11,12 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, first_line
 from surgery.layers import Layer, layers
 from surgery.named import example_input
 from surgery.state import state
 from surgery.submodel import Submodel, fingerprint
 from surgery.width.narrow import narrow
+from surgery.width.trace import in_mode
 from surgery.width.widths import Width, widths
 
 Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias
@@ -127,11 +128,11 @@ def inspect(
     places = {key: [key] for key in state(model)}
     changed = model
     if depth is not None:
-        have = [len(section.blocks) for section in found]
+        have, check = [len(section.blocks) for section in found], None if problem else example
         if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
-            changed, plan = graft(changed, [max(d, h) for d, h in zip(depth, have)])
+            changed, plan = graft(changed, [max(d, h) for d, h in zip(depth, have)], example=check)
             places = {key: [s.name for p in now for s in plan.entries[p]] for key, now in places.items()}
-        changed, plan = ungraft(changed, depth)
+        changed, plan = ungraft(changed, depth, example=check)
         places = _through(places, plan)
     coupled: list[Width] = []
     if not problem:
@@ -170,14 +171,10 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     >>> count_macs(nn.Linear(3, 5), torch.zeros(1, 3))
     15
     """
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
-    try:  # kernels that fuse attention would not be counted; with gradients torch's own layers take the plain path
-        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), FlopCounterMode(display=False) as counter:
-            model(example)
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
+    # Kernels that fuse attention would not be counted; with gradients torch's own layers take the plain path.
+    counter = FlopCounterMode(display=False)
+    with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
+        model(example)
     return counter.get_total_flops() // 2
 
 
@@ -192,7 +189,7 @@ def _measured(model: nn.Module, example: Tensor) -> tuple[str, Size]:
     try:
         macs = count_macs(model, example[:1])
     except Exception as error:  # whatever a forward pass may raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        reason = first_line(error)
         problem = (
             f"does not run on {'x'.join(map(str, example.shape[1:]))}: {reason}; give the shape it takes (--input)"
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.edits import set_attribute
+from surgery.errors import first_line
 from surgery.submodel import Submodel
 from surgery.width import attributes
 from surgery.width.attributes import Sizes
@@ -133,8 +134,8 @@ def _options(
             yield chosen | new
         if len(new) > 1:
             yield from (chosen | {key: value} for key, value in new.items())
-        for dropped in ([key] for key in mine):
-            yield {key: value for key, value in chosen.items() if key not in dropped}
+        for dropped in mine:
+            yield {key: value for key, value in chosen.items() if key != dropped}
         if len(mine) > 1:
             yield {key: value for key, value in chosen.items() if key not in mine}
 
@@ -233,8 +234,7 @@ def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Di
             with in_mode(small, training), watching(small), predicted:
                 output = run(small, example)
         except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), lines[0])
+            found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), first_line(error))
             found.modules = _running(small, error)
             return found
         if [t.shape for t in tensors_in(output)] != [tuple(axis.size for axis in found) for found in outputs]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from surgery.edits import copy_sharing, replace_tensors
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, first_line
 from surgery.width import axes
 from surgery.width.axes import Axis
 from surgery.width.rules import ALIASES, CREATION, LAYOUT, REPLACING, SIZES, rule_for
@@ -282,18 +282,14 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     try:
         alone = copy.deepcopy(model)
     except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} cannot be copied: {_first_line(error)}") from error
+        raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
     try:
         return watch(alone, example), model, example
     except SurgeryError:
         raise
     except Exception as error:
         name = type(model).__name__
-        raise SurgeryError(f"{name} does not run on the example: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SurgeryError(f"{name} does not run on the example: {first_line(error)}") from error
 
 
 def _ghost(model: nn.Module) -> nn.Module:

@@ -106,17 +106,16 @@ def _share(size: int, rate: float, rounding: Rounding) -> int:
 def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -> set[Axis]:
     """The atoms that shrink."""
     lone: dict[Axis, None] = {}
-    products: dict[tuple[Axis, ...], int] = {}  # digits that may shrink -> the size of those that may not
+    products: dict[tuple[Axis, ...], None] = {}  # the digits of a width that may shrink
 
     def visit(axis: Axis) -> None:
         for term in axes.terms(axis):
-            found = digits(term)
-            free = [find(d) for d in found if any(not atom.fixed for atom in atoms(d))]
+            free = [find(d) for d in digits(term) if any(not atom.fixed for atom in atoms(d))]
             for digit in free:
                 if digit.kind == "sum":
                     visit(digit)
             if len(free) > 1:
-                products.setdefault(tuple(free), math.prod(d.size for d in found) // math.prod(d.size for d in free))
+                products[tuple(free)] = None
             elif free and free[0].kind == "atom":
                 lone[free[0]] = None
 

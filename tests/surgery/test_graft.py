@@ -390,3 +390,29 @@ def test_plans_build_only_from_modules_of_their_structure():
     plan.extract(state(other))  # states of these shapes will do
     with pytest.raises(SurgeryError, match="other classes or settings"):
         plan.build(other)
+
+
+class _Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.b(self.a(x).relu())
+        return y, y.mean()
+
+
+class _Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Pair() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+
+def test_blocks_that_return_several_values_are_not_skipped():
+    with pytest.raises(SurgeryError, match=r"'blocks\.2' \(_Pair\) returns several values"):
+        ungraft(_Pairs(), [2])

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torchvision
 
 from surgery import SurgeryError
 from surgery.named import check_named, example_input, input_size, named
@@ -38,9 +39,19 @@ def test_arguments_that_a_factory_refuses_are_named(name):
 
 
 def test_nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: pytest.fail("download"))
-    with torch.device("meta"):
-        named("torchvision:lraspp_mobilenet_v3_large")
+    asked = []
+
+    def download(url, *arguments, **options):
+        asked.append(url)
+        raise RuntimeError("no download here")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    with pytest.raises(RuntimeError, match="no download"):  # torchvision's own default does
+        torchvision.models.get_model("lraspp_mobilenet_v3_large", weights=None)
+    assert len(asked) == 1
+    model = named("torchvision:lraspp_mobilenet_v3_large")
+    assert len(asked) == 1
+    assert sum(p.numel() for p in model.parameters()) > 3_000_000
 
 
 @pytest.mark.parametrize(
