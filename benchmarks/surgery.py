@@ -42,7 +42,7 @@ import zoo
 from surgery.submodel import Source, Submodel
 
 MODELS = {
-    "cnn": lambda: zoo.cnn(),
+    "cnn": lambda: zoo.create("cnn"),
     "resnet50": lambda: torchvision.models.resnet50(),
     "vit_b_16": lambda: torchvision.models.vit_b_16(),
 }

@@ -17,7 +17,7 @@ K, SEED = 5, 8
 
 
 def main() -> None:
-    model = zoo.resnet20(width=0.25)
+    model = zoo.create("resnet20", width=0.25)
     numbers = [{name: torch.full(t.shape, k) for name, t in surgery.state(model).items()} for k in range(K)]
     models = surgery.stack(numbers)
     blocks = surgery.layers(model, unit="block")

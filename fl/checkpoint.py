@@ -1,5 +1,6 @@
 """What a run needs to go on: the server's tensors and, in the same file, the round they belong to."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,32 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+import zoo
 from fl.algorithm import Server
 from fl.errors import FLError
 from fl.files import replacing
 from surgery import State, SurgeryError, check_same
+from zoo import Spec
 
 FILE = "checkpoint.safetensors"
-_FORMAT = "1"
+_FORMAT = "2"
+_STATISTICS = "statistics"  # beside the parts of the server
 
 
-def save(folder: Path, server: Server, round: int, model: dict[str, Any]) -> None:
+def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State) -> None:
     """Write the checkpoint of a run folder atomically: whoever reads sees the old one or the new one, whole.
 
     One safetensors file with tensors named `part/tensor`, whose header carries JSON, so that tensors and round
     cannot get apart as two files could.
 
     Args:
-        model: what `fl.models.create` is to be called with to build the model.
+        spec: of the model.
+        statistics: of the global model's static batch norms, if it has such.
     """
     # Cloned, since parts may share memory (one model broadcast to all), which safetensors refuses.
-    tensors = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in flatten(server).items()}
+    parts = flatten({**server, _STATISTICS: statistics})
+    tensors = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in parts.items()}
+    model = dataclasses.asdict(spec)
     header = {"format": _FORMAT, "state": json.dumps({"round": round, "model": model})}
     with replacing(folder / FILE) as temporary:
         temporary.write_bytes(serialise(tensors, metadata=header))  # save_file makes files private to the user
@@ -44,6 +51,7 @@ def restore(folder: Path, like: Server) -> tuple[Server, int]:
         FLError: if the file is missing, damaged, of another format, or holds another model or method.
     """
     tensors, header = _read(folder)
+    tensors = {k: t for k, t in tensors.items() if not k.startswith(f"{_STATISTICS}/")}
     try:
         check_same(flatten(like), tensors, "this run", "the checkpoint")
     except SurgeryError as error:
@@ -55,10 +63,11 @@ def restore(folder: Path, like: Server) -> tuple[Server, int]:
     return server, header["round"]
 
 
-def read_model(folder: Path) -> tuple[dict[str, Any], State]:
-    """(arguments of `fl.models.create`, state of the global model) from a run folder."""
+def read_model(folder: Path) -> tuple[Spec, State]:
+    """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
     tensors, header = _read(folder)
-    return header["model"], {k.removeprefix("global/"): t for k, t in tensors.items() if k.startswith("global/")}
+    parts = [(*key.split("/", 1), tensor) for key, tensor in tensors.items()]
+    return zoo.spec.make(header["model"]), {name: t for part, name, t in parts if part in ("global", _STATISTICS)}
 
 
 def flatten(server: Server) -> dict[str, Tensor]:

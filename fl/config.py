@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
+import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions
 from fl.data import DATASETS
@@ -33,6 +34,7 @@ def _comma_separated(parse: Callable[[str], Any], metavar: str) -> PrimitiveCons
 
 Names = Annotated[tuple[str, ...], _comma_separated(str, "NAME,...")]
 Integers = Annotated[tuple[int, ...], _comma_separated(int, "INT,...")]
+Rates = Annotated[tuple[float, ...], _comma_separated(float, "FLOAT,...")]
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,13 @@ class Config:
     dataset: str = "digits"
     """digits (bundled), fashion-mnist or cifar10"""
     model: str = "cnn"
-    """cnn (McMahan et al. 2017), resnet20, or one of a library: timm:NAME, torchvision:NAME"""
-    width: float = 1.0
-    """rate of the model's hidden widths"""
+    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME"""
+    width: Rates = (1.0,)
+    """rates of the hidden widths: one for all, or one for each section of the model"""
+    depth: Integers = ()
+    """blocks in each section of the model [all]"""
     norm: str = "default"
-    """norm layers: batch, group, none, or the model's default"""
+    """norm layers: batch, static_batch, group, layer, none, or the model's default"""
 
     clients: int = 20
     """number of clients that share out the training data"""
@@ -105,12 +109,15 @@ class Config:
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """continue the run in this folder, with its settings; --rounds may be raised"""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.width, int | float):  # Config(width=0.5) says what it means
+            object.__setattr__(self, "width", (float(self.width),))
+
     def check(self) -> None:
         """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
         _choice("algorithm", self.algorithm, ALGORITHMS)
         _choice("data set", [self.dataset], DATASETS)
-        _choice("norm", [self.norm], ["default", "batch", "group", "none"])
-        models.check(self.model, self.width, None if self.norm == "default" else self.norm)
+        _choice("norm", [self.norm], ["default", *get_args(zoo.norms.Norm)])
         _choice("partition", [self.partition], ["iid", "dirichlet"])
         _choice("backend", [self.backend], backend_names())
         if not self.algorithm or not self.seeds:
@@ -118,17 +125,18 @@ class Config:
         if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
             raise FLError("--algorithm and --seeds name each method and seed once")
         for flag, value in _flat(dataclasses.asdict(self)).items():
-            if isinstance(value, float) and not math.isfinite(value):
+            if any(isinstance(v, float) and not math.isfinite(v) for v in (value if type(value) is tuple else [value])):
                 raise FLError(f"--{flag} must be a finite number, got {value}")
         for flag, bound in _LEAST.items():
             if getattr(self, flag) < bound:
                 raise FLError(f"--{flag.replace('_', '-')} must be {bound} or more, got {getattr(self, flag)}")
-        for flag in ("lr", "width", "alpha"):
+        for flag in ("lr", "alpha"):
             if getattr(self, flag) <= 0:
                 raise FLError(f"--{flag} must be above 0, got {getattr(self, flag)}")
         if not all(0 <= seed < 2**32 for seed in self.seeds):
             raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
         self.cohort()
+        self.spec()
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""
@@ -141,6 +149,20 @@ class Config:
         if not 1 <= k <= self.clients:
             raise FLError(f"--participants {k} of --clients {self.clients}: a round needs between 1 and all of them")
         return k
+
+    def spec(self, num_classes: int | None = None, in_channels: int | None = None, image_size: int | None = None):
+        """The `zoo.Spec` of the model, for data with such images and classes."""
+        if not self.width:
+            raise FLError("give at least one --width")
+        return models.make_spec(
+            self.model,
+            num_classes,
+            in_channels,
+            image_size,
+            width=self.width[0] if len(self.width) == 1 else self.width,
+            depth=self.depth or None,
+            norm=None if self.norm == "default" else self.norm,
+        )
 
     def runs(self) -> list["Config"]:
         """One config for each method and seed."""
@@ -160,7 +182,7 @@ class Config:
         """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
         values = dataclasses.asdict(replace(self, resume=None))
         del values["resume"]
-        values |= {name: list(values[name]) for name in ("algorithm", "seeds")}
+        values |= {name: list(values[name]) for name in ("algorithm", "seeds", "width", "depth")}
         return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
@@ -225,7 +247,9 @@ def _filled(default: Any, values: Any, where: str) -> Any:
             continue
         if isinstance(old, tuple):
             value = tuple(value) if isinstance(value, list) else (value,)
-            fits = all(type(item) is type(old[0]) for item in value)
+            kind = type(old[0]) if old else int  # --depth, empty by default
+            value = tuple(float(v) if kind is float and type(v) is int else v for v in value)
+            fits = all(type(item) is kind for item in value)
         elif old is None:
             fits = value is None or isinstance(value, str)
         else:

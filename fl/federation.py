@@ -1,7 +1,8 @@
 """Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fl.objectives import Objective, cross_entropy
 from fl.partition import Split
 from fl.rng import Rng
 from surgery import Stack, State
+from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -44,6 +46,7 @@ class Federation:
     batch_size: int = 50
     sgd: SGD = SGD()
     backend: str = "auto"
+    _collected: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.participants <= len(self.clients):
@@ -83,8 +86,32 @@ class Federation:
 
     @torch.no_grad()
     def predict(self, state: State, images: Tensor) -> Tensor:
-        """Logits [N, classes] of one model in evaluation mode, for uint8 images [N, C, H, W] on the device."""
+        """Logits [N, classes] of one model in evaluation mode, for uint8 images [N, C, H, W] on the device.
+
+        Static batch norms are given the state's statistics over all training data first.
+        """
+        state = {**state, **self.statistics(state)}
         self.model.eval()
         dtype = next(t.dtype for t in state.values() if t.is_floating_point())
         chunks = images.split(_CHUNK)
         return torch.cat([functional_call(self.model, state, self.data.normalise(x, dtype)) for x in chunks])
+
+    @torch.no_grad()
+    def statistics(self, state: State) -> State:
+        """The running statistics of a state's static batch norms, if the model has such, over all training samples.
+
+        The last state's are kept, since it is usually asked for again.
+        """
+        if not any(isinstance(m, StaticBatchNorm2d) for m in self.model.modules()):
+            return {}
+        key = [(tensor, tensor._version) for tensor in state.values()]
+        seen, result = self._collected.get("last", ([], {}))
+        if len(seen) == len(key) and all(a is b and v == w for (a, v), (b, w) in zip(seen, key)):
+            return result
+        index = torch.cat([split.train for split in self.clients])
+        dtype = next(t.dtype for t in state.values() if t.is_floating_point())
+        batches = index.to(self.data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
+        images = (self.data.normalise(self.data.x[batch], dtype) for batch in batches)
+        result = collect_statistics(self.model, images, state)
+        self._collected["last"] = key, result
+        return result

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+import zoo
 from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
 from fl.algorithms import ALGORITHMS
@@ -19,7 +20,7 @@ from fl.federation import Federation
 from fl.files import write_json, write_text
 from fl.metrics import Metrics
 from fl.rng import Rng
-from surgery import load
+from zoo import Spec
 
 
 def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federation, Algorithm]:
@@ -45,7 +46,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         parts = partition.iid(dataset.y, config.clients, config.min_samples, rng.numpy("partition"))
     else:
         parts = partition.dirichlet(dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition"))
-    model = models.create(rng.torch("weights"), **model_arguments(config, dataset))
+    model = models.create(rng.torch("weights"), model_spec(config, dataset))
     fed = Federation(
         model.to(device),
         dataset.to(device),
@@ -59,16 +60,9 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     return fed, ALGORITHMS[name](fed, config)
 
 
-def model_arguments(config: Config, dataset: data.Dataset) -> dict:
-    """What `fl.models.create` is called with."""
-    return {
-        "name": config.model,
-        "num_classes": dataset.classes,
-        "in_channels": dataset.x.shape[1],
-        "image_size": dataset.x.shape[-1],
-        "width": config.width,
-        "norm": None if config.norm == "default" else config.norm,
-    }
+def model_spec(config: Config, dataset: data.Dataset) -> Spec:
+    """The model of the settings for the images and classes of a data set."""
+    return config.spec(dataset.classes, dataset.x.shape[1], dataset.x.shape[-1])
 
 
 def pick_device(name: str) -> torch.device:
@@ -104,17 +98,17 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         create_folder(folder)
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     write_text(folder / "config.yaml", config.to_yaml())
-    model = model_arguments(config, dataset)
+    spec = model_spec(config, dataset)
     finished, saved = done, None
     try:
         for finished, after in rounds(config, fed, algorithm, server, done, metrics):
             server = after
             if finished % config.checkpoint_every == 0:
-                checkpoint.save(folder, server, finished, model)
+                checkpoint.save(folder, server, finished, spec, fed.statistics(server["global"]))
                 saved = finished
     finally:
         if saved != finished:
-            checkpoint.save(folder, server, finished, model)
+            checkpoint.save(folder, server, finished, spec, fed.statistics(server["global"]))
         summary = summarise(config, metrics, finished)
         write_json(folder / "summary.json", summary)
         if metrics.rows:
@@ -229,5 +223,5 @@ def load_model(folder: str | Path) -> nn.Module:
     folder = Path(folder)
     if len(Config.read(folder).runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
-    arguments, state = checkpoint.read_model(folder)
-    return load(models.create(torch.Generator(), **arguments), state).eval()
+    spec, state = checkpoint.read_model(folder)
+    return zoo.load(models.create(torch.Generator(), spec), state).eval()

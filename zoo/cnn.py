@@ -4,58 +4,44 @@ ReLU and 2x2 max pooling, a fully connected layer of 512 units and the classifie
 At 28x28x1 and 10 classes it has the paper's 1,663,370 parameters.
 """
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from zoo.errors import ZooError
-from zoo.norms import Norm, make_norm, scaled
+from zoo.member import Member
+from zoo.network import Network
+
+if TYPE_CHECKING:
+    from zoo.spec import Spec
 
 
-class CNN(nn.Module):
-    """See the module's docstring; build it with `cnn`."""
+class CNN(Network):
+    """conv1, norm1, ..., conv2, norm2, ..., fc1, ..., fc2; build it with `zoo.create`."""
 
-    def __init__(
-        self,
-        num_classes: int,
-        in_channels: int,
-        image_size: int,
-        channels: tuple[int, int],
-        hidden: int,
-        norm: Norm,
-    ) -> None:
-        super().__init__()
-        bias = norm == "none"
-        self.conv1 = nn.Conv2d(in_channels, channels[0], 5, padding=2, bias=bias)
-        self.norm1 = make_norm(norm, channels[0])
-        self.conv2 = nn.Conv2d(channels[0], channels[1], 5, padding=2, bias=bias)
-        self.norm2 = make_norm(norm, channels[1])
-        self.fc1 = nn.Linear(channels[1] * (image_size // 4) ** 2, hidden)
-        self.fc2 = nn.Linear(hidden, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+    torch_init = True
 
 
-def cnn(
-    num_classes: int = 10,
-    in_channels: int = 1,
-    image_size: int = 28,
-    width: float = 1.0,
-    norm: Norm | None = None,
-) -> CNN:
-    """McMahan's CNN for square images [N, in_channels, image_size, image_size] -> logits [N, num_classes].
+def cnn(spec: "Spec") -> CNN:
+    """Three widths: of the two convolutions and of the hidden fully connected layer."""
+    side = spec.image_size
+    if side < 4:
+        raise ZooError(f"cnn halves its input twice and needs images of 4x4 or larger, got {side}x{side}")
+    conv1, conv2, fc1 = (spec.kit(name) for name in ("conv1", "conv2", "fc1"))
+    a, b, c = spec.channels(32, "conv1"), spec.channels(64, "conv2"), spec.channels(512, "fc1")
+    parts = {
+        "conv1": conv1.conv(spec.in_channels, a, 5), "scaler1": conv1.scaler(), "norm1": conv1.make_norm(a),
+        "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
+        "conv2": conv2.conv(a, b, 5), "scaler2": conv2.scaler(), "norm2": conv2.make_norm(b),
+        "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(b * (side // 4) ** 2, c), "scaler3": fc1.scaler(), "relu3": nn.ReLU(),
+        "fc2": nn.Linear(c, spec.num_classes),
+    }  # fmt: skip
+    return CNN(OrderedDict((name, part) for name, part in parts.items() if type(part) is not nn.Identity))
 
-    Args:
-        image_size: side of the images, at least 4 (two poolings).
-        width: rate of the hidden widths 32, 64 and 512.
-        norm: after each convolution; None is the paper's choice, none.
 
-    >>> sum(p.numel() for p in cnn().parameters())
-    1663370
-    """
-    if image_size < 4:
-        raise ZooError(f"cnn halves its input twice and needs images of 4x4 or larger, got {image_size}x{image_size}")
-    channels = (scaled(32, width), scaled(64, width))
-    return CNN(num_classes, in_channels, image_size, channels, scaled(512, width), norm or "none")
+_DEFAULTS = {"num_classes": 10, "in_channels": 1, "image_size": 28, "norm": "none"}
+
+MEMBERS = {"cnn": Member(cnn, (), ("conv1", "conv2", "fc1"), _DEFAULTS, "McMahan et al., AISTATS 2017, section 3")}

@@ -5,26 +5,44 @@ import math
 import torch
 from torch import nn
 
+from zoo.errors import ZooError
+from zoo.kit import Residual
 
-def initialise(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Redraw every convolution and linear layer of a zoo model from `generator`, reset its norms, return it.
 
-    A convolution without bias feeds a norm and gets He's normal initialisation by fan-out (He et al. 2015);
-    layers with a bias get torch's default, uniform within 1/sqrt(fan-in) for weight and bias.
+@torch.no_grad()
+def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
+    """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
 
-    >>> from zoo import cnn
-    >>> draws = [initialise(cnn(), torch.Generator().manual_seed(0)).fc1.weight for _ in range(2)]
+    Convolutions get He's normal initialisation by fan-out (He et al. 2015), their biases 0. Linear layers, and
+    the CNN's convolutions with a bias, get torch's default, uniform within 1/sqrt(fan-in) for weight and bias. Embeddings
+    are standard normal. Norms and step sizes start at 1 and 0.
+
+    Args:
+        generator: on the model's device; None draws from torch's global one.
+
+    Raises:
+        ZooError: for a module with weights of its own that it has no rule for.
+
+    >>> from zoo import create
+    >>> draws = [initialise(create("cnn"), torch.Generator().manual_seed(0)).fc1.weight for _ in range(2)]
     >>> torch.equal(*draws)
     True
     """
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            if module.bias is None:
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-            else:
-                nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=generator)
-                bound = 1 / math.sqrt(module.weight[0].numel())
-                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+    plain = getattr(model, "torch_init", False)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and plain and module.bias is not None):
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        elif isinstance(module, nn.Conv2d):
+            fan_out = module.weight[0, 0].numel() * module.out_channels / module.groups
+            nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out), generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, generator=generator)
+        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual):
             module.reset_parameters()
+        elif module._parameters or module._buffers:
+            raise ZooError(f"no initial weights for {name} ({type(module).__name__}): add a rule to zoo/init.py")
     return model

@@ -1,13 +1,17 @@
-"""Normalisation layers that federated averaging can handle, and widths."""
+"""Normalisation layers that federated averaging can handle."""
 
 import math
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Literal, TypeAlias, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from zoo.errors import ZooError
 
-Norm: TypeAlias = Literal["none", "batch", "group"]
+State: TypeAlias = dict[str, Tensor]
+Norm: TypeAlias = Literal["none", "batch", "static_batch", "group", "layer"]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -17,40 +21,129 @@ class BatchNorm2d(nn.BatchNorm2d):
     nothing reads it. State dicts that carry one (torchvision's, timm's) load all the same.
     """
 
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features)
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__(num_features, eps)
         self.num_batches_tracked = None  # as a buffer that is absent: F.batch_norm then takes the fixed momentum
 
     def reset_running_stats(self) -> None:
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Left to the kernel: a question about the shape would stop torch.fx."""
+
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)  # the caller's own copy: Module.load_state_dict made it
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
-def make_norm(kind: Norm, channels: int) -> nn.Module:
-    """A norm layer by name. Group norm takes the most groups, up to 8, that divide the channels.
+class StaticBatchNorm2d(BatchNorm2d):
+    """HeteroFL's static batch norm (Diao et al., ICLR 2021, section 3): training keeps no running statistics.
+
+    Its state is weight and bias alone, so that no statistics of one client's data travel. In evaluation mode it uses
+    the running statistics that it was given, by loading what `collect_statistics` returns, and without them those of
+    the batch, as torch does. Loading a state without statistics drops them: they were another model's.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__(num_features, eps)
+        self.track_running_stats = False
+        self.running_mean = self.running_var = None
+
+    def reset_running_stats(self) -> None:
+        self.running_mean = self.running_var = None
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        for name in ("running_mean", "running_var"):
+            given = prefix + name in state_dict
+            setattr(self, name, torch.zeros_like(self.weight, requires_grad=False) if given else None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@torch.no_grad()
+def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State | None = None) -> State:
+    """The running statistics of a model's static batch norms, from one pass over the data.
+
+    The mean over batches of their means and unbiased variances (what torch calls a cumulative average), each layer
+    fed with what the layers before it normalised by the batch; HeteroFL does so before it tests a global model.
+    Give batches of equal size, since each counts alike.
+
+    Args:
+        model: in any mode; nothing in it is changed, and dropout and Scalers are off.
+        batches: inputs [N, C, H, W] of the model.
+        state: weights to use instead of the model's own.
+
+    Returns:
+        State names and tensors [C] to load beside the weights; empty if the model has no static batch norm.
+
+    Raises:
+        ZooError: if there are no batches.
+
+    >>> from zoo import create
+    >>> net = create("resnet20", norm="static_batch", width=0.25)
+    >>> statistics = collect_statistics(net, [torch.randn(8, 3, 32, 32) for _ in range(2)])
+    >>> net.load_state_dict(net.state_dict() | statistics)
+    <All keys matched successfully>
+    """
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
+    if not norms:
+        return {}
+    weights = {name: t.detach() for name, t in (model.state_dict() if state is None else state).items()}
+    moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
+    held = {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}
+
+    def watch(name: str):
+        return lambda _, inputs: moments[name].append(torch.var_mean(inputs[0], (0, 2, 3)))
+
+    hooks = [norm.register_forward_pre_hook(watch(name)) for name, norm in norms.items()]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for norm in norms.values():
+            norm.reset_running_stats()
+        own = {name: t for name, t in weights.items() if not _is_statistic(name, norms)}
+        for batch in batches:
+            functional_call(model, own, (batch,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+        for name, norm in norms.items():
+            norm.running_mean, norm.running_var = held[name]
+    if not all(moments.values()):
+        raise ZooError("no batches to collect statistics from: give at least one")
+    result = {}
+    for name, seen in moments.items():
+        variances, means = zip(*seen)
+        result[f"{name}.running_mean"] = torch.stack(means).mean(0)
+        result[f"{name}.running_var"] = torch.stack(variances).mean(0)
+    return result
+
+
+def _is_statistic(name: str, norms: dict[str, nn.Module]) -> bool:
+    module, _, tensor = name.rpartition(".")
+    return module in norms and tensor in ("running_mean", "running_var")
+
+
+def make_norm(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
+    """A norm layer for images by name.
+
+    Args:
+        kind: `batch`, without step counter; `static_batch`; `group`, with the most groups, up to 8, that divide the
+            channels; `layer`, over channels and positions (Ba et al. 2016), which is one group; `none`.
 
     >>> make_norm("group", 12).num_groups
     4
     """
     if kind == "batch":
-        return BatchNorm2d(channels)
+        return BatchNorm2d(channels, eps)
+    if kind == "static_batch":
+        return StaticBatchNorm2d(channels, eps)
     if kind == "group":
-        return nn.GroupNorm(math.gcd(8, channels), channels)
+        return nn.GroupNorm(math.gcd(8, channels), channels, eps)
+    if kind == "layer":
+        return nn.GroupNorm(1, channels, eps)
     if kind == "none":
         return nn.Identity()
-    raise ZooError(f"unknown norm {kind!r}: choose batch, group or none")
-
-
-def scaled(channels: int, width: float) -> int:
-    """ceil(width * channels), at least 1: the number of hidden channels at a width rate.
-
-    >>> [scaled(64, w) for w in (1.0, 0.5, 0.1)]
-    [64, 32, 7]
-    """
-    if not 0 < width < math.inf:
-        raise ZooError(f"width is a rate above 0 (1 is the full width), got {width}")
-    return max(1, math.ceil(round(width * channels, 6)))  # 0.07 * 100 is 7, not 7.000000000000001
+    raise ZooError(f"unknown norm {kind!r}: choose {', '.join(get_args(Norm))}")

@@ -1,86 +1,236 @@
-"""ResNets for small images: He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2.
+"""ResNets, post-activation (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016) and pre-activation
+(He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016).
 
-A 3x3 convolution, three sections of n basic blocks with 16, 32 and 64 channels, global average pooling and the
-classifier: 6n + 2 layers. Shortcuts have no parameters (the paper's option A): where a section halves the image
-and widens, the shortcut takes every second pixel and appends zero channels.
+A stem, sections of residual blocks that each (but the first) halve the image, global average pooling and the
+classifier. Shortcuts where a block changes the shape: `projection` is a strided 1x1 convolution with its norm; `pad`
+takes every second pixel and appends zero channels (option A of the first paper, for small images: no parameters).
 """
+
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.norms import Norm, make_norm, scaled
+from zoo.kit import GlobalPool, Kit
+from zoo.member import Member, section_names
+from zoo.network import Network
+
+if TYPE_CHECKING:
+    from zoo.spec import Spec
+
+
+class ResNet(Network):
+    """stem, section1, section2, ..., pool, head; build it with `zoo.create`."""
+
+
+class PadShortcut(nn.Module):
+    """Every `stride`-th pixel, and zero channels appended (or the last ones left out)."""
+
+    def __init__(self, stride: int, new_channels: int) -> None:
+        super().__init__()
+        self.stride, self.new_channels = stride, new_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+
+
+class Bypassed(nn.Sequential):
+    """Modules that the model has and does not use.
+
+    FedMR's released ResNet-20 declares a last norm, counts it among its 219,482 parameters and layers, and leaves it
+    out of its forward pass.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def make_shortcut(kit: Kit, inputs: int, outputs: int, stride: int, kind: str) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    if kind == "pad":
+        return PadShortcut(stride, outputs - inputs)
+    if kind == "projection":
+        return kit.conv_norm(inputs, outputs, 1, stride)
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
 
 class BasicBlock(nn.Module):
-    """conv-norm-ReLU-conv-norm plus shortcut, then ReLU."""
+    """conv-norm-ReLU-conv-norm plus shortcut, then ReLU (2016a, figure 5, left)."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int, norm: Norm) -> None:
+    expansion = 1
+
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "projection") -> None:
         super().__init__()
-        bias = norm == "none"
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=bias)
-        self.norm1 = make_norm(norm, channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
-        self.norm2 = make_norm(norm, channels)
-        self.stride, self.new_channels = stride, channels - in_channels
+        self.conv1 = kit.conv(inputs, channels, 3, stride)
+        self.norm1 = kit.make_norm(channels)
+        self.conv2 = kit.conv(channels, channels, 3)
+        self.norm2 = kit.make_norm(channels)
+        self.shortcut = make_shortcut(kit, inputs, channels, stride, shortcut)
+        self.scaler, self.add = kit.scaler(), kit.residual()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(out + self.shortcut(x))
-
-    def shortcut(self, x: Tensor) -> Tensor:
-        if self.stride > 1:
-            x = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(x, (0, 0, 0, 0, 0, self.new_channels)) if self.new_channels else x
+        out = F.relu(self.norm1(self.scaler(self.conv1(x))))
+        out = self.norm2(self.scaler(self.conv2(out)))
+        return F.relu(self.add(self.shortcut(x), out))
 
 
-class ResNet(nn.Module):
-    """See the module's docstring; build it with `resnet20`."""
+class Bottleneck(nn.Module):
+    """1x1 down, 3x3, 1x1 up to four times the channels, plus shortcut, then ReLU (2016a, figure 5, right).
 
-    def __init__(
-        self,
-        num_classes: int,
-        in_channels: int,
-        channels: tuple[int, int, int],
-        depth: tuple[int, int, int],
-        norm: Norm,
-    ) -> None:
+    The stride is in the 3x3 convolution, as in torchvision and timm ("v1.5"), not in the first as in the paper.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "projection") -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=norm == "none")
-        self.norm1 = make_norm(norm, channels[0])
-        self.section1 = self._section(channels[0], channels[0], depth[0], 1, norm)
-        self.section2 = self._section(channels[0], channels[1], depth[1], 2, norm)
-        self.section3 = self._section(channels[1], channels[2], depth[2], 2, norm)
-        self.fc = nn.Linear(channels[2], num_classes)
-
-    @staticmethod
-    def _section(in_channels: int, channels: int, blocks: int, stride: int, norm: Norm) -> nn.Sequential:
-        first = BasicBlock(in_channels, channels, stride, norm)
-        return nn.Sequential(first, *(BasicBlock(channels, channels, 1, norm) for _ in range(blocks - 1)))
+        outputs = channels * self.expansion
+        self.conv1 = kit.conv(inputs, channels, 1)
+        self.norm1 = kit.make_norm(channels)
+        self.conv2 = kit.conv(channels, channels, 3, stride)
+        self.norm2 = kit.make_norm(channels)
+        self.conv3 = kit.conv(channels, outputs, 1)
+        self.norm3 = kit.make_norm(outputs)
+        self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
+        self.scaler, self.add = kit.scaler(), kit.residual()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.conv1(x)))
-        x = self.section3(self.section2(self.section1(x)))
-        return self.fc(x.mean((2, 3)))
+        out = F.relu(self.norm1(self.scaler(self.conv1(x))))
+        out = F.relu(self.norm2(self.scaler(self.conv2(out))))
+        out = self.norm3(self.scaler(self.conv3(out)))
+        return F.relu(self.add(self.shortcut(x), out))
 
 
-def resnet20(
-    num_classes: int = 10,
-    in_channels: int = 3,
-    image_size: int | None = None,
-    width: float = 1.0,
-    norm: Norm | None = None,
+class PreBasicBlock(nn.Module):
+    """norm-ReLU-conv-norm-ReLU-conv plus shortcut (2016b, figure 1b).
+
+    Where the shape changes, the shortcut is a bare 1x1 convolution: of the activated input (as the paper's code and
+    HeteroFL have it), or with `shortcut="raw"` of the input as it came (as FedMR's released code has it).
+    """
+
+    expansion = 1
+
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "activated") -> None:
+        super().__init__()
+        self.norm1 = kit.make_norm(inputs)
+        self.conv1 = kit.conv(inputs, channels, 3, stride)
+        self.norm2 = kit.make_norm(channels)
+        self.conv2 = kit.conv(channels, channels, 3)
+        self.shortcut = make_shortcut(kit, inputs, channels, stride, shortcut)
+        self.scaler, self.add = kit.scaler(), kit.residual()
+        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(self.scaler(x)))
+        out = self.conv1(active)
+        out = self.conv2(F.relu(self.norm2(self.scaler(out))))
+        return self.add(self.shortcut(active if self.activated else x), out)
+
+
+class PreBottleneck(nn.Module):
+    """The bottleneck in pre-activation order (2016b, section 4); shortcuts as in `PreBasicBlock`."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "activated") -> None:
+        super().__init__()
+        outputs = channels * self.expansion
+        self.norm1 = kit.make_norm(inputs)
+        self.conv1 = kit.conv(inputs, channels, 1)
+        self.norm2 = kit.make_norm(channels)
+        self.conv2 = kit.conv(channels, channels, 3, stride)
+        self.norm3 = kit.make_norm(channels)
+        self.conv3 = kit.conv(channels, outputs, 1)
+        self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
+        self.scaler, self.add = kit.scaler(), kit.residual()
+        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(self.scaler(x)))
+        out = self.conv1(active)
+        out = self.conv2(F.relu(self.norm2(self.scaler(out))))
+        out = self.conv3(F.relu(self.norm3(self.scaler(out))))
+        return self.add(self.shortcut(active if self.activated else x), out)
+
+
+def resnet(
+    spec: "Spec", block: type[nn.Module], channels: tuple[int, ...], shortcut: str, final_norm: bool = True
 ) -> ResNet:
-    """ResNet-20 for images [N, in_channels, H, W] of any size -> logits [N, num_classes].
+    """Build a ResNet.
 
     Args:
-        image_size: taken so that all factories have one signature; the head pools globally, so that any
-            size will do.
-        width: rate of the widths 16, 32 and 64.
-        norm: None is the paper's choice, batch.
-
-    >>> sum(p.numel() for p in resnet20().parameters())
-    269722
+        channels: of each section's 3x3 convolutions at full width; the stem has those of the first.
+        shortcut: see the blocks.
+        final_norm: of pre-activation networks, whether norm and ReLU come before the pooling or are bypassed.
     """
-    del image_size
-    channels = (scaled(16, width), scaled(32, width), scaled(64, width))
-    return ResNet(num_classes, in_channels, channels, (3, 3, 3), norm or "batch")
+    pre = block in (PreBasicBlock, PreBottleneck)
+    now = spec.channels(channels[0], "section1")
+    parts: dict[str, nn.Module] = {"stem": _stem(spec, now, bare=pre)}
+    for i, (name, full, depth) in enumerate(zip(section_names(len(channels)), channels, spec.depth)):
+        width, kit = spec.channels(full, name), spec.kit(name)
+        blocks = []
+        for j in range(depth):
+            blocks.append(block(now, width, 2 if i > 0 and j == 0 else 1, kit, shortcut))
+            now = width * block.expansion
+        parts[name] = nn.Sequential(*blocks)
+    if pre:
+        kit = spec.kit(name)
+        tail = {"scaler": kit.scaler(), "norm": kit.make_norm(now), "activation": nn.ReLU()}
+        parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
+    parts["pool"] = GlobalPool()
+    parts["head"] = nn.Linear(now, spec.num_classes)
+    return ResNet(OrderedDict(parts))
+
+
+def _stem(spec: "Spec", channels: int, bare: bool) -> nn.Sequential:
+    """7x7 with stride 2 and pooling (`imagenet`), or 3x3 (`cifar`); bare of norm and ReLU before pre-activation."""
+    kernel, stride = (7, 2) if spec.stem == "imagenet" else (3, 1)
+    kit = spec.kit("section1")
+    if bare:
+        stem = nn.Sequential(OrderedDict(conv=kit.conv(spec.in_channels, channels, kernel, stride)))
+    else:
+        stem = kit.conv_norm(spec.in_channels, channels, kernel, stride, activation=nn.ReLU())
+    if spec.stem == "imagenet":
+        stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
+    return stem
+
+
+def _member(block, channels, depth, stem, shortcut, source, num_classes=None, final_norm=True) -> Member:
+    build = partial(resnet, block=block, channels=channels, shortcut=shortcut, final_norm=final_norm)
+    large = stem == "imagenet"
+    defaults = {
+        "num_classes": num_classes or (1000 if large else 10),
+        "in_channels": 3,
+        "image_size": 224 if large else 32,
+        "stem": stem,
+        "norm": "batch",
+        "step_size": False,
+    }
+    return Member(build, depth, section_names(len(channels)), defaults, source)
+
+
+_LARGE, _SMALL = (64, 128, 256, 512), (16, 32, 64)
+_2016A, _2016B = "He et al., CVPR 2016", "He et al., ECCV 2016"
+
+MEMBERS = {
+    "resnet18": _member(BasicBlock, _LARGE, (2, 2, 2, 2), "imagenet", "projection", f"{_2016A}, table 1"),
+    "resnet34": _member(BasicBlock, _LARGE, (3, 4, 6, 3), "imagenet", "projection", f"{_2016A}, table 1"),
+    "resnet50": _member(Bottleneck, _LARGE, (3, 4, 6, 3), "imagenet", "projection", f"{_2016A}, table 1"),
+    **{
+        f"resnet{6 * n + 2}": _member(BasicBlock, _SMALL, (n, n, n), "cifar", "pad", f"{_2016A}, section 4.2")
+        for n in (3, 5, 7, 9, 18)
+    },
+    "resnet9": _member(
+        BasicBlock, (8, 16, 32, 64), (1, 1, 1, 1), "cifar", "projection", "FeMAM, released code", num_classes=100
+    ),
+    "preresnet18": _member(
+        PreBasicBlock, _LARGE, (2, 2, 2, 2), "cifar", "activated", f"{_2016B}; HeteroFL and FedFA"
+    ),
+    "preresnet20": _member(PreBasicBlock, _SMALL, (3, 3, 3), "cifar", "activated", f"{_2016B}, section 4"),
+    "resnet20_fedmr": _member(
+        PreBottleneck, _SMALL, (2, 2, 2), "cifar", "raw", "FedMR, released code", final_norm=False
+    ),
+}  # fmt: skip

@@ -1,22 +1,26 @@
-"""What model libraries tell about their own models; asked for by method name, so that none need be installed."""
+"""What libraries tell about their own models; asked for by method name, so that none need be installed."""
 
 import re
 
 from torch import nn
 
+from surgery.depth.parts import Part
 from surgery.state import owners
 
 
 def declared_blocks(model: nn.Module) -> list[str]:
-    """Modules that timm's `group_matcher` names as blocks: what its patterns match of the tensors' names.
+    """Modules that `group_matcher` names as blocks: what its patterns match of the tensors' names.
 
-    Empty for models that have no such method, or whose patterns do not end with a module's name.
+    timm's models have this method, and those of this project's zoo. Of a state, modules called `section<i>.<j>` are
+    blocks, as the zoo's are. Empty for other models, and where the patterns do not end with a module's name.
 
     >>> declared_blocks(nn.Linear(2, 2))
     []
     """
     matcher = getattr(model, "group_matcher", None)
     groups = matcher(coarse=False) if callable(matcher) else None
+    if isinstance(model, Part):
+        groups = {"blocks": r"^section(\d+)\.(\d+)"}
     if not isinstance(groups, dict):
         return []
     patterns = []  # a pattern with an ordinal (downsample, final norm) or of the stem tells what is no block

@@ -18,7 +18,8 @@ from fl.rng import Rng
 from fl.simulation import build
 
 MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group")]
-MODELS += [("resnet20", None), ("resnet20", "group"), ("resnet20", "none")]
+MODELS += [("resnet20", None), ("resnet20", "static_batch"), ("resnet20", "group"), ("resnet20", "none")]
+MODELS += [("preresnet20", "layer"), ("resnet20_fedmr", None)]
 
 
 def several_rounds(fed, backend, rounds=3, objective=cross_entropy):

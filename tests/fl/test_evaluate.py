@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import surgery
+import zoo
 from fl import evaluate
 from fl.partition import Split
 from fl.rng import Rng
@@ -37,6 +38,25 @@ def test_prediction_is_the_model_in_evaluation_mode(make_federation):
     torch.testing.assert_close(logits, expected)
 
 
+def test_static_batch_norm_is_given_the_training_data_s_statistics(make_federation, monkeypatch):
+    fed = make_federation("resnet20", norm="static_batch")
+    state = fed.initial()
+    logits = fed.predict(state, fed.data.test_x[:2])
+    images = fed.data.x[torch.cat([split.train for split in fed.clients])].float() / 127.5 - 1
+    model = zoo.load(fed.model, {**state, **zoo.collect_statistics(fed.model, [images], state)}).eval()
+    torch.testing.assert_close(logits, model(fed.data.test_x[:2].float() / 127.5 - 1))
+
+    calls = []
+    collect = zoo.collect_statistics
+    monkeypatch.setattr("fl.federation.collect_statistics", lambda *args: calls.append(1) or collect(*args))
+    fed.predict(state, fed.data.test_x)
+    assert not calls  # of the same state, once
+    state["head.bias"].add_(1)
+    moved = fed.predict(state, fed.data.test_x[:2])
+    assert calls
+    torch.testing.assert_close(moved, logits + 1)
+
+
 def test_the_models_of_the_participants(make_federation):
     fed = make_federation("cnn")
     models = fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)).states
@@ -56,7 +76,7 @@ def test_the_models_of_the_participants(make_federation):
 def test_similarity_leaves_buffers_out_and_needs_two(make_federation):
     fed = make_federation("resnet20")
     models = {n: t.clone() for n, t in surgery.broadcast(fed.initial(), 2).items()}
-    models["norm1.running_var"][0] += 1e6
+    models["stem.norm.running_var"][0] += 1e6
     assert evaluate.mean_cosine(fed, models)["models_cosine"] == pytest.approx(1)
     assert evaluate.mean_cosine(fed, surgery.broadcast(fed.initial(), 1)) == {}
 

@@ -16,7 +16,7 @@ NAMES = ["timm:resnet18", "torchvision:resnet18"]
 
 
 def make(name, seed=0, **arguments):
-    return models.create(torch.Generator().manual_seed(seed), name, **{**DIGITS, **arguments})
+    return models.create(torch.Generator().manual_seed(seed), models.make_spec(name, **{**DIGITS, **arguments}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,14 +65,19 @@ def test_the_zoo_is_as_it_was():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet", {}, "unknown model 'resnet': there are cnn, resnet20, timm:NAME and torchvision:NAME"),
+        ("resnet", {}, "unknown model 'resnet': did you mean resnet"),
+        ("lenet", {}, "unknown model 'lenet': did you mean"),
+        ("transformer", {}, "--model transformer is made for text"),
+        ("vgg11", {}, "--model vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
+        ("resnet20", {"depth": (1, 2)}, "resnet20 takes one depth, or one for each of its 3 sections; got 2"),
+        ("timm:resnet18", {"depth": (1, 2)}, "--model timm:resnet18: 2 depths were given, one a section is needed"),
         ("timm:resnet1", {}, "did you mean timm:resnet"),
         ("tim:resnet18", {}, "did you mean 'timm:resnet18'?"),
         ("timm:resnet18", {"width": 1.5}, "--width 1.5: timm:resnet18 can only be made narrower"),
         ("timm:resnet18", {"norm": "group"}, "--norm group: timm:resnet18 brings its own norm layers"),
         ("timm:test_vit", {}, "--model timm:test_vit cannot take images of 1x8x8: "),
         ("torchvision:fcn_resnet50", {"in_channels": 3}, "is no plain classifier (it gives OrderedDict in training)"),
-        ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, the data have 2"),
+        ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, not 2"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(name, arguments, message):
@@ -89,6 +94,30 @@ def test_what_cannot_be_trained_is_one_line(name, arguments, message):
 def test_settings_are_checked_before_anything_is_built(settings):
     with pytest.raises(FLError, match="resnet1"):
         Config(**settings).check()
+
+
+def test_a_library_s_model_is_made_shallow_and_narrow():
+    model = make("timm:resnet18", depth=(1, 2, 1, 1), width=0.25).eval()
+    assert [len(getattr(model, f"layer{i}")) for i in range(1, 5)] == [1, 2, 1, 1]
+    assert model.fc.in_features == 128
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_width_and_depth_are_given_by_section(tmp_path):
+    flags = [*TINY, "--model", "resnet20", "--width", "0.25,0.25,0.5", "--depth", "1,2,1", "--out", str(tmp_path)]
+    assert cli.main([*flags, "--norm", "static_batch", "--rounds", "1"]) == 0
+    (folder,) = tmp_path.iterdir()
+    config = Config.read(folder)
+    assert (config.width, config.depth) == ((0.25, 0.25, 0.5), (1, 2, 1))
+    model = fl.load_model(folder)
+    assert model.head.in_features == 32
+    assert [len(model.section1), len(model.section2), len(model.section3)] == [1, 2, 1]
+    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
+    model, data = fl.load_model(folder), build(config)[0].data
+    with torch.no_grad():  # of one image alone: the statistics are in the checkpoint
+        alone = torch.cat([model(data.normalise(x)) for x in data.test_x.split(1)])
+    accuracy = (alone.argmax(1) == data.test_y).double().mean().item()
+    assert accuracy == pytest.approx(read(folder / "metrics.csv")[-1]["accuracy"], abs=1e-9)
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])

@@ -17,8 +17,8 @@ def test_every_setting_reaches_the_federation():
     fed, _ = build(config)
     assert (fed.participants, fed.epochs, fed.batch_size, fed.backend) == (3, 2, 9, "vmap")
     assert fed.sgd == SGD(lr=0.3, momentum=0.4, weight_decay=0.05)
-    assert fed.model.fc.in_features == 32
-    assert isinstance(fed.model.norm1, torch.nn.GroupNorm)
+    assert fed.model.head.in_features == 32
+    assert isinstance(fed.model.stem.norm, torch.nn.GroupNorm)
     totals = [sum(map(len, split)) for split in fed.clients]
     assert len(totals) == 7
     assert max(totals) - min(totals) <= 1  # IID

@@ -96,9 +96,9 @@ def test_single_blocks_in_a_section_are_found():
 
 def test_a_model_without_blocks_says_so():
     with pytest.raises(surgery.SurgeryError, match="no residual blocks"):
-        surgery.layers(zoo.cnn(), unit="block")
+        surgery.layers(zoo.create("cnn"), unit="block")
     with pytest.raises(surgery.SurgeryError, match="unknown unit"):
-        surgery.layers(zoo.cnn(), unit="channel")
+        surgery.layers(zoo.create("cnn"), unit="channel")
 
 
 def test_a_norm_travels_with_its_statistics():

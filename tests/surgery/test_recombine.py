@@ -309,9 +309,9 @@ def test_a_tied_state_dict_is_refused_not_half_shuffled():
 
 
 def test_zoo_models_decompose_into_the_layers_one_expects():
-    assert [layer.name for layer in surgery.layers(zoo.cnn())] == ["conv1", "conv2", "fc1", "fc2"]
-    assert len(surgery.layers(zoo.resnet20())) == 2 + 9 * 4 + 1  # convolutions and norms apart
-    assert len(surgery.layers(zoo.resnet20(), unit="block")) == 2 + 9 + 1
+    assert [layer.name for layer in surgery.layers(zoo.create("cnn"))] == ["conv1", "conv2", "fc1", "fc2"]
+    assert len(surgery.layers(zoo.create("resnet20"))) == 2 + 9 * 4 + 1  # convolutions and norms apart
+    assert len(surgery.layers(zoo.create("resnet20"), unit="block")) == 2 + 9 + 1
 
 
 @pytest.mark.slow

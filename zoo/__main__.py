@@ -1,0 +1,132 @@
+"""The command line: `python -m zoo` prints a table of the models."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from zoo.errors import ZooError
+from zoo.members import names
+from zoo.spec import Spec, make
+
+
+def _list_of(kind: type, metavar: str) -> PrimitiveConstructorSpec:
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda strings: tuple(kind(item) for item in strings[0].split(",")),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(map(str, value))],
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Print names, parameters, multiply-accumulates of one input, and blocks of each section.
+
+    Without names all models of the zoo that take the flags are shown; timm:NAME and torchvision:NAME may be given too.
+    """
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
+    """the models to show [all]"""
+    width: Annotated[tuple[float, ...], _list_of(float, "RATE,...")] = (1.0,)
+    """rates of the hidden widths: one for all, or one for each section"""
+    depth: Annotated[tuple[int, ...], _list_of(int, "INT,...")] = ()
+    """blocks: one number for all sections, or one for each [all]"""
+    num_classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """classes, or words of the vocabulary [the model's own]"""
+    in_channels: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """channels of the images [3, or 1 for the cnn]"""
+    image_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """side of the images [the model's own]"""
+    norm: Annotated[str | None, tyro.conf.arg(metavar="NORM")] = None
+    """batch, static_batch, group, layer or none [the model's own]"""
+    yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print the specs as YAML instead"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object a line instead"""
+
+    def run(self) -> None:
+        """Carry out the command."""
+        specs = [spec for name in self.models or names() if (spec := self._spec(name))]
+        if self.yaml:
+            print("---\n".join(spec.to_yaml() for spec in specs), end="")
+        elif self.json:
+            print("\n".join(json.dumps(_row(spec)) for spec in specs))
+        else:
+            print(table(specs))
+
+    def _spec(self, name: str) -> Spec | None:
+        """The spec with the flags; of a model that was not asked for by name None, if it does not take them."""
+        fields = ("num_classes", "in_channels", "image_size", "norm")
+        given = {field: value for field in fields if (value := getattr(self, field)) is not None}
+        width = self.width[0] if len(self.width) == 1 else self.width
+        depth = (self.depth[0] if len(self.depth) == 1 else self.depth) or None
+        try:
+            return make({"name": name, "width": width, "depth": depth, **given})
+        except ZooError:
+            if self.models:
+                raise
+            return None
+
+
+def _row(spec: Spec) -> dict[str, Any]:
+    size = spec.count()
+    shape = list(spec.example().shape[1:])
+    values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
+    return {"name": spec.name, **values, "width": spec.width, "source": spec.member.source}
+
+
+def table(specs: Sequence[Spec]) -> str:
+    """Names, parameters, MACs, input and sections of models, aligned.
+
+    >>> print(table([Spec("resnet18"), Spec("resnet20", width=0.5)]))
+    model     parameters    MACs      input  blocks of each section  source
+    resnet18  11,689,512  1.81 G  3x224x224  2, 2, 2, 2              He et al., CVPR 2016, table 1
+    resnet20      68,290  10.3 M    3x32x32  3, 3, 3                 He et al., CVPR 2016, section 4.2
+    """
+    rows = [("model", "parameters", "MACs", "input", "blocks of each section", "source")]
+    for spec in specs:
+        row = _row(spec)
+        blocks = ", ".join(map(str, row["sections"] or ()))
+        rows.append(
+            (row["name"], f"{row['parameters']:,}", _short(row["macs"]), "x".join(map(str, row["input"])), blocks)
+            + (row["source"],)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    align = (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust)
+    lines = ["  ".join(place(cell, w) for place, cell, w in zip(align, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def _short(count: int) -> str:
+    """
+    >>> _short(1_814_073_344), _short(40_551_040)
+    ('1.81 G', '40.6 M')
+    """
+    unit, power = ("G", 9) if count >= 10**9 else ("M", 6) if count >= 10**6 else ("k", 3)
+    return f"{count / 10**power:.3g} {unit}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code: 0, or 2 for what cannot be done."""
+    try:
+        tyro.cli(Table, prog="python -m zoo", args=argv).run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough; what Python flushes at exit has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ZooError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What the blocks of a convolutional network are sewn from, as its spec wants them."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from zoo.norms import Norm, make_norm
+
+
+class Scaler(nn.Module):
+    """x / rate in training, x in evaluation mode: HeteroFL's Scaler (Diao et al., ICLR 2021, section 3).
+
+    A layer with a share `rate` of its inputs gives activations that are smaller by about that share; this makes
+    narrow and full models train alike.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.rate if self.training else x
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+class Residual(nn.Module):
+    """shortcut + branch, where the branch may be scaled by a learnable step size and dropped at random.
+
+    The step size is NeFL's (Kang et al., 2023, section 4): a block is a step of an ordinary differential
+    equation's solver, and a model with fewer blocks learns to make larger steps. It starts at 1.
+    """
+
+    def __init__(self, step_size: bool = False, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.step = nn.Parameter(torch.ones(1)) if step_size else None
+        self.drop = StochasticDepth(drop_path, "row") if drop_path else nn.Identity()
+
+    def forward(self, shortcut: Tensor, branch: Tensor) -> Tensor:
+        branch = self.drop(branch)
+        return shortcut + (branch if self.step is None else self.step * branch)
+
+    def reset_parameters(self) -> None:
+        if self.step is not None:
+            nn.init.ones_(self.step)
+
+
+class GlobalPool(nn.Module):
+    """The mean over positions: [N, C, H, W] -> [N, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+@dataclass(frozen=True)
+class Kit:
+    """Norms, scalers and residual sums of one section.
+
+    Attributes:
+        norm, eps: see `zoo.norms.make_norm`.
+        rate: the width rate that HeteroFL's Scaler divides by; None leaves it out.
+        step_size: whether residual branches have NeFL's learnable step size.
+
+    >>> list(Kit().conv_norm(3, 8, kernel=3, activation=nn.ReLU()).state_dict())[:2]
+    ['conv.weight', 'norm.weight']
+    """
+
+    norm: Norm = "batch"
+    eps: float = 1e-5
+    rate: float | None = None
+    step_size: bool = False
+
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+        """A convolution that keeps the size at stride 1; it has a bias if no norm follows."""
+        bias = self.norm == "none"
+        return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
+
+    def make_norm(self, channels: int) -> nn.Module:
+        return make_norm(self.norm, channels, self.eps)
+
+    def scaler(self) -> nn.Module:
+        return nn.Identity() if self.rate is None else Scaler(self.rate)
+
+    def residual(self, drop_path: float = 0.0) -> Residual:
+        return Residual(self.step_size, drop_path)
+
+    def conv_norm(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        activation: nn.Module | None = None,
+        bias: bool = False,
+    ) -> nn.Sequential:
+        """Convolution, [Scaler,] norm and activation, where there are some."""
+        conv = self.conv(inputs, outputs, kernel, stride, groups)
+        if bias and conv.bias is None:
+            conv.bias = nn.Parameter(conv.weight.new_zeros(outputs))
+        parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(outputs), "activation": activation}
+        return nn.Sequential(OrderedDict((k, v) for k, v in parts.items() if v and type(v) is not nn.Identity))

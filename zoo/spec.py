@@ -1,0 +1,278 @@
+"""What a model is, as a value: its name, its width and depth, and everything else that its construction needs."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, get_args
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from zoo.errors import ZooError
+from zoo.init import initialise
+from zoo.kit import Kit
+from zoo.member import Member
+from zoo.members import find
+from zoo.norms import Norm
+from zoo.widths import Rounding, scaled
+
+
+class Count(NamedTuple):
+    """Parameters, and multiply-accumulates of one input's forward pass through convolutions and matrix products."""
+
+    parameters: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model's description: frozen, hashable, equal for equal models. None takes the architecture's default.
+
+    Attributes:
+        name: one of `zoo.names()`, or "timm:NAME" or "torchvision:NAME" (see `zoo.library`).
+        num_classes: outputs; of language models the size of the vocabulary.
+        in_channels, image_size: of the images [N, in_channels, image_size, image_size].
+        tokens: the longest sequence that a language model takes.
+        width: rates of the hidden widths: one for all, one for each section, or one for each of `widths`.
+        depth: blocks: one number for all sections, or one for each section.
+        rounding: of width rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
+        stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it.
+        norm: batch, static_batch, group, layer or none.
+        norm_eps: epsilon of the norms.
+        dropout: rate of dropout. Of a library's models None leaves what the library sets, 0 switches all off.
+        drop_path: rate of stochastic depth in the last block, growing linearly from 0 in the first.
+        scaler: HeteroFL's Scaler, which divides by the width rate in training.
+        step_size: NeFL's learnable step size of every residual branch.
+
+    Raises:
+        ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
+
+    >>> spec = Spec("resnet20", width=0.5, depth=(2, 2, 2))
+    >>> spec.width, spec.norm, spec.scaled(0.5).width
+    ((0.5, 0.5, 0.5), 'batch', (0.25, 0.25, 0.25))
+    >>> Spec.from_yaml(spec.to_yaml()) == spec
+    True
+    """
+
+    name: str
+    num_classes: int | None = None
+    in_channels: int | None = None
+    image_size: int | None = None
+    tokens: int | None = None
+    width: float | tuple[float, ...] = 1.0
+    depth: int | tuple[int, ...] | None = None
+    rounding: Rounding | None = None
+    stem: str | None = None
+    norm: Norm | None = None
+    norm_eps: float | None = None
+    dropout: float | None = None
+    drop_path: float | None = None
+    scaler: bool | None = None
+    step_size: bool | None = None
+
+    def __post_init__(self) -> None:
+        member = find(self.name)
+        defaults = member.defaults
+        for field in fields(self):
+            if field.name in ("name", "width", "depth"):
+                continue
+            value = getattr(self, field.name)
+            if value is not None and field.name not in defaults:
+                raise ZooError(f"{self.name} takes no {field.name}; it takes width, depth, {', '.join(defaults)}")
+            if value is None:
+                value = defaults.get(field.name)
+            object.__setattr__(self, field.name, _checked(self.name, field.name, value))
+        object.__setattr__(self, "width", _widths(self.name, self.width, member))
+        object.__setattr__(self, "depth", _depths(self.name, self.depth, member))
+
+    @property
+    def member(self) -> Member:
+        """The architecture at full size."""
+        return find(self.name)
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The width rates by what they belong to.
+
+        >>> Spec("cnn", width=0.5).widths
+        {'conv1': 0.5, 'conv2': 0.5, 'fc1': 0.5}
+        """
+        return dict(zip(self.member.widths, self.width))
+
+    def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
+        """The model, in training mode.
+
+        Args:
+            generator: draws the initial weights, on the CPU whatever the device; None draws them from torch's
+                global generator.
+            device: `meta` gives shapes without weights.
+
+        Raises:
+            ZooError: if the architecture does not take such inputs, and for narrow or shallow models of a library.
+        """
+        meta = torch.device(device).type == "meta"
+        if self.member.initialised:
+            with _seeded(generator), torch.device("meta" if meta else "cpu"):
+                return self.member.build(self).to(device)
+        with torch.device("meta"):
+            model = self.member.build(self)
+        if meta:
+            return model
+        return initialise(model.to_empty(device="cpu"), generator).to(device)
+
+    def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
+        """The same model with its width rates multiplied by `width`, and `depth` blocks if it is given.
+
+        >>> Spec("resnet20").scaled(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
+        True
+        """
+        rates = _widths(self.name, width, self.member)
+        product = tuple(a * b for a, b in zip(self.width, rates))
+        return replace(self, width=product, depth=self.depth if depth is None else depth)
+
+    def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """An input of zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
+        if self.tokens is not None:
+            return torch.zeros(batch, size or self.tokens, dtype=torch.long, device=device)
+        size = size or self.image_size
+        return torch.zeros(batch, self.in_channels, size, size, device=device)
+
+    def count(self, size: int | None = None) -> Count:
+        """Parameters and MACs, without building the model in memory.
+
+        Args:
+            size: the image's side or the sequence's length; None takes the spec's own.
+
+        >>> Spec("resnet18").count()
+        Count(parameters=11689512, macs=1814073344)
+        """
+        return _count(self, size)
+
+    def channels(self, full: int, part: str) -> int:
+        """The number of channels of a part of the model (one of `widths`) that has `full` at rate 1."""
+        return scaled(full, self.widths[part], self.rounding)
+
+    def kit(self, part: str) -> Kit:
+        """What the blocks of a part of the model are made from."""
+        rate = self.widths[part] if self.scaler else None
+        return Kit(self.norm, self.norm_eps, rate, bool(self.step_size))
+
+    def to_yaml(self) -> str:
+        """The spec as YAML; `from_yaml` is the inverse."""
+        values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
+        for key in ("width", "depth"):
+            if key in values:
+                first, *rest = values[key]
+                values[key] = list(values[key]) if any(v != first for v in rest) else first
+        return yaml.safe_dump(values, sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "Spec":
+        """A spec from YAML; what it leaves out has its default.
+
+        Raises ZooError for text that is no mapping of a spec's fields.
+
+        >>> Spec.from_yaml("{name: resnet20, width: 0.5}") == Spec("resnet20", width=0.5)
+        True
+        """
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ZooError(f"not a model's spec: no YAML ({' '.join(str(error).split())})") from None
+        if not isinstance(values, Mapping) or "name" not in values:
+            raise ZooError("not a model's spec: it is no mapping with a name")
+        return make(values)
+
+
+def make(values: Mapping[str, Any]) -> Spec:
+    """A spec from its fields; ZooError names the one that is unknown.
+
+    >>> make({"name": "cnn", "width": [0.5, 0.5, 1]}).width
+    (0.5, 0.5, 1.0)
+    """
+    known = [field.name for field in fields(Spec)]
+    if strange := [key for key in values if key not in known]:
+        raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
+    return Spec(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+
+_COUNTS = ("num_classes", "in_channels", "image_size", "tokens")
+_CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
+
+
+def _checked(name: str, field: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if field in _COUNTS:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ZooError(f"{name}: {field} must be a whole number, 1 or more, got {value!r}")
+    elif field in _CHOICES:
+        choices = ("layer",) if field == "norm" and name.startswith("transformer") else _CHOICES[field]
+        if value not in choices:
+            raise ZooError(f"{name}: unknown {field} {value!r}: choose {', '.join(choices)}")
+    elif field in ("scaler", "step_size"):
+        if not isinstance(value, bool):
+            raise ZooError(f"{name}: {field} is true or false, got {value!r}")
+    elif not isinstance(value, int | float) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
+        raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
+    return value
+
+
+@contextmanager
+def _seeded(generator: torch.Generator | None):
+    """torch's global generator follows this one for a while, and then goes on where it was."""
+    if generator is None:
+        yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs as well
+        yield
+
+
+def _widths(name: str, width: Any, member: Member) -> tuple[float, ...]:
+    """A rate for each of the member's widths; of one too few sections the last one's goes on."""
+    slots, sections = len(member.widths), len(member.depth or ())
+    rates = tuple(width) if isinstance(width, tuple | list) else (width,) * slots
+    if len(rates) == sections:
+        rates += rates[-1:] * (slots - sections)
+    if len(rates) != slots:
+        each = f", or one for each of {', '.join(member.widths)}" if slots > 1 else ""
+        raise ZooError(f"{name} takes one width{each}; got {len(rates)}")
+    for rate in rates:
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise ZooError(f"{name}: width is a rate above 0 (1 is the full width), got {rate!r}")
+    return tuple(float(rate) for rate in rates)
+
+
+def _depths(name: str, depth: Any, member: Member) -> tuple[int, ...]:
+    if depth is None:
+        return member.depth
+    several = isinstance(depth, tuple | list)
+    if member.depth is None:  # of a library's model only surgery knows the sections
+        member = member._replace(depth=tuple(depth) if several else (depth,))
+    sections = len(member.depth)
+    blocks = tuple(depth) if several else (depth,) * sections
+    if not sections and blocks == ():
+        return ()
+    if not sections:
+        raise ZooError(f"{name} has no sections of blocks, so that no depth can be chosen")
+    if len(blocks) != sections:
+        raise ZooError(f"{name} takes one depth, or one for each of its {sections} sections; got {len(blocks)}")
+    for count in blocks:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {count!r}")
+    return blocks
+
+
+@lru_cache(maxsize=1024)
+def _count(spec: Spec, size: int | None) -> Count:
+    model = spec.build(device="meta").eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(spec.example(size=size, device="meta"))
+    return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)

@@ -1,0 +1,143 @@
+"""A Transformer for text: a causal language model, and a masked one as HeteroFL trains it.
+
+Vaswani et al., "Attention Is All You Need" (NeurIPS 2017), encoder layers in post-norm order, with GELU and learned
+positions; sizes and head as in HeteroFL (Diao et al., ICLR 2021; released code): embedding 256, 8 heads, feed-forward
+512, 4 layers, dropout 0.2, sequences of 64 tokens. FedFA's Transformer is taken to be the same.
+
+Every head is as wide as the model is: narrow models keep the number of heads and each head's leading channels.
+The channels of all heads lie as (channel, head), not (head, channel): the leading rows of the q, k and v matrices are
+then the leading channels of every head, and a narrow matrix is the corner of a wide one.
+"""
+
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.errors import ZooError
+from zoo.kit import Kit, Residual
+from zoo.member import Member, section_names
+from zoo.network import Network
+
+if TYPE_CHECKING:
+    from zoo.spec import Spec
+
+_HEADS, _HEAD, _HIDDEN = 8, 32, 512
+
+
+class Transformer(Network):
+    """embedding, section1, tail, head: tokens [N, T] -> logits [N, T, vocabulary]; build it with `zoo.create`."""
+
+
+class Embedding(nn.Module):
+    """Tokens and positions, summed and normalised: [N, T] -> [N, T, E]."""
+
+    def __init__(self, vocabulary: int, positions: int, channels: int, dropout: float, kit: Kit) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, channels)
+        self.position = nn.Embedding(positions, channels)
+        self.scaler = kit.scaler()
+        self.norm = nn.LayerNorm(channels, kit.eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length, limit = tokens.shape[1], self.position.num_embeddings
+        torch._assert(length <= limit, f"sequences are longer than the {limit} tokens that the model was made for")
+        return self.dropout(self.norm(self.scaler(self.token(tokens) + self.position.weight[:length])))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention [N, T, E] -> [N, T, E] (section 3.2.2) with separate q, k and v."""
+
+    def __init__(self, channels: int, heads: int, causal: bool, kit: Kit) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.q = nn.Linear(channels, channels)
+        self.k = nn.Linear(channels, channels)
+        self.v = nn.Linear(channels, channels)
+        self.out = nn.Linear(channels, channels)
+        self.scaler = kit.scaler()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._split(self.scaler(project(x))) for project in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.scaler(self.out(out.permute(0, 2, 3, 1).flatten(2)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[N, T, channels x heads] -> [N, heads, T, channels]."""
+        return x.unflatten(2, (-1, self.heads)).permute(0, 3, 1, 2)
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward network, each with dropout, residual sum and then the norm (section 3.1)."""
+
+    def __init__(self, channels: int, heads: int, hidden: int, causal: bool, dropout: float, kit: Kit) -> None:
+        super().__init__()
+        self.attention = Attention(channels, heads, causal, kit)
+        self.add1: Residual = kit.residual()
+        self.norm1 = nn.LayerNorm(channels, kit.eps)
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+        self.add2: Residual = kit.residual()
+        self.norm2 = nn.LayerNorm(channels, kit.eps)
+        self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.add1(x, self.dropout(self.attention(x))))
+        hidden = self.dropout(F.gelu(self.scaler(self.fc1(x))))
+        return self.norm2(self.add2(x, self.dropout(self.scaler(self.fc2(hidden)))))
+
+
+def transformer(spec: "Spec", causal: bool) -> Transformer:
+    """Build a causal language model, or a masked one, whose vocabulary has one token more: the mask."""
+    kit = spec.kit("section1")
+    channels = _HEADS * spec.channels(_HEAD, "section1")
+    hidden = spec.channels(_HIDDEN, "section1")
+    vocabulary = spec.num_classes if causal else spec.num_classes + 1
+    blocks = [Block(channels, _HEADS, hidden, causal, spec.dropout, kit) for _ in range(spec.depth[0])]
+    tail = {
+        "fc": nn.Linear(channels, channels),
+        "scaler": kit.scaler(),
+        "activation": nn.GELU(),
+        "norm": nn.LayerNorm(channels, kit.eps),
+    }
+    parts = {
+        "embedding": Embedding(vocabulary, spec.tokens, channels, spec.dropout, kit),
+        "section1": nn.Sequential(*blocks),
+        "tail": nn.Sequential(OrderedDict(tail)),
+        "head": nn.Linear(channels, spec.num_classes),
+    }
+    return Transformer(OrderedDict(parts))
+
+
+def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rate: float = 0.15) -> Tensor:
+    """Replace each token by the mask, the token after the vocabulary's last, with probability `rate`.
+
+    The input of the masked language model; HeteroFL's loss is the cross entropy of all positions, masked or not.
+
+    Args:
+        tokens: integers of any shape.
+        generator: on the device of the tokens.
+
+    >>> tokens = torch.arange(6)
+    >>> mask_tokens(tokens, 6, torch.Generator().manual_seed(0), rate=0.5)
+    tensor([6, 1, 6, 6, 6, 5])
+    """
+    if not 0 <= rate <= 1:
+        raise ZooError(f"the rate of masked tokens lies between 0 and 1, got {rate}")
+    drawn = torch.rand(tokens.shape, generator=generator, device=tokens.device)
+    return tokens.masked_fill(drawn < rate, vocabulary)
+
+
+def _member(causal: bool, source: str) -> Member:
+    defaults = {"num_classes": 33_278, "tokens": 64, "dropout": 0.2, "step_size": False, "norm": "layer"}
+    return Member(partial(transformer, causal=causal), (4,), section_names(1), defaults, source)
+
+
+MEMBERS = {  # 33,278 words: WikiText-2's vocabulary
+    "transformer": _member(True, "Vaswani et al., NeurIPS 2017; sizes of HeteroFL"),
+    "transformer_masked": _member(False, "HeteroFL (Diao et al., ICLR 2021), released code"),
+}

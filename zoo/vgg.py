@@ -1,0 +1,61 @@
+"""VGG with batch norm: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition"
+(ICLR 2015), table 1, configurations A, B, D and E; `norm="none"` gives the paper's own.
+
+Five sections of 3x3 convolutions, each followed by 2x2 max pooling, and three fully connected layers. These see
+7x7 positions from images of 224x224 on, as in the paper, and fewer of smaller images: one from 32x32, as FedMR's and
+FlexiFed's. The two hidden ones have a rate of their own after those of the sections.
+"""
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from zoo.errors import ZooError
+from zoo.member import Member, section_names
+from zoo.network import Network
+
+if TYPE_CHECKING:
+    from zoo.spec import Spec
+
+_CHANNELS, _HIDDEN = (64, 128, 256, 512, 512), 4096
+
+
+class VGG(Network):
+    """section1, pool1, ..., section5, pool5, pool, flatten, classifier, head; build it with `zoo.create`."""
+
+
+def vgg(spec: "Spec") -> VGG:
+    if spec.image_size < 32:
+        side = spec.image_size
+        raise ZooError(
+            f"{spec.name} halves its input five times and needs images of 32x32 or larger, got {side}x{side}"
+        )
+    parts: dict[str, nn.Module] = {}
+    now = spec.in_channels
+    for i, (full, depth) in enumerate(zip(_CHANNELS, spec.depth), start=1):
+        name = f"section{i}"
+        width, kit = spec.channels(full, name), spec.kit(name)
+        blocks = []
+        for _ in range(depth):
+            blocks.append(kit.conv_norm(now, width, 3, activation=nn.ReLU(), bias=True))
+            now = width
+        parts |= {name: nn.Sequential(*blocks), f"pool{i}": nn.MaxPool2d(2)}
+    side = min(7, spec.image_size // 32)
+    hidden, scaler = spec.channels(_HIDDEN, "classifier"), spec.kit("classifier").scaler
+    classifier: list[tuple[str, nn.Module]] = []
+    for i, inputs in enumerate((now * side**2, hidden), start=1):
+        fc = [(f"fc{i}", nn.Linear(inputs, hidden)), (f"scaler{i}", scaler()), (f"relu{i}", nn.ReLU())]
+        classifier += [*fc, (f"dropout{i}", nn.Dropout(spec.dropout))]
+    parts |= {"pool": nn.AdaptiveAvgPool2d(side), "flatten": nn.Flatten()}
+    parts |= {"classifier": nn.Sequential(OrderedDict(classifier)), "head": nn.Linear(hidden, spec.num_classes)}
+    return VGG(OrderedDict(parts))
+
+
+_DEFAULTS = {"num_classes": 1000, "in_channels": 3, "image_size": 224, "norm": "batch", "dropout": 0.5}
+_DEPTHS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
+
+MEMBERS = {
+    name: Member(vgg, depth, (*section_names(5), "classifier"), _DEFAULTS, "Simonyan and Zisserman, ICLR 2015, table 1")
+    for name, depth in _DEPTHS.items()
+}
