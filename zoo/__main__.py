@@ -94,10 +94,8 @@ def table(specs: Sequence[Spec]) -> str:
     for spec in specs:
         row = _row(spec)
         blocks = ", ".join(map(str, row["sections"] or ()))
-        rows.append(
-            (row["name"], f"{row['parameters']:,}", _short(row["macs"]), "x".join(map(str, row["input"])), blocks)
-            + (row["source"],)
-        )
+        size = "x".join(map(str, row["input"]))
+        rows.append((row["name"], f"{row['parameters']:,}", _short(row["macs"]), size, blocks, row["source"]))
     widths = [max(map(len, column)) for column in zip(*rows)]
     align = (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust)
     lines = ["  ".join(place(cell, w) for place, cell, w in zip(align, row, widths)).rstrip() for row in rows]

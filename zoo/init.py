@@ -14,8 +14,8 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
     """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
 
     Convolutions get He's normal initialisation by fan-out (He et al. 2015), their biases 0. Linear layers, and
-    the CNN's convolutions with a bias, get torch's default, uniform within 1/sqrt(fan-in) for weight and bias. Embeddings
-    are standard normal. Norms and step sizes start at 1 and 0.
+    the CNN's convolutions with a bias, get torch's default, uniform within 1/sqrt(fan-in) for weight and bias.
+    Embeddings are standard normal. Norms and step sizes start at 1 and 0.
 
     Args:
         generator: on the model's device; None draws from torch's global one.

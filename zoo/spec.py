@@ -1,18 +1,18 @@
 """What a model is, as a value: its name, its width and depth, and everything else that its construction needs."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from zoo import fields
 from zoo.errors import ZooError
 from zoo.init import initialise
 from zoo.kit import Kit
@@ -77,18 +77,12 @@ class Spec:
 
     def __post_init__(self) -> None:
         member = find(self.name)
-        defaults = member.defaults
-        for field in fields(self):
-            if field.name in ("name", "width", "depth"):
-                continue
-            value = getattr(self, field.name)
-            if value is not None and field.name not in defaults:
-                raise ZooError(f"{self.name} takes no {field.name}; it takes width, depth, {', '.join(defaults)}")
-            if value is None:
-                value = defaults.get(field.name)
-            object.__setattr__(self, field.name, _checked(self.name, field.name, value))
-        object.__setattr__(self, "width", _widths(self.name, self.width, member))
-        object.__setattr__(self, "depth", _depths(self.name, self.depth, member))
+        for field in dataclasses.fields(self):
+            if field.name not in ("name", "width", "depth"):
+                value = fields.filled(self.name, field.name, getattr(self, field.name), member)
+                object.__setattr__(self, field.name, value)
+        object.__setattr__(self, "width", fields.rates(self.name, self.width, member))
+        object.__setattr__(self, "depth", fields.blocks(self.name, self.depth, member))
 
     @property
     def member(self) -> Member:
@@ -131,7 +125,7 @@ class Spec:
         >>> Spec("resnet20").scaled(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
         """
-        rates = _widths(self.name, width, self.member)
+        rates = fields.rates(self.name, width, self.member)
         product = tuple(a * b for a, b in zip(self.width, rates))
         return replace(self, width=product, depth=self.depth if depth is None else depth)
 
@@ -160,7 +154,7 @@ class Spec:
     def kit(self, part: str) -> Kit:
         """What the blocks of a part of the model are made from."""
         rate = self.widths[part] if self.scaler else None
-        return Kit(self.norm, self.norm_eps, rate, bool(self.step_size))
+        return Kit(self.norm or "none", self.norm_eps, rate, bool(self.step_size))
 
     def to_yaml(self) -> str:
         """The spec as YAML; `from_yaml` is the inverse."""
@@ -195,32 +189,10 @@ def make(values: Mapping[str, Any]) -> Spec:
     >>> make({"name": "cnn", "width": [0.5, 0.5, 1]}).width
     (0.5, 0.5, 1.0)
     """
-    known = [field.name for field in fields(Spec)]
+    known = [field.name for field in dataclasses.fields(Spec)]
     if strange := [key for key in values if key not in known]:
         raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
     return Spec(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
-
-
-_COUNTS = ("num_classes", "in_channels", "image_size", "tokens")
-_CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
-
-
-def _checked(name: str, field: str, value: Any) -> Any:
-    if value is None:
-        return None
-    if field in _COUNTS:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ZooError(f"{name}: {field} must be a whole number, 1 or more, got {value!r}")
-    elif field in _CHOICES:
-        choices = ("layer",) if field == "norm" and name.startswith("transformer") else _CHOICES[field]
-        if value not in choices:
-            raise ZooError(f"{name}: unknown {field} {value!r}: choose {', '.join(choices)}")
-    elif field in ("scaler", "step_size"):
-        if not isinstance(value, bool):
-            raise ZooError(f"{name}: {field} is true or false, got {value!r}")
-    elif not isinstance(value, int | float) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
-        raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
-    return value
 
 
 @contextmanager
@@ -233,41 +205,6 @@ def _seeded(generator: torch.Generator | None):
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs as well
         yield
-
-
-def _widths(name: str, width: Any, member: Member) -> tuple[float, ...]:
-    """A rate for each of the member's widths; of one too few sections the last one's goes on."""
-    slots, sections = len(member.widths), len(member.depth or ())
-    rates = tuple(width) if isinstance(width, tuple | list) else (width,) * slots
-    if len(rates) == sections:
-        rates += rates[-1:] * (slots - sections)
-    if len(rates) != slots:
-        each = f", or one for each of {', '.join(member.widths)}" if slots > 1 else ""
-        raise ZooError(f"{name} takes one width{each}; got {len(rates)}")
-    for rate in rates:
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-            raise ZooError(f"{name}: width is a rate above 0 (1 is the full width), got {rate!r}")
-    return tuple(float(rate) for rate in rates)
-
-
-def _depths(name: str, depth: Any, member: Member) -> tuple[int, ...]:
-    if depth is None:
-        return member.depth
-    several = isinstance(depth, tuple | list)
-    if member.depth is None:  # of a library's model only surgery knows the sections
-        member = member._replace(depth=tuple(depth) if several else (depth,))
-    sections = len(member.depth)
-    blocks = tuple(depth) if several else (depth,) * sections
-    if not sections and blocks == ():
-        return ()
-    if not sections:
-        raise ZooError(f"{name} has no sections of blocks, so that no depth can be chosen")
-    if len(blocks) != sections:
-        raise ZooError(f"{name} takes one depth, or one for each of its {sections} sections; got {len(blocks)}")
-    for count in blocks:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {count!r}")
-    return blocks
 
 
 @lru_cache(maxsize=1024)

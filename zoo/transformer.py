@@ -133,7 +133,7 @@ def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rat
 
 
 def _member(causal: bool, source: str) -> Member:
-    defaults = {"num_classes": 33_278, "tokens": 64, "dropout": 0.2, "step_size": False, "norm": "layer"}
+    defaults = {"num_classes": 33_278, "tokens": 64, "dropout": 0.2, "step_size": False}
     return Member(partial(transformer, causal=causal), (4,), section_names(1), defaults, source)
 
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fl.engine.job import Job
 from surgery import Stack, count
+from surgery.state import owners
 
 
 def choose(job: Job, starts: Stack) -> str:
@@ -32,7 +33,7 @@ def choose(job: Job, starts: Stack) -> str:
 
 
 def work(job: Job) -> int:
-    """Floating-point operations of one forward pass of one client's batch, by an operation of the network.
+    """Floating-point operations of one forward pass of one client's batch, by a layer of the network.
 
     Running clients side by side pays where single operations are too small to keep the device busy. 0 if the
     model cannot run on the meta device, where nothing is computed.
@@ -40,14 +41,14 @@ def work(job: Job) -> int:
     image = job.data.x.shape[1:]
     known = _FLOPS.setdefault(job.model, {})
     if image not in known:
-        known[image] = _flops_per_operation(job.model, image)
+        known[image] = _flops_per_layer(job.model, image)
     return known[image] * job.batches.index.shape[-1]
 
 
 _FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
 
 
-def _flops_per_operation(model: nn.Module, image: torch.Size) -> int:
+def _flops_per_layer(model: nn.Module, image: torch.Size) -> int:
     shadow = copy.deepcopy(model).to("meta").eval()
     dtype = next(p.dtype for p in shadow.parameters())
     try:
@@ -55,7 +56,7 @@ def _flops_per_operation(model: nn.Module, image: torch.Size) -> int:
             shadow(torch.zeros(1, *image, device="meta", dtype=dtype))
     except RuntimeError:  # an operation whose result depends on data
         return 0
-    return counter.get_total_flops() // max(1, len(list(shadow.modules())))
+    return counter.get_total_flops() // max(1, len(list(owners(shadow))))
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,7 +1,7 @@
 """Time and peak memory of surgery on stacks of K models, against two plain ways to write it.
 
-    python benchmarks/surgery.py            # prints the table, writes benchmarks/results/surgery-<device>.json
-    python benchmarks/surgery.py --quick    # a small CNN's shapes, to see that it runs
+    python benchmarks/surgery_speed.py            # prints the table, writes benchmarks/results/surgery-<device>.json
+    python benchmarks/surgery_speed.py --quick    # a small CNN's shapes, to see that it runs
 
 Three sides do the same work, alternating in one process, so that what else the machine does hits all alike:
 `surgery`; `loop`, one small tensor operation a model and tensor, results allocated once; and `deepcopy`, what
@@ -22,7 +22,6 @@ import gc
 import json
 import platform
 import statistics
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -35,8 +34,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where `surgery` is this file
 import surgery
 import zoo
 from surgery.submodel import Source, Submodel

@@ -1,0 +1,72 @@
+"""What may stand in a spec: checks of its fields, which name the field and the valid values."""
+
+import math
+from typing import Any, get_args
+
+from zoo.errors import ZooError
+from zoo.member import Member
+from zoo.norms import Norm
+from zoo.widths import Rounding
+
+_COUNTS = ("num_classes", "in_channels", "image_size", "tokens")
+_CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
+_SWITCHES = ("scaler", "step_size")
+
+
+def filled(name: str, field: str, value: Any, member: Member) -> Any:
+    """The value of a field other than width and depth: the given one if it may be, or the architecture's default."""
+    if value is None:
+        return member.defaults.get(field)
+    if field not in member.defaults:
+        raise ZooError(f"{name} takes no {field}; it takes width, depth, {', '.join(member.defaults)}")
+    if field in _COUNTS:
+        if not _is_count(value):
+            raise ZooError(f"{name}: {field} must be a whole number, 1 or more, got {value!r}")
+    elif field in _CHOICES:
+        if value not in _CHOICES[field]:
+            raise ZooError(f"{name}: unknown {field} {value!r}: choose {', '.join(_CHOICES[field])}")
+    elif field in _SWITCHES:
+        if not isinstance(value, bool):
+            raise ZooError(f"{name}: {field} is true or false, got {value!r}")
+    elif not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
+        raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
+    return value
+
+
+def rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
+    """A rate for each of the member's widths; where only the sections have one, the last section's goes on."""
+    slots, sections = len(member.widths), len(member.depth or ())
+    result = tuple(width) if isinstance(width, tuple | list) else (width,) * slots
+    if len(result) == sections:
+        result += result[-1:] * (slots - sections)
+    if len(result) != slots:
+        each = f", or one for each of {', '.join(member.widths)}" if slots > 1 else ""
+        raise ZooError(f"{name} takes one width{each}; got {len(result)}")
+    for rate in result:
+        if not _is_number(rate) or not 0 < rate < math.inf:
+            raise ZooError(f"{name}: width is a rate above 0 (1 is the full width), got {rate!r}")
+    return tuple(map(float, result))
+
+
+def blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
+    """Blocks of each section; None is the full depth of a library's model, whose sections only surgery knows."""
+    if depth is None:
+        return member.depth
+    several = isinstance(depth, tuple | list)
+    sections = len(member.depth) if member.depth is not None else len(depth) if several else 1
+    result = tuple(depth) if several else (depth,) * max(1, sections)
+    if not sections and result:
+        raise ZooError(f"{name} has no sections of blocks, so that no depth can be chosen")
+    if len(result) != sections:
+        raise ZooError(f"{name} takes one depth, or one for each of its {sections} sections; got {len(result)}")
+    if wrong := [count for count in result if not _is_count(count)]:
+        raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {wrong[0]!r}")
+    return result
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
