@@ -19,21 +19,24 @@ from fl.engine import backend_names
 from fl.errors import FLError
 
 
-def _comma_separated(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
+def _comma_separated(parse: Callable[[str], Any], metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
+    """A flag of several values; `empty` is what stands for none."""
+
     def from_strings(strings: list[str]) -> tuple:
-        return tuple(parse(item.strip()) for item in strings[0].split(",") if item.strip())
+        return tuple(parse(item.strip()) for item in strings[0].split(",") if item.strip() not in ("", empty))
 
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
         instance_from_str=from_strings,
         is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
+        str_from_instance=lambda value: [",".join(map(str, value)) or empty],
     )
 
 
 Names = Annotated[tuple[str, ...], _comma_separated(str, "NAME,...")]
 Integers = Annotated[tuple[int, ...], _comma_separated(int, "INT,...")]
+Depths = Annotated[tuple[int, ...], _comma_separated(int, "INT,...", empty="all")]
 Rates = Annotated[tuple[float, ...], _comma_separated(float, "FLOAT,...")]
 
 
@@ -49,8 +52,8 @@ class Config:
     """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME"""
     width: Rates = (1.0,)
     """rates of the hidden widths: one for all, or one for each section of the model"""
-    depth: Integers = ()
-    """blocks in each section of the model [all]"""
+    depth: Depths = ()
+    """blocks of the model's sections: one number for all sections, or one for each"""
     norm: str = "default"
     """norm layers: batch, static_batch, group, layer, none, or the model's default"""
 
@@ -160,7 +163,7 @@ class Config:
             in_channels,
             image_size,
             width=self.width[0] if len(self.width) == 1 else self.width,
-            depth=self.depth or None,
+            depth=self.depth[0] if len(self.depth) == 1 else self.depth or None,
             norm=None if self.norm == "default" else self.norm,
         )
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import zoo
 from fl.errors import FLError
-from surgery import SurgeryError, narrow, ungraft
+from surgery import SurgeryError, narrow, sections, ungraft
 from surgery.errors import first_line
 
 
@@ -19,7 +19,7 @@ def make_spec(
     in_channels: int | None = None,
     image_size: int | None = None,
     width: float | tuple[float, ...] = 1.0,
-    depth: tuple[int, ...] | None = None,
+    depth: int | tuple[int, ...] | None = None,
     norm: str | None = None,
 ) -> zoo.Spec:
     """The spec of a model that can be trained on such images, without dropout and stochastic depth.
@@ -71,13 +71,18 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
         _check_runs(spec, model)
         if spec.depth is not None:
-            model, _ = ungraft(model, spec.depth, example=spec.example(2))
+            model, _ = ungraft(model, _each(spec.depth, len(sections(model))), example=spec.example(2))
         rate = spec.width[0]
         return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
     except zoo.ZooError as error:
         raise FLError(f"--model {error}") from None
     except SurgeryError as error:
         raise FLError(f"--model {spec.name}: {error}") from None
+
+
+def _each(depth: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """One number is meant for all sections."""
+    return depth * count if len(depth) == 1 else depth
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:

@@ -19,9 +19,9 @@ def _list_of(kind: type, metavar: str) -> PrimitiveConstructorSpec:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda strings: tuple(kind(item) for item in strings[0].split(",")),
+        instance_from_str=lambda strings: tuple(kind(item) for item in strings[0].split(",") if item != "all"),
         is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
+        str_from_instance=lambda value: [",".join(map(str, value)) or "all"],
     )
 
 
@@ -37,7 +37,7 @@ class Table:
     width: Annotated[tuple[float, ...], _list_of(float, "RATE,...")] = (1.0,)
     """rates of the hidden widths: one for all, or one for each section"""
     depth: Annotated[tuple[int, ...], _list_of(int, "INT,...")] = ()
-    """blocks: one number for all sections, or one for each [all]"""
+    """blocks of the sections: one number for all, or one for each"""
     num_classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """classes, or words of the vocabulary [the model's own]"""
     in_channels: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

@@ -57,13 +57,13 @@ class MBConv(nn.Module):
         hidden = inputs * stage.expansion
         steps = OrderedDict()
         if stage.fused and stage.expansion == 1:
-            steps["fused"] = kit.conv_norm(inputs, channels, 3, stride, activation=nn.SiLU())
+            steps["fused"] = kit.conv_norm(inputs, channels, 3, stride, activation=nn.SiLU)
         elif stage.fused:
-            steps["fused"] = kit.conv_norm(inputs, hidden, 3, stride, activation=nn.SiLU())
+            steps["fused"] = kit.conv_norm(inputs, hidden, 3, stride, activation=nn.SiLU)
             steps["project"] = kit.conv_norm(hidden, channels, 1)
         else:
-            steps["expand"] = kit.conv_norm(inputs, hidden, 1, activation=nn.SiLU())
-            steps["depthwise"] = kit.conv_norm(hidden, hidden, 3, stride, groups=hidden, activation=nn.SiLU())
+            steps["expand"] = kit.conv_norm(inputs, hidden, 1, activation=nn.SiLU)
+            steps["depthwise"] = kit.conv_norm(hidden, hidden, 3, stride, groups=hidden, activation=nn.SiLU)
             steps["squeeze"] = SqueezeExcitation(hidden, max(1, inputs // 4))
             steps["project"] = kit.conv_norm(hidden, channels, 1)
         self.branch = nn.Sequential(steps)
@@ -79,7 +79,7 @@ def efficientnetv2(spec: "Spec", stages: tuple[Stage, ...], stem: int, last: int
     first = spec.kit("section1")
     full, now = stem, spec.channels(stem, "section1")
     stride = 1 if spec.stem == "cifar" else 2
-    parts: dict[str, nn.Module] = {"stem": first.conv_norm(spec.in_channels, now, 3, stride, activation=nn.SiLU())}
+    parts: dict[str, nn.Module] = {"stem": first.conv_norm(spec.in_channels, now, 3, stride, activation=nn.SiLU)}
     index, blocks_in_all = 0, sum(spec.depth)
     for name, stage, depth in zip(section_names(len(stages)), stages, spec.depth):
         width, kit = spec.channels(stage.channels, name), spec.kit(name)
@@ -92,7 +92,7 @@ def efficientnetv2(spec: "Spec", stages: tuple[Stage, ...], stem: int, last: int
             full, now, index = stage.channels, width, index + 1
         parts[name] = nn.Sequential(*blocks)
     channels = spec.channels(last, "tail")
-    parts["tail"] = spec.kit("tail").conv_norm(now, channels, 1, activation=nn.SiLU())
+    parts["tail"] = spec.kit("tail").conv_norm(now, channels, 1, activation=nn.SiLU)
     parts |= {"pool": GlobalPool(), "dropout": nn.Dropout(spec.dropout), "head": nn.Linear(channels, spec.num_classes)}
     return EfficientNetV2(OrderedDict(parts))
 

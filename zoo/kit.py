@@ -65,7 +65,7 @@ class Kit:
         rate: the width rate that HeteroFL's Scaler divides by; None leaves it out.
         step_size: whether residual branches have NeFL's learnable step size.
 
-    >>> list(Kit().conv_norm(3, 8, kernel=3, activation=nn.ReLU()).state_dict())[:2]
+    >>> list(Kit().conv_norm(3, 8, kernel=3, activation=nn.ReLU).state_dict())[:2]
     ['conv.weight', 'norm.weight']
     """
 
@@ -74,9 +74,11 @@ class Kit:
     rate: float | None = None
     step_size: bool = False
 
-    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-        """A convolution that keeps the size at stride 1; it has a bias if no norm follows."""
-        bias = self.norm == "none"
+    def conv(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, bias: bool = False
+    ) -> nn.Conv2d:
+        """A convolution that keeps the size at stride 1; it always has a bias where there are no norms."""
+        bias = bias or self.norm == "none"
         return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
 
     def make_norm(self, channels: int) -> nn.Module:
@@ -95,12 +97,12 @@ class Kit:
         kernel: int,
         stride: int = 1,
         groups: int = 1,
-        activation: nn.Module | None = None,
+        activation: type[nn.Module] | None = None,
         bias: bool = False,
     ) -> nn.Sequential:
-        """Convolution, [Scaler,] norm and activation, where there are some."""
-        conv = self.conv(inputs, outputs, kernel, stride, groups)
-        if bias and conv.bias is None:
-            conv.bias = nn.Parameter(conv.weight.new_zeros(outputs))
-        parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(outputs), "activation": activation}
-        return nn.Sequential(OrderedDict((k, v) for k, v in parts.items() if v and type(v) is not nn.Identity))
+        """Convolution, Scaler, norm and activation (in place), where there are some."""
+        conv = self.conv(inputs, outputs, kernel, stride, groups, bias)
+        parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(outputs)}
+        if activation is not None:
+            parts["activation"] = activation(inplace=True)
+        return nn.Sequential(OrderedDict((k, v) for k, v in parts.items() if type(v) is not nn.Identity))

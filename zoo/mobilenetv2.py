@@ -35,8 +35,8 @@ class InvertedResidual(nn.Module):
         hidden = inputs * expansion
         steps = OrderedDict()
         if expansion > 1:
-            steps["expand"] = kit.conv_norm(inputs, hidden, 1, activation=nn.ReLU6())
-        steps["depthwise"] = kit.conv_norm(hidden, hidden, 3, stride, groups=hidden, activation=nn.ReLU6())
+            steps["expand"] = kit.conv_norm(inputs, hidden, 1, activation=nn.ReLU6)
+        steps["depthwise"] = kit.conv_norm(hidden, hidden, 3, stride, groups=hidden, activation=nn.ReLU6)
         steps["project"] = kit.conv_norm(hidden, channels, 1)
         self.branch = nn.Sequential(steps)
         self.add = kit.residual() if residual else None
@@ -49,7 +49,7 @@ class InvertedResidual(nn.Module):
 def mobilenetv2(spec: "Spec") -> MobileNetV2:
     small = spec.stem == "cifar"
     now = spec.channels(_STEM, "section1")
-    stem = spec.kit("section1").conv_norm(spec.in_channels, now, 3, 1 if small else 2, activation=nn.ReLU6())
+    stem = spec.kit("section1").conv_norm(spec.in_channels, now, 3, 1 if small else 2, activation=nn.ReLU6)
     parts: dict[str, nn.Module] = {"stem": stem}
     for i, ((expansion, full, stride), depth) in enumerate(zip(_SECTIONS, spec.depth), start=1):
         name = f"section{i}"
@@ -61,7 +61,7 @@ def mobilenetv2(spec: "Spec") -> MobileNetV2:
             now = width
         parts[name] = nn.Sequential(*blocks)
     last = spec.channels(_LAST, "tail")
-    parts["tail"] = spec.kit("tail").conv_norm(now, last, 1, activation=nn.ReLU6())
+    parts["tail"] = spec.kit("tail").conv_norm(now, last, 1, activation=nn.ReLU6)
     parts |= {"pool": GlobalPool(), "dropout": nn.Dropout(spec.dropout), "head": nn.Linear(last, spec.num_classes)}
     return MobileNetV2(OrderedDict(parts))
 

@@ -18,4 +18,4 @@ class Network(nn.Sequential):
 
         `surgery.sections` reads it, as does timm's layer-wise learning rate decay.
         """
-        return {"stem": r"^(stem|embedding)", "blocks": r"^section(\d+)" if coarse else r"^section(\d+)\.(\d+)"}
+        return {"stem": r"^(?:stem|embedding)", "blocks": r"^section(\d+)" if coarse else r"^section(\d+)\.(\d+)"}

@@ -192,7 +192,7 @@ def _stem(spec: "Spec", channels: int, bare: bool) -> nn.Sequential:
     if bare:
         stem = nn.Sequential(OrderedDict(conv=kit.conv(spec.in_channels, channels, kernel, stride)))
     else:
-        stem = kit.conv_norm(spec.in_channels, channels, kernel, stride, activation=nn.ReLU())
+        stem = kit.conv_norm(spec.in_channels, channels, kernel, stride, activation=nn.ReLU)
     if spec.stem == "imagenet":
         stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
     return stem

@@ -49,6 +49,16 @@ class Embedding(nn.Module):
         return self.dropout(self.norm(self.scaler(self.token(tokens) + self.position.weight[:length])))
 
 
+@torch.fx.wrap
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[N, T, channels x heads] -> [N, heads, T, channels], laid out anew where fused kernels ask for it.
+
+    The CPU's fused attention has no rule for vmap, so there the view is left, and attention is plain matrix products.
+    """
+    result = x.unflatten(2, (-1, heads)).permute(0, 3, 1, 2)
+    return result.contiguous() if x.is_cuda else result
+
+
 class Attention(nn.Module):
     """Multi-head self-attention [N, T, E] -> [N, T, E] (section 3.2.2) with separate q, k and v."""
 
@@ -62,13 +72,9 @@ class Attention(nn.Module):
         self.scaler = kit.scaler()
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._split(self.scaler(project(x))) for project in (self.q, self.k, self.v))
+        q, k, v = (split_heads(self.scaler(project(x)), self.heads) for project in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.scaler(self.out(out.permute(0, 2, 3, 1).flatten(2)))
-
-    def _split(self, x: Tensor) -> Tensor:
-        """[N, T, channels x heads] -> [N, heads, T, channels]."""
-        return x.unflatten(2, (-1, self.heads)).permute(0, 3, 1, 2)
 
 
 class Block(nn.Module):

@@ -38,7 +38,7 @@ def vgg(spec: "Spec") -> VGG:
         width, kit = spec.channels(full, name), spec.kit(name)
         blocks = []
         for _ in range(depth):
-            blocks.append(kit.conv_norm(now, width, 3, activation=nn.ReLU(), bias=True))
+            blocks.append(kit.conv_norm(now, width, 3, activation=nn.ReLU, bias=True))
             now = width
         parts |= {name: nn.Sequential(*blocks), f"pool{i}": nn.MaxPool2d(2)}
     side = min(7, spec.image_size // 32)
