@@ -1,6 +1,7 @@
 """What may stand in a spec: checks of its fields, which name the field and the valid values."""
 
 import math
+import numbers
 from typing import Any, get_args
 
 from zoo.errors import ZooError
@@ -22,15 +23,18 @@ def filled(name: str, field: str, value: Any, member: Member) -> Any:
     if field in _COUNTS:
         if not _is_count(value):
             raise ZooError(f"{name}: {field} must be a whole number, 1 or more, got {value!r}")
-    elif field in _CHOICES:
+        return int(value)
+    if field in _CHOICES:
         if value not in _CHOICES[field]:
             raise ZooError(f"{name}: unknown {field} {value!r}: choose {', '.join(_CHOICES[field])}")
-    elif field in _SWITCHES:
+        return value
+    if field in _SWITCHES:
         if not isinstance(value, bool):
             raise ZooError(f"{name}: {field} is true or false, got {value!r}")
-    elif not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
+        return value
+    if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
         raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
-    return value
+    return float(value)
 
 
 def rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
@@ -61,12 +65,12 @@ def blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
         raise ZooError(f"{name} takes one depth, or one for each of its {sections} sections; got {len(result)}")
     if wrong := [count for count in result if not _is_count(count)]:
         raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {wrong[0]!r}")
-    return result
+    return tuple(map(int, result))
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -47,7 +47,8 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
     Which one it is, the shapes say: resnet18/34/50, mobilenet_v2, efficientnet_v2_s/m, vgg11/13/16/19 with or without
-    `_bn`, at full width and depth, with any number of classes. Step counters, which the zoo has not, are 0.
+    `_bn`, at full width and depth, with any number of classes. Step counters, which the zoo has not, are 0; the other
+    tensors are those of the given state, not copies.
 
     Raises:
         ZooError: if torchvision has no model of these shapes.

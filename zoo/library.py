@@ -5,9 +5,11 @@ factory takes one, its image size. `surgery.narrow` and `surgery.ungraft` make t
 """
 
 import difflib
+import inspect
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import torchvision
 from torch import nn
 
 from zoo.errors import ZooError
@@ -35,8 +37,11 @@ def member(name: str) -> Member:
     if model.split(".")[0] not in known:  # timm's names may go on with a tag for weights
         near = [f"{library}:{other}" for other in difflib.get_close_matches(model, known, n=3, cutoff=0.5)]
         hint = f"did you mean {' or '.join(near)}?" if near else "see its list_models()"
-        raise ZooError(f"{library} has no model {model!r}: {hint}")
-    classes, (channels, *sizes) = _METADATA[library](model)
+        raise ZooError(f"{library} has no image classifier {model!r}: {hint}")
+    try:
+        classes, (channels, *sizes) = _METADATA[library](model)
+    except RuntimeError as error:  # an unknown tag
+        raise ZooError(f"{library} has no model {model!r}: {error}") from None
     defaults = {"num_classes": classes, "in_channels": channels, "image_size": sizes[-1], "dropout": None}
     return Member(partial(_build, _FACTORY[library]), None, ("all",), defaults, library, initialised=True)
 
@@ -68,8 +73,6 @@ def _timm(spec: "Spec") -> nn.Module:
 
 
 def _torchvision(spec: "Spec") -> nn.Module:
-    import torchvision
-
     arguments = {"num_classes": spec.num_classes, "weights": None}
     if "weights_backbone" in _torchvision_arguments(spec.name.partition(":")[2]):
         arguments["weights_backbone"] = None
@@ -120,16 +123,10 @@ def _timm_metadata(model: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _torchvision_names() -> set[str]:
-    import torchvision
-
-    return set(torchvision.models.list_models())
+    return set(torchvision.models.list_models(module=torchvision.models))  # not those of detection, video, ...
 
 
 def _torchvision_arguments(model: str) -> set[str]:
-    import inspect
-
-    import torchvision
-
     return set(inspect.signature(torchvision.models.get_model_builder(model)).parameters)
 
 

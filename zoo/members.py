@@ -26,10 +26,12 @@ def names() -> list[str]:
 
 def find(name: str) -> Member:
     """The architecture of that name; ZooError lists near names."""
+    if not isinstance(name, str):
+        raise ZooError(f"the name of a model is a text, got {name!r}")
     if name in MEMBERS:
         return MEMBERS[name]
-    if ":" in str(name):
+    if ":" in name:
         return library.member(name)
-    if near := difflib.get_close_matches(str(name), MEMBERS, n=3):
+    if near := difflib.get_close_matches(name, MEMBERS, n=3):
         raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}, timm:NAME and torchvision:NAME")

@@ -77,7 +77,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
         State names and tensors [C] to load beside the weights; empty if the model has no static batch norm.
 
     Raises:
-        ZooError: if there are no batches.
+        ZooError: if there are no batches, or one so small that a layer sees one value a channel.
 
     >>> from zoo import create
     >>> net = create("resnet20", norm="static_batch", width=0.25)
@@ -93,7 +93,12 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     held = {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}
 
     def watch(name: str):
-        return lambda _, inputs: moments[name].append(torch.var_mean(inputs[0], (0, 2, 3)))
+        def hook(_, inputs: tuple[Tensor, ...]) -> None:
+            if inputs[0].numel() == inputs[0].shape[1]:
+                raise ZooError(f"{name} sees one value a channel, which has no variance: give larger batches or images")
+            moments[name].append(torch.var_mean(inputs[0], (0, 2, 3)))
+
+        return hook
 
     hooks = [norm.register_forward_pre_hook(watch(name)) for name, norm in norms.items()]
     modes = {module: module.training for module in model.modules()}

@@ -45,7 +45,7 @@ class Spec:
         norm: batch, static_batch, group, layer or none.
         norm_eps: epsilon of the norms.
         dropout: rate of dropout. Of a library's models None leaves what the library sets, 0 switches all off.
-        drop_path: rate of stochastic depth in the last block, growing linearly from 0 in the first.
+        drop_path: rate of stochastic depth; block i of n has i/n of it, as torchvision's have.
         scaler: HeteroFL's Scaler, which divides by the width rate in training.
         step_size: NeFL's learnable step size of every residual branch.
 
@@ -131,16 +131,19 @@ class Spec:
 
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
         """An input of zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
+        size = (self.tokens or self.image_size) if size is None else size
         if self.tokens is not None:
-            return torch.zeros(batch, size or self.tokens, dtype=torch.long, device=device)
-        size = size or self.image_size
+            return torch.zeros(batch, size, dtype=torch.long, device=device)
         return torch.zeros(batch, self.in_channels, size, size, device=device)
 
     def count(self, size: int | None = None) -> Count:
         """Parameters and MACs, without building the model in memory.
 
         Args:
-            size: the image's side or the sequence's length; None takes the spec's own.
+            size: the image's side or the sequence's length; None takes the spec's own. The model stays the same.
+
+        Raises:
+            ZooError: if the model that the spec describes does not take inputs of this size.
 
         >>> Spec("resnet18").count()
         Count(parameters=11689512, macs=1814073344)
@@ -180,7 +183,18 @@ class Spec:
             raise ZooError(f"not a model's spec: no YAML ({' '.join(str(error).split())})") from None
         if not isinstance(values, Mapping) or "name" not in values:
             raise ZooError("not a model's spec: it is no mapping with a name")
-        return make(values)
+        return make({key: _number(value) if key in _NUMBERS else value for key, value in values.items()})
+
+
+_NUMBERS = ("width", "norm_eps", "dropout", "drop_path")
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 takes 1e-5 for a text, and only 1.0e-5 for a number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def make(values: Mapping[str, Any]) -> Spec:
@@ -210,6 +224,11 @@ def _seeded(generator: torch.Generator | None):
 @lru_cache(maxsize=1024)
 def _count(spec: Spec, size: int | None) -> Count:
     model = spec.build(device="meta").eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(spec.example(size=size, device="meta"))
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(spec.example(size=size, device="meta"))
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
+        own, other = spec.tokens or spec.image_size, size if size is not None else "it"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ZooError(f"{spec.name}, made for inputs of size {own}, cannot be counted at {other}: {reason}") from error
     return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)

@@ -76,7 +76,7 @@ def test_the_zoo_is_as_it_was():
         ("timm:resnet18", {"width": 1.5}, "--width 1.5: timm:resnet18 can only be made narrower"),
         ("timm:resnet18", {"norm": "group"}, "--norm group: timm:resnet18 brings its own norm layers"),
         ("timm:test_vit", {}, "--model timm:test_vit cannot take images of 1x8x8: "),
-        ("torchvision:fcn_resnet50", {"in_channels": 3}, "is no plain classifier (it gives OrderedDict in training)"),
+        ("torchvision:fcn_resnet50", {"in_channels": 3}, "torchvision has no image classifier 'fcn_resnet50'"),
         ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, not 2"),
     ],
 )

@@ -1,0 +1,201 @@
+"""Weights of torchvision and timm: loaded here they give the same outputs, and they go back."""
+
+import copy
+from functools import partial
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import zoo
+from zoo.interop import load, to_torchvision
+
+TORCHVISION = {
+    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50",
+    "mobilenet_v2": "mobilenetv2", "efficientnet_v2_s": "efficientnetv2_s",
+}  # fmt: skip
+TIMM = {
+    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50",
+    "mobilenetv2_100": "mobilenetv2", "efficientnetv2_s": "efficientnetv2_s",
+}  # fmt: skip
+CLASSES = 7
+
+
+def randomise(model):
+    """Batch norms that do something, and nothing that starts at zero."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.1, generator=generator)
+            nn.init.uniform_(module.running_var, 0.5, 1.5, generator=generator)
+            nn.init.uniform_(module.weight, 0.5, 1.5, generator=generator)
+            nn.init.normal_(module.bias, 0, 0.1, generator=generator)
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, 0, (2 / module.weight[0].numel()) ** 0.5, generator=generator)
+    return model
+
+
+def images(count, size, dtype=torch.float32):
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def assert_same_logits(ours, theirs, x):
+    with torch.no_grad():
+        a, b = ours.eval()(x), theirs.eval()(x)
+    scale = b.std()
+    assert scale > 1e-3
+    torch.testing.assert_close(a / scale, b / scale, atol=1e-5, rtol=1e-5)
+    if len(x) > 1:
+        assert ((b[0] - b[1]).abs() / scale).max() > 1e-3
+
+
+def torchvision_model(name, **options):
+    return randomise(torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), TORCHVISION.items())
+def test_torchvision_s_weights_give_torchvision_s_logits(theirs, ours):
+    theirs = torchvision_model(theirs)
+    before = copy.deepcopy(theirs.state_dict())
+    ours = load(zoo.create(ours, num_classes=CLASSES), theirs.state_dict())
+    assert_same_logits(ours, theirs, images(2, 64))
+    assert all(torch.equal(before[name], tensor) for name, tensor in theirs.state_dict().items())
+
+
+def test_vgg16_too():
+    """At 224x224: there the classifier sees the 7x7 positions that torchvision's has."""
+    theirs = torchvision_model("vgg16_bn")
+    assert_same_logits(load(zoo.create("vgg16", num_classes=CLASSES), theirs.state_dict()), theirs, images(1, 224))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), TIMM.items())
+def test_timm_s_weights_give_timm_s_logits(theirs, ours):
+    options = {"norm_eps": 1e-5} if ours == "efficientnetv2_s" else {}
+    theirs = randomise(timm.create_model(theirs, num_classes=CLASSES))
+    ours = load(zoo.create(ours, num_classes=CLASSES, **options), theirs.state_dict())
+    assert_same_logits(ours, theirs, images(2, 64))
+
+
+def test_timm_s_efficientnet_has_another_epsilon():
+    """Lest the option above should not matter."""
+    theirs = randomise(timm.create_model("efficientnetv2_s", num_classes=CLASSES))
+    ours = load(zoo.create("efficientnetv2_s", num_classes=CLASSES), theirs.state_dict())
+    with torch.no_grad():
+        a, b = (model.eval()(images(1, 64)) for model in (ours, theirs))
+    assert (a - b).abs().max() > 1e-4 * b.std()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*(partial(torchvision_model, name) for name in ("resnet18", "resnet34", "resnet50")),
+     lambda: randomise(timm.create_model("resnet18", num_classes=CLASSES))],
+    ids=["resnet18", "resnet34", "resnet50", "timm resnet18"],
+)  # fmt: skip
+def test_training_is_the_same(make):
+    """Outputs, gradients by position and running statistics."""
+    theirs = make().double().train()
+    name = {62: "resnet18", 110: "resnet34", 161: "resnet50"}[len(list(theirs.parameters()))]
+    ours = load(zoo.create(name, num_classes=CLASSES).double(), theirs.state_dict())
+    x, y = images(4, 32, torch.float64), torch.arange(4)
+    outputs = [model(x) for model in (ours, theirs)]
+    torch.testing.assert_close(*outputs)
+    for out in outputs:
+        nn.functional.cross_entropy(out, y).backward()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert b.grad.norm() > 0
+        torch.testing.assert_close(a.grad, b.grad)
+    theirs = [b for key, b in theirs.named_buffers() if not key.endswith("num_batches_tracked")]
+    for a, b in zip(ours.buffers(), theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_mobilenetv2_at_the_paper_s_half_width_is_torchvision_s():
+    spec = zoo.Spec("mobilenetv2", width=(0.5,) * 7 + (1,), num_classes=CLASSES)
+    theirs = torchvision_model("mobilenet_v2", width_mult=0.5)
+    assert spec.count(64).parameters == sum(p.numel() for p in theirs.parameters())
+    assert_same_logits(load(spec.build(), theirs.state_dict()), theirs, images(2, 64))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), TORCHVISION.items())
+def test_a_state_goes_to_torchvision(theirs, ours):
+    ours = randomise(zoo.create(ours, num_classes=CLASSES))
+    state = to_torchvision(ours.state_dict())
+    theirs = torchvision.models.get_model(theirs, weights=None, num_classes=CLASSES)
+    theirs.load_state_dict(state, strict=True)
+    counters = [t for name, t in theirs.state_dict().items() if name.endswith("num_batches_tracked")]
+    assert {(t.ndim, t.dtype, t.item()) for t in counters} == {(0, torch.int64, 0)}
+    assert_same_logits(ours, theirs, images(2, 64))
+    again = load(copy.deepcopy(ours).apply(lambda m: getattr(m, "reset_parameters", int)()), state).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+@pytest.mark.parametrize("depth", ["11", "13", "16", "19"])
+def test_vggs_and_the_middle_efficientnet_go_to_torchvision(depth, norm):
+    """By names and shapes alone."""
+    pairs = [(f"vgg{depth}", f"vgg{depth}_bn" if norm == "batch" else f"vgg{depth}", {"norm": norm})]
+    pairs += [("efficientnetv2_m", "efficientnet_v2_m", {})] * (depth == "11" and norm == "batch")
+    for name, theirs, options in pairs:
+        state = to_torchvision(zoo.Spec(name, num_classes=CLASSES, **options).build(device="meta").state_dict())
+        with torch.device("meta"):
+            expected = torchvision.models.get_model(theirs, weights=None, num_classes=CLASSES).state_dict()
+        assert list(state) == list(expected)
+        assert all(state[key].shape == tensor.shape for key, tensor in expected.items())
+
+
+def test_a_state_of_the_model_s_own_loads():
+    a, b = (zoo.create("resnet20", width=0.25) for _ in range(2))
+    assert load(b, a.state_dict()) is b
+    assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def shapes_of(name, **options):
+    with torch.device("meta"):
+        return torchvision.models.get_model(name, weights=None, **options).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (lambda: shapes_of("resnet34"), r"layer1\.2\.conv1\.weight \[64, 64, 3, 3\].*section2\.0\.conv1\.weight"),
+        (lambda: shapes_of("mobilenet_v2"), r"features.*stem\.conv\.weight \[64, 3, 7, 7\]"),
+        (shapes_of, r"fc\.weight \[1000, 512\] stands where head\.weight \[5, 512\]"),
+        (lambda: dict(list(shapes_of("resnet18", num_classes=5).items())[:-1]), "101 tensors.*102"),
+        (lambda: shapes_of("resnet18", num_classes=5) | {"more": torch.zeros(1)}, "103 tensors.*102"),
+        (lambda: {}, "0 tensors"),
+        (lambda: zoo.Spec("resnet18", num_classes=6).build(device="meta").state_dict(), r"head\.weight.*\[6, 512\]"),
+    ],
+    ids=["deeper", "other architecture", "other classes", "one less", "one more", "empty", "own names, other shapes"],
+)  # fmt: skip
+def test_another_model_s_state_is_refused(state, message):
+    state = state("resnet18") if state is shapes_of else state()
+    with pytest.raises(zoo.ZooError, match=message):
+        load(zoo.Spec("resnet18", num_classes=5).build(device="meta"), state)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        zoo.Spec("resnet18", width=0.5),
+        zoo.Spec("resnet18", depth=1),
+        zoo.Spec("resnet18", in_channels=1),
+        zoo.Spec("resnet18", stem="cifar"),
+        zoo.Spec("resnet18", norm="group"),
+        zoo.Spec("resnet20"),
+        zoo.Spec("mobilenetv2", width=(0.5,) * 7 + (1,)),
+        zoo.Spec("vgg16", image_size=32),
+        zoo.Spec("cnn"),
+        zoo.Spec("transformer"),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_what_torchvision_has_not_does_not_go_there(spec):
+    with pytest.raises(zoo.ZooError, match="torchvision has no model with these"):
+        to_torchvision(spec.build(device="meta").state_dict())
+
+
+def test_neither_does_an_empty_state():
+    with pytest.raises(zoo.ZooError, match="these 0 tensors"):
+        to_torchvision({})

@@ -1,0 +1,179 @@
+"""Parameters and multiply-accumulates against the papers, torchvision, and counts made by hand."""
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zoo
+from zoo import Spec
+
+TORCHVISION = [
+    ("resnet18", "resnet18", {}, None),
+    ("resnet34", "resnet34", {}, None),
+    ("resnet50", "resnet50", {}, None),
+    ("mobilenetv2", "mobilenet_v2", {}, None),
+    ("efficientnetv2_s", "efficientnet_v2_s", {}, 384),
+    ("efficientnetv2_m", "efficientnet_v2_m", {}, 480),
+    ("vgg11", "vgg11_bn", {}, None),
+    ("vgg13", "vgg13_bn", {}, None),
+    ("vgg16", "vgg16_bn", {}, None),
+    ("vgg19", "vgg19_bn", {}, None),
+    ("vgg16", "vgg16", {"norm": "none"}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "theirs", "options", "size"), TORCHVISION)
+def test_parameters_and_macs_are_torchvision_s(name, theirs, options, size):
+    meta = torchvision.models.get_model_weights(theirs).DEFAULT.meta
+    count = Spec(name, **options).count(size)
+    assert count.parameters == meta["num_params"]
+    assert count.macs / 1e9 == pytest.approx(meta["_ops"], abs=6e-4)  # they give three digits
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parameters"),
+    [
+        ("cnn", {}, 1_663_370),  # McMahan et al. 2017, section 3
+        ("cnn", {"num_classes": 62}, 1_690_046),  # + 52 * 513
+        ("resnet20", {}, 269_722),
+        ("resnet9", {}, 83_852),  # FeMAM: 83.9k
+        ("resnet20_fedmr", {}, 219_482),  # FedMR: 0.22M, with the norm that it does not use
+        ("preresnet18", {}, 11_172_170),
+    ],
+)
+def test_parameters_are_the_paper_s(name, options, parameters):
+    assert Spec(name, **options).count().parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("resnet20", 0.27), ("resnet32", 0.46), ("resnet44", 0.66), ("resnet56", 0.85), ("resnet110", 1.7)],
+)
+def test_small_resnets_are_those_of_he_2016_table_6(name, millions):
+    count = Spec(name).count().parameters / 1e6
+    assert count == pytest.approx(millions, abs=0.005 if millions < 1 else 0.05)
+
+
+def by_hand_resnet(depths, channels, classes=10, inputs=3):
+    """CIFAR's ResNet with padded shortcuts: convolutions without bias, two numbers a normalised channel."""
+    total, before = inputs * 9 * channels[0] + 2 * channels[0], channels[0]
+    for depth, now in zip(depths, channels):
+        for block in range(depth):
+            total += 9 * now * (before if block == 0 else now) + 9 * now * now + 4 * now
+        before = now
+    return total + before * classes + classes
+
+
+def by_hand_preresnet(depths, channels, classes, inputs=3):
+    """norm-ReLU-conv-norm-ReLU-conv; a bare 1x1 convolution where the channels change; a norm before the pooling."""
+    total, before = inputs * 9 * channels[0], channels[0]
+    for depth, now in zip(depths, channels):
+        for _ in range(depth):
+            total += 2 * before + 9 * before * now + 2 * now + 9 * now * now
+            total += before * now if before != now else 0
+            before = now
+    return total + 2 * before + before * classes + classes
+
+
+def by_hand_transformer(vocabulary, words, channels, hidden, blocks, tokens):
+    """Four square matrices and two norms a block, two matrices of the feed-forward network; all have biases."""
+    square = channels * channels + channels
+    block = 4 * square + (channels * hidden + hidden) + (hidden * channels + channels) + 2 * 2 * channels
+    embedding = words * channels + tokens * channels + 2 * channels
+    head = square + 2 * channels + channels * vocabulary + vocabulary
+    return embedding + blocks * block + head
+
+
+def by_hand_vgg16(side, classes):
+    """Table 1, column D, with a norm after each convolution."""
+    total, before, positions = 0, 3, side
+    for number, now in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
+        for _ in range(number):
+            total += 9 * before * now + now + 2 * now
+            before = now
+        positions //= 2
+    for inputs, outputs in ((before * positions**2, 4096), (4096, 4096), (4096, classes)):
+        total += inputs * outputs + outputs
+    return total
+
+
+def test_counts_by_hand():
+    assert Spec("resnet20").count().parameters == by_hand_resnet((3, 3, 3), (16, 32, 64))
+    assert Spec("resnet110").count().parameters == by_hand_resnet((18, 18, 18), (16, 32, 64))
+    assert Spec("preresnet18").count().parameters == by_hand_preresnet((2, 2, 2, 2), (64, 128, 256, 512), 10)
+    assert Spec("preresnet20").count().parameters == by_hand_preresnet((3, 3, 3), (16, 32, 64), 10)
+    words = 33_278
+    assert Spec("transformer").count().parameters == by_hand_transformer(words, words, 256, 512, 4, 64)
+    assert Spec("transformer_masked").count().parameters == by_hand_transformer(words, words + 1, 256, 512, 4, 64)
+    for side, classes in ((32, 10), (64, 5), (224, 1000)):
+        spec = Spec("vgg16", image_size=side, num_classes=classes)
+        assert spec.count().parameters == by_hand_vgg16(side, classes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 2), st.tuples(*[st.integers(1, 4)] * 3), st.integers(2, 20), st.integers(1, 4))
+def test_counts_by_hand_at_any_width_and_depth(width, depth, classes, inputs):
+    options = {"width": width, "depth": depth, "num_classes": classes, "in_channels": inputs}
+    for name, by_hand in (("resnet20", by_hand_resnet), ("preresnet20", by_hand_preresnet)):
+        channels = [-int(-round(width * c, 6) // 1) for c in (16, 32, 64)]  # rounded up
+        assert Spec(name, **options).count(8).parameters == by_hand(depth, channels, classes, inputs)
+
+
+def test_macs_by_hand():
+    """cnn: two convolutions of 5x5, at 28x28 and 14x14, and two matrices."""
+    macs = 28 * 28 * 25 * 32 + 14 * 14 * 25 * 32 * 64 + 49 * 64 * 512 + 512 * 10
+    assert Spec("cnn").count().macs == macs
+    tokens, channels, hidden, words = 6, 256, 512, 11
+    block = tokens * (4 * channels**2 + 2 * channels * hidden) + 2 * tokens**2 * channels
+    macs = 4 * block + tokens * (channels**2 + channels * words)
+    assert Spec("transformer", num_classes=words, tokens=tokens).count().macs == macs
+
+
+SMALL = {
+    "cnn": {}, "resnet50": {}, "preresnet18": {}, "mobilenetv2": {}, "efficientnetv2_cifar": {},
+    "vgg11": {"image_size": 32}, "resnet20_fedmr": {},
+    "transformer": {"tokens": 6}, "transformer_masked": {"tokens": 6},
+}  # fmt: skip
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("name", SMALL)
+def test_the_count_is_the_built_model_s(name, data):
+    sections = len(Spec(name).depth)
+    depth = data.draw(st.tuples(*[st.integers(1, 2)] * sections)) if sections else None
+    spec = Spec(name, num_classes=5, width=data.draw(st.floats(0.05, 0.3)), depth=depth, **SMALL[name])
+    assert spec.count().parameters == sum(p.numel() for p in spec.build().parameters())
+
+
+def test_what_counts_as_a_parameter():
+    """Step sizes do, running statistics do not."""
+    plain, stepping = (Spec("resnet20", step_size=s).count().parameters for s in (False, True))
+    assert stepping - plain == 9
+    assert Spec("resnet20", norm="static_batch").count().parameters == plain
+    assert Spec("resnet20", norm="group").count().parameters == plain
+
+
+def test_macs_follow_the_size_and_parameters_do_not():
+    spec = Spec("resnet20")
+    head = 64 * 10
+    small, large = spec.count(16), spec.count(64)
+    assert small.parameters == large.parameters == spec.count().parameters
+    assert (large.macs - head) == 16 * (small.macs - head)
+    assert spec.count() == spec.count(32)
+    text = Spec("transformer", num_classes=11, tokens=12)
+    assert text.count(6).macs < text.count().macs == text.count(12).macs
+
+
+def test_to_count_builds_nothing_and_draws_nothing():
+    before = torch.get_rng_state()
+    assert Spec("vgg19", width=3).count().parameters > 1e9
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_every_architecture_can_be_counted():
+    for name in zoo.names():
+        count = Spec(name).count(32 if "transformer" in name else None)
+        assert min(count) > 0

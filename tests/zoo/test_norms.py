@@ -1,0 +1,348 @@
+"""Norms, their statistics, and what stands beside them in a block: Scalers and step sizes."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+from torch.optim.swa_utils import update_bn
+
+import zoo
+from zoo import Spec
+from zoo.kit import Residual, Scaler
+from zoo.norms import BatchNorm2d, StaticBatchNorm2d, make_norm
+
+CONVOLUTIONAL = [
+    "cnn", "resnet18", "resnet50", "resnet20", "preresnet20", "resnet20_fedmr", "mobilenetv2",
+    "efficientnetv2_cifar", "vgg11",
+]  # fmt: skip
+NORMS = ["none", "batch", "static_batch", "group", "layer"]
+
+
+def small(name, **options):
+    member = Spec(name).member
+    quiet = {field: 0.0 for field in ("dropout", "drop_path") if field in member.defaults}
+    if name.startswith("transformer"):
+        return Spec(name, **{"num_classes": 11, "tokens": 6, "width": 0.25, "depth": 2, **quiet, **options})
+    depth = (1,) * len(member.depth) or None
+    return Spec(name, **{"num_classes": 5, "image_size": 32, "width": 0.25, "depth": depth, **quiet, **options})
+
+
+def inputs(spec, batch=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = spec.example(batch).shape
+    return torch.randint(11, shape, generator=generator) if spec.tokens else torch.randn(shape, generator=generator)
+
+
+def test_batch_norm_is_torch_s_without_a_step_counter():
+    ours, theirs = BatchNorm2d(3), nn.BatchNorm2d(3)
+    assert list(ours.state_dict()) == ["weight", "bias", "running_mean", "running_var"]
+    for _ in range(3):
+        x = 2 + 3 * torch.randn(4, 3, 5, 5)
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.mark.parametrize("kind", [BatchNorm2d, StaticBatchNorm2d])
+def test_states_with_a_counter_load(kind):
+    theirs = nn.BatchNorm2d(3)
+    theirs(1 + torch.randn(4, 3, 5, 5))
+    state = theirs.state_dict()
+    ours = nn.Sequential(kind(3))
+    ours.load_state_dict({f"0.{name}": tensor for name, tensor in state.items()}, strict=True)
+    assert state["num_batches_tracked"] == 1
+    x = torch.randn(4, 3, 5, 5)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+def test_static_batch_norm_keeps_no_statistics():
+    ours, theirs = StaticBatchNorm2d(3), nn.BatchNorm2d(3)
+    for seed in range(2):
+        x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) * 2 + 1
+        torch.testing.assert_close(ours(x), theirs(x))
+        torch.testing.assert_close(ours.eval()(x), theirs(x))  # as long as it has none
+        ours.train()
+    assert list(ours.state_dict()) == ["weight", "bias"]
+    statistics = {"running_mean": torch.arange(3.0), "running_var": torch.ones(3)}
+    ours.load_state_dict(ours.state_dict() | statistics)
+    torch.testing.assert_close(ours(x), theirs(x))  # nor does training use those that it was given
+    assert torch.equal(ours.running_mean, torch.arange(3.0))
+    torch.testing.assert_close(ours.eval()(x), F.batch_norm(x, **statistics))
+    ours.load_state_dict({"weight": torch.ones(3), "bias": torch.zeros(3)})
+    assert list(ours.state_dict()) == ["weight", "bias"]
+
+
+def with_torch_s_norms(model):
+    """An equal model whose static batch norms are torch's, with statistics that are the mean over batches."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, StaticBatchNorm2d):
+                norm = nn.BatchNorm2d(child.num_features, child.eps, momentum=None)
+                norm.load_state_dict(child.state_dict(), strict=False)
+                setattr(parent, name, norm)
+    return model
+
+
+def collected(name, norm="static_batch"):
+    spec = small(name, norm=norm)
+    model = spec.build(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, StaticBatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.normal_()
+    return spec, model, [1 + inputs(spec, 6, seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"])
+def test_collected_statistics_are_torch_s_cumulative_average(name):
+    _, model, batches = collected(name)
+    statistics = zoo.collect_statistics(model, batches)
+    oracle = with_torch_s_norms(model)
+    update_bn(batches, oracle)
+    expected = {k: t for k, t in oracle.state_dict().items() if "running_" in k}
+    assert list(statistics) == list(expected)
+    for key, tensor in expected.items():
+        torch.testing.assert_close(statistics[key], tensor, atol=1e-5, rtol=1e-5)
+    model.load_state_dict(model.state_dict() | statistics)
+    x = batches[0]
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), oracle.eval()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_loaded_statistics_make_evaluation_independent_of_the_batch():
+    _, model, batches = collected("resnet18")
+    x = batches[0]
+    with torch.no_grad():
+        assert not torch.allclose(model.eval()(x)[:2], model(x[:2]), atol=1e-3)
+        model.load_state_dict(model.state_dict() | zoo.collect_statistics(model, batches))
+        torch.testing.assert_close(model(x)[:2], model(x[:2]))
+    plain = {k: t for k, t in model.state_dict().items() if "running_" not in k}
+    model.load_state_dict(plain)
+    assert list(model.state_dict()) == list(plain)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_to_collect_statistics_changes_nothing(given):
+    """Neither does it read the statistics that the model has."""
+    _, model, batches = collected("efficientnetv2_cifar")
+    expected = zoo.collect_statistics(model, batches)
+    if given:
+        model.load_state_dict(model.state_dict() | {k: torch.rand_like(t) for k, t in expected.items()})
+    model.train()
+    model.section2.eval()
+    modes = [m.training for m in model.modules()]
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    again = zoo.collect_statistics(model, iter(batches))
+    assert all(torch.equal(again[k], t) for k, t in expected.items())
+    assert [m.training for m in model.modules()] == modes
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(before[k], t) for k, t in model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert not any(t.requires_grad for t in again.values())
+
+
+def test_dropout_and_scalers_are_off_while_statistics_are_collected():
+    _, model, batches = collected("vgg11")
+    options = {"norm": "static_batch", "dropout": 0.5, "scaler": True}
+    busy = small("vgg11", **options).build()
+    busy.load_state_dict(model.state_dict())
+    expected = zoo.collect_statistics(model, batches)
+    for key, tensor in zoo.collect_statistics(busy, batches).items():
+        torch.testing.assert_close(tensor, expected[key])
+
+
+def test_statistics_of_other_weights():
+    """A state that is not the model's own, with statistics or without."""
+    spec, model, batches = collected("preresnet20")
+    other = spec.build(torch.Generator().manual_seed(9))
+    expected = zoo.collect_statistics(other, batches)
+    before = copy.deepcopy(model.state_dict())
+    for state in (other.state_dict(), other.state_dict() | {k: 7 * t for k, t in expected.items()}):
+        found = zoo.collect_statistics(model, batches, state=state)
+        assert all(torch.equal(found[k], t) for k, t in expected.items())
+    assert all(torch.equal(before[k], t) for k, t in model.state_dict().items())
+
+
+def test_statistics_feed_functional_evaluation():
+    _, model, batches = collected("resnet18")
+    state = model.state_dict() | zoo.collect_statistics(model, batches)
+    with torch.no_grad():
+        functional = functional_call(model.eval(), state, (batches[0],))
+        assert model.stem.norm.running_mean is None
+        again = zoo.collect_statistics(model, batches)  # after it too
+        model.load_state_dict(state)
+        torch.testing.assert_close(functional, model(batches[0]))
+    assert all(torch.equal(again[k], state[k]) for k in again)
+
+
+def test_a_failing_batch_leaves_the_model_as_it_was():
+    _, model, batches = collected("resnet18")
+    with pytest.raises(RuntimeError):
+        zoo.collect_statistics(model, [batches[0], torch.zeros(1, 2, 8, 8)])
+    assert all(m.training for m in model.modules())
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_no_batches_are_an_error_and_no_static_norms_are_not():
+    _, model, batches = collected("resnet18")
+    with pytest.raises(zoo.ZooError, match="at least one"):
+        zoo.collect_statistics(model, [])
+    assert zoo.collect_statistics(small("resnet18").build(), batches) == {}
+
+
+@pytest.mark.parametrize("with_statistics", [False, True])
+def test_static_norms_can_be_copied_and_pickled(with_statistics):
+    _, model, batches = collected("resnet18")
+    if with_statistics:
+        model.load_state_dict(model.state_dict() | zoo.collect_statistics(model, batches))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert list(twin.state_dict()) == list(model.state_dict())
+        with torch.no_grad():
+            assert torch.equal(twin.eval()(batches[0]), model.eval()(batches[0]))
+
+
+@given(st.integers(1, 300))
+def test_group_norms_have_the_most_groups_up_to_eight(channels):
+    norm = make_norm("group", channels)
+    assert norm.num_groups == max(g for g in (1, 2, 4, 8) if channels % g == 0)
+    assert make_norm("layer", channels).num_groups == 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 13), st.floats(1e-6, 0.1))
+def test_layer_norm_is_over_channels_and_positions(channels, eps):
+    x = 2 + torch.randn(3, channels, 4, 5)
+    torch.testing.assert_close(make_norm("layer", channels, eps)(x), F.layer_norm(x, x.shape[1:], eps=eps))
+
+
+def test_epsilon_is_the_spec_s():
+    for norm in NORMS[1:]:
+        model = small("mobilenetv2", norm=norm, norm_eps=0.25).build(device="meta")
+        assert {m.eps for m in model.modules() if hasattr(m, "eps")} == {0.25}
+    assert small("transformer", norm_eps=0.25).build(device="meta").section1[1].norm2.eps == 0.25
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_every_norm_runs_forward_and_backward(name, norm):
+    spec = small(name, norm=norm, width=0.11)  # odd numbers of channels, too
+    model = spec.build()
+    out = model(inputs(spec))
+    assert out.isfinite().all()
+    out.square().sum().backward()
+    for key, parameter in model.named_parameters():
+        unused = name == "resnet20_fedmr" and key.startswith("tail")
+        assert (parameter.grad is None) == unused, key
+        assert unused or parameter.grad.isfinite().all(), key
+    kinds = {type(m) for m in model.modules()} & {BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm}
+    expected = {"batch": {BatchNorm2d}, "static_batch": {StaticBatchNorm2d}, "none": set()}
+    assert kinds == expected.get(norm, {nn.GroupNorm})
+
+
+def test_a_scaler_divides_in_training_only():
+    x = torch.randn(3)
+    assert torch.equal(Scaler(0.25)(x), 4 * x)
+    assert torch.equal(Scaler(0.25).eval()(x), x)
+
+
+SCALED = ["cnn", "resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11", "transformer"]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scalers_leave_names_evaluation_and_full_models_alone(name):
+    norm = {} if name == "transformer" else {"norm": "batch"}
+    plain, scaling = (small(name, scaler=s, **norm) for s in (False, True))
+    models = [spec.build(torch.Generator().manual_seed(0)) for spec in (plain, scaling)]
+    assert list(models[0].state_dict()) == list(models[1].state_dict())
+    assert any(isinstance(m, Scaler) for m in models[1].modules())
+    assert not any(isinstance(m, Scaler) for m in models[0].modules())
+    x = inputs(plain)
+    with torch.no_grad():
+        assert torch.equal(*(copy.deepcopy(m).eval()(x) for m in models))
+        assert not torch.equal(*(m(x) for m in models))  # batch norm's epsilon is seen at least
+        full = [s.scaled(4).build(torch.Generator().manual_seed(0)) for s in (plain, scaling)]
+        assert torch.equal(*(m(x) for m in full))
+
+
+@pytest.mark.parametrize("name", [name for name in SCALED if name not in ("cnn", "transformer")])
+def test_a_scaler_precedes_every_norm(name):
+    """Seen by what reaches the norms: 1 / rate times what reaches them without, where the norms change nothing."""
+    width = 0.25
+    seen = {}
+    for scaler in (False, True):
+        model = small(name, norm="batch", scaler=scaler, width=width).build(torch.Generator().manual_seed(0))
+        seen[scaler] = {}
+        for key, module in model.named_modules():
+            if isinstance(module, BatchNorm2d):
+                module.eps = 1e-20  # then its output does not depend on the scale of its input
+
+                def watch(_, inputs, key=key, seen=seen[scaler]):
+                    seen[key] = inputs[0].detach()
+
+                module.register_forward_pre_hook(watch)
+        model.double()(inputs(Spec(name, image_size=32), 8).double())
+    assert len(seen[True]) == len(seen[False]) >= 5
+    for key, x in seen[False].items():
+        torch.testing.assert_close(seen[True][key], x / width)
+
+
+def test_scalers_have_their_section_s_rate():
+    net = zoo.create("resnet20", width=(0.5, 0.25, 1), scaler=True)
+    rates = [net.stem.scaler.rate, *(getattr(net, f"section{i}")[2].scaler.rate for i in (1, 2, 3))]
+    assert rates == [0.5, 0.5, 0.25, 1]
+
+
+STEPPING = ["resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "transformer"]
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_step_sizes_are_one_a_branch_and_learnt(name):
+    plain, stepping = (small(name, depth=2, step_size=s) for s in (False, True))
+    plain, stepping = (spec.build(torch.Generator().manual_seed(0)) for spec in (plain, stepping))
+    new = {k: t for k, t in stepping.named_parameters() if k.endswith(".step")}
+    assert stepping.state_dict().keys() - plain.state_dict().keys() == new.keys()
+    assert len(new) == sum(isinstance(m, Residual) for m in stepping.modules()) >= 4
+    assert all(torch.equal(t, torch.ones(1)) for t in new.values())
+    x = inputs(small(name))
+    torch.testing.assert_close(stepping(x), plain(x))
+    stepping(x).square().sum().backward()
+    assert all(t.grad.abs() > 0 for t in new.values())
+
+
+@pytest.mark.parametrize("name", ["resnet20", "preresnet20", "mobilenetv2", "efficientnetv2_cifar"])
+def test_a_step_of_zero_leaves_the_shortcut(name):
+    activation = F.relu if name == "resnet20" else nn.Identity()
+    net = small(name, step_size=True, depth=2).build()
+    block = net.section2[1]
+    x = torch.randn(2, net.section2(net.section1(net.stem(torch.randn(2, 3, 32, 32)))).shape[1], 8, 8)
+    assert not torch.allclose(block(x), activation(x))
+    nn.init.zeros_(block.add.step)
+    assert torch.equal(block(x), activation(x))
+
+
+def test_stochastic_depth_drops_whole_rows_and_keeps_the_mean():
+    torch.manual_seed(0)
+    add = Residual(drop_path=0.25)
+    out = add(torch.zeros(4000, 3), torch.ones(4000, 3))
+    assert out.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert torch.equal(out[:, 0], out[:, 2])
+    assert out.mean().item() == pytest.approx(1, abs=5 * math.sqrt(1 / 3 / 4000))
+    assert torch.equal(add.eval()(torch.ones(2, 3), torch.ones(2, 3)), torch.full((2, 3), 2.0))
+
+
+def test_statistics_of_one_value_are_refused():
+    net = zoo.create("resnet20", norm="static_batch", width=0.25)
+    with pytest.raises(zoo.ZooError, match=r"section3.0.norm1 sees one value a channel"):
+        zoo.collect_statistics(net, [torch.randn(1, 3, 4, 4)])
+    assert net.stem.norm.running_mean is None

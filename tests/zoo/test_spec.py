@@ -1,0 +1,344 @@
+"""Specs: what they accept, what they say, and the models that they build."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torchvision.models._utils import _make_divisible
+
+import zoo
+from zoo import Spec, ZooError
+from zoo.widths import scaled
+
+FAMILIES = [
+    "cnn", "resnet18", "resnet50", "resnet20", "preresnet20", "resnet20_fedmr", "mobilenetv2",
+    "efficientnetv2_cifar", "vgg11", "transformer", "transformer_masked",
+]  # fmt: skip
+
+
+def small(name, **options):
+    if name.startswith("transformer"):
+        return Spec(name, **{"num_classes": 11, "tokens": 6, "width": 0.1, **options})
+    size = {"image_size": 32} if name.startswith("vgg") else {}
+    return Spec(name, **{"num_classes": 5, "width": 0.1, **size, **options})
+
+
+@st.composite
+def specs(draw):
+    """Any spec of the zoo's own architectures."""
+    name = draw(st.sampled_from(zoo.names()))
+    member = Spec(name).member
+    values = {
+        "num_classes": st.integers(1, 2000), "in_channels": st.integers(1, 4), "image_size": st.integers(32, 300),
+        "tokens": st.integers(1, 100), "rounding": st.sampled_from(["ceil", "divisor8"]),
+        "norm": st.sampled_from(["none", "batch", "static_batch", "group", "layer"]),
+        "norm_eps": st.floats(1e-8, 0.5), "stem": st.sampled_from(["imagenet", "cifar"]),
+        "dropout": st.floats(0, 0.99), "drop_path": st.floats(0, 0.99),
+        "scaler": st.booleans(), "step_size": st.booleans(),
+    }  # fmt: skip
+    chosen = draw(st.sets(st.sampled_from(sorted(member.defaults))))
+    options = {field: draw(values[field]) for field in sorted(chosen)}
+    rate, blocks = st.floats(1e-3, 4), st.integers(1, 20)
+    options["width"] = draw(rate | st.tuples(*[rate] * len(member.widths)))
+    if member.depth:
+        options["depth"] = draw(st.none() | blocks | st.tuples(*[blocks] * len(member.depth)))
+    return Spec(name, **options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs())
+def test_yaml_round_trip(spec):
+    again = Spec.from_yaml(spec.to_yaml())
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert again.to_yaml() == spec.to_yaml()
+
+
+def test_yaml_is_short_where_rates_are_equal():
+    assert "width: 0.5\ndepth: 2\n" in Spec("resnet20", width=0.5, depth=2).to_yaml()
+    text = Spec("resnet20", width=(0.5, 0.5, 1)).to_yaml()
+    assert "width:\n- 0.5\n- 0.5\n- 1.0\n" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: b: c", "no YAML"),
+        ("", "no mapping with a name"),
+        ("[resnet20]", "no mapping with a name"),
+        ("resnet20", "no mapping with a name"),
+        ("{width: 0.5}", "no mapping with a name"),
+        ("{name: resnet20, widht: 0.5}", "no 'widht': there are name, num_classes"),
+        ("{name: resnet20, width: half}", "width is a rate above 0"),
+        ("{name: resnet2}", "unknown model 'resnet2'"),
+        ("{name: 3}", "the name of a model is a text, got 3"),
+        ("{name: resnet20, width: [0.5, 0.5]}", "one for each"),
+        ("{name: !!python/name:os.system x}", "no YAML"),
+    ],
+)
+def test_yaml_that_is_no_spec(text, message):
+    with pytest.raises(ZooError, match=message):
+        Spec.from_yaml(text)
+
+
+def test_numbers_are_plain_whatever_they_come_from():
+    spec = Spec("vgg11", np.int64(7), dropout=np.float64(0), depth=(np.int64(1),) * 5, width=np.float32(0.5))
+    assert spec == Spec("vgg11", 7, dropout=0, depth=1, width=0.5)
+    assert spec.to_yaml() == Spec("vgg11", 7, dropout=0, depth=1, width=0.5).to_yaml()
+    assert Spec.from_yaml("{name: resnet20, norm_eps: 1e-3}").norm_eps == 1e-3  # a text to YAML 1.1
+
+
+@pytest.mark.parametrize(("name", "size"), [("cnn", 40), ("vgg11", 16), ("transformer", 100), ("resnet20", 0)])
+def test_what_a_model_cannot_take_cannot_be_counted(name, size):
+    with pytest.raises(ZooError, match=f"{name}, made for inputs of size .*, cannot be counted at {size}: "):
+        Spec(name).count(size)
+
+
+def test_specs_are_values():
+    a, b = Spec("resnet20", width=0.5), Spec("resnet20", width=(0.5, 0.5, 0.5), depth=3, num_classes=10, norm="batch")
+    assert a == b
+    assert len({a, b, Spec("resnet20")}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.width = 1.0
+    assert dataclasses.replace(a, depth=2).depth == (2, 2, 2)
+    assert Spec("cnn", width=[0.5, 0.5, 1]) == Spec("cnn", width=(0.5, 0.5, 1.0))
+
+
+def test_create_takes_the_fields_of_a_spec():
+    net = zoo.create("resnet20", num_classes=10, width=0.5, depth=(2, 2, 2), norm="static_batch")
+    assert [len(getattr(net, f"section{i}")) for i in (1, 2, 3)] == [2, 2, 2]
+    assert net.head.in_features == 32
+    assert type(net.stem.norm).__name__ == "StaticBatchNorm2d"
+    assert net.training
+
+
+def test_rates_belong_to_their_parts():
+    net = zoo.create("cnn", width=(0.25, 0.5, 0.125))
+    assert [net.conv1.out_channels, net.conv2.out_channels, net.fc1.out_features] == [8, 32, 64]
+    net = zoo.create("resnet20", width=(1, 0.5, 0.25))
+    assert [net.section1[0].conv1.out_channels, net.section2[0].conv1.out_channels, net.head.in_features] == [16] * 3
+    net = zoo.create("vgg11", image_size=32, num_classes=5, width=(0.1,) * 5 + (0.01,))
+    assert [net.section5[0].conv.out_channels, net.head.in_features] == [52, 41]
+    assert Spec("mobilenetv2", width=(0.1,) * 6 + (0.2,)).widths["tail"] == 0.2  # the last one's goes on
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet2", {}, "unknown model 'resnet2': did you mean .*resnet20"),
+        ("zzz", {}, "unknown model 'zzz': there are cnn, resnet18.*timm:NAME"),
+        ("resnet20", {"dropout": 0.1}, "resnet20 takes no dropout; it takes width, depth"),
+        ("resnet20", {"tokens": 3}, "takes no tokens"),
+        ("transformer", {"image_size": 32}, "takes no image_size"),
+        ("cnn", {"step_size": True}, "takes no step_size"),
+        ("cnn", {"stem": "cifar"}, "takes no stem"),
+        ("cnn", {"image_size": 3}, "4x4 or larger"),
+        ("vgg11", {"image_size": 31}, "32x32 or larger"),
+        ("cnn", {"depth": 3}, "no sections of blocks"),
+        ("resnet20", {"width": 0}, "width is a rate above 0"),
+        ("resnet20", {"width": -1}, "width is a rate above 0"),
+        ("resnet20", {"width": math.inf}, "width is a rate above 0"),
+        ("resnet20", {"width": math.nan}, "width is a rate above 0"),
+        ("resnet20", {"width": True}, "width is a rate above 0"),
+        ("resnet20", {"width": "1"}, "width is a rate above 0"),
+        ("resnet20", {"width": (1, 1, 0)}, "width is a rate above 0"),
+        ("resnet20", {"width": (1, 1)}, "one for each of section1, section2, section3; got 2"),
+        ("resnet20", {"width": ()}, "got 0"),
+        ("mobilenetv2", {"width": (1,) * 9}, "section7, tail; got 9"),
+        ("resnet20", {"depth": 0}, "1 or more; got 0"),
+        ("resnet20", {"depth": (1, -1, 1)}, "1 or more; got -1"),
+        ("resnet20", {"depth": 1.5}, "1 or more; got 1.5"),
+        ("resnet20", {"depth": True}, "1 or more; got True"),
+        ("resnet20", {"depth": (1, 1)}, "3 sections; got 2"),
+        ("resnet20", {"num_classes": 0}, "num_classes must be a whole number"),
+        ("resnet20", {"num_classes": 2.0}, "num_classes must be a whole number"),
+        ("resnet20", {"in_channels": True}, "in_channels must be a whole number"),
+        ("resnet20", {"image_size": -1}, "image_size must be a whole number"),
+        ("transformer", {"tokens": 0}, "tokens must be a whole number"),
+        ("vgg11", {"dropout": 1.5}, "at least 0 and below 1"),
+        ("vgg11", {"dropout": 1}, "at least 0 and below 1"),
+        ("vgg11", {"dropout": -0.1}, "at least 0 and below 1"),
+        ("vgg11", {"dropout": math.nan}, "at least 0 and below 1"),
+        ("efficientnetv2_s", {"drop_path": 1}, "drop_path must be"),
+        ("resnet20", {"norm_eps": 0}, "norm_eps must be"),
+        ("resnet20", {"norm": "instance"}, "unknown norm 'instance': choose none, batch, static_batch, group, layer"),
+        ("transformer", {"norm": "batch"}, "transformer takes no norm"),
+        ("resnet20", {"stem": "big"}, "unknown stem 'big': choose imagenet, cifar"),
+        ("resnet20", {"rounding": "floor"}, "unknown rounding 'floor': choose ceil, divisor8"),
+        ("resnet20", {"scaler": 1}, "scaler is true or false"),
+        ("resnet20", {"step_size": "yes"}, "step_size is true or false"),
+        ("resnet20", {"colour": 1}, "no 'colour'"),
+    ],
+)
+def test_bad_arguments(name, options, message):
+    with pytest.raises(ZooError, match=message):
+        zoo.create(name, **options)
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs(), st.floats(0.1, 2), st.floats(0.1, 2))
+def test_scaled_multiplies(spec, a, b):
+    assert spec.scaled() == spec
+    twice, once = spec.scaled(a).scaled(b), spec.scaled(a * b)
+    assert twice.width == pytest.approx(once.width)
+    assert dataclasses.replace(twice, width=once.width) == once
+    rates = tuple(a + i / 10 for i in range(len(spec.width)))
+    assert spec.scaled(rates).width == tuple(w * r for w, r in zip(spec.width, rates))
+    if spec.depth:
+        assert spec.scaled(depth=1).depth == (1,) * len(spec.depth)
+        assert spec.scaled(a).depth == spec.depth
+
+
+@given(st.integers(1, 4096), st.floats(1e-6, 4))
+def test_rounding_rules(channels, rate):
+    exact = round(channels * rate, 6)
+    assert scaled(channels, rate) == max(1, math.ceil(exact))
+    assert scaled(channels, rate, "divisor8") == _make_divisible(exact, 8)
+    assert scaled(channels, 1.0) == channels
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096), st.floats(1e-6, 4), st.floats(1e-6, 4))
+@pytest.mark.parametrize("rounding", ["ceil", "divisor8"])
+def test_rounding_is_monotone(rounding, c, d, a, b):
+    (c, d), (a, b) = sorted((c, d)), sorted((a, b))
+    assert scaled(c, a, rounding) <= scaled(c, b, rounding) <= scaled(d, b, rounding)
+
+
+def test_rates_are_taken_as_written():
+    assert scaled(100, 0.07) == 7
+    assert [scaled(512, 1 / 3), scaled(512, 2 / 3), scaled(64, 1e-9)] == [171, 342, 1]
+
+
+def draw(name, seed):
+    options = {"num_classes": 5} if ":" in name else {}
+    spec = Spec(name, **options) if ":" in name else small(name)
+    return spec.build(None if seed is None else torch.Generator().manual_seed(seed)).state_dict()
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "timm:resnet18"])
+def test_weights_come_from_the_generator_alone(name):
+    before = torch.get_rng_state()
+    a, other = draw(name, 1), draw(name, 2)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)  # the global generator does not matter
+    b = draw(name, 1)
+    assert a.keys() == b.keys() == other.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    matrices = [key for key, tensor in a.items() if tensor.ndim > 1]
+    assert all(not torch.equal(a[key], other[key]) for key in matrices)
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer", "timm:resnet18"])
+def test_without_a_generator_weights_come_from_the_global_one(name):
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(draw(name, None))
+    key = next(key for key, tensor in states[0].items() if tensor.ndim > 1)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert not torch.equal(states[0][key], states[2][key])
+
+
+def test_a_generator_goes_on():
+    """One generator builds two models with different weights."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (small("cnn").build(generator) for _ in range(2))
+    assert not torch.equal(a.fc1.weight, b.fc1.weight)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "timm:resnet18"])
+def test_the_meta_device_gives_the_same_shapes(name):
+    spec = Spec(name, num_classes=5) if ":" in name else small(name)
+    meta, real = (spec.build(device=device) for device in ("meta", "cpu"))
+    assert all(t.is_meta for t in (*meta.parameters(), *meta.buffers()))
+    shapes = [{k: (t.shape, t.dtype) for k, t in model.state_dict().items()} for model in (meta, real)]
+    assert shapes[0] == shapes[1]
+    assert meta.training
+    assert real.training
+
+
+@pytest.mark.parametrize("norm", ["batch", "static_batch", "group", "none"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_weight_is_initialised(name, norm):
+    """With rules that give finite, plausible numbers; memory as it was would not."""
+    options = {} if name.startswith("transformer") else {"norm": norm}
+    if name not in ("cnn", "vgg11"):
+        options["step_size"] = True
+    for key, tensor in small(name, **options).build().state_dict().items():
+        assert tensor.isfinite().all(), key
+        assert tensor.abs().max() < 10, key
+        if tensor.ndim > 1:
+            assert tensor.unique().numel() > tensor.numel() // 2, key
+        elif key.endswith(("norm.weight", "running_var", "add.step")):
+            assert torch.equal(tensor, torch.ones_like(tensor)), key
+        elif key.endswith(("norm.bias", "running_mean")):
+            assert torch.equal(tensor, torch.zeros_like(tensor)), key
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"]
+)
+def test_convolutions_start_with_he_s_deviation_by_fan_out(name):
+    """sqrt(2 / fan-out): of a depthwise one the fan-out is that of its group."""
+    net = small(name, width=0.5, depth=1).build(torch.Generator().manual_seed(0))
+    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > 200]
+    assert len(convolutions) > 4
+    for conv in convolutions:
+        fan_out = conv.out_channels * conv.kernel_size[0] * conv.kernel_size[1] / conv.groups
+        ratio = conv.weight.std().item() / math.sqrt(2 / fan_out)
+        assert ratio == pytest.approx(1, abs=4 / math.sqrt(2 * conv.weight.numel()))
+        assert conv.bias is None or not conv.bias.any()
+
+
+@pytest.mark.parametrize("name", ["cnn", "vgg11", "transformer"])
+def test_linear_layers_start_as_torch_s_do(name):
+    net = small(name, width=0.3).build(torch.Generator().manual_seed(0))
+    plain = nn.Linear | nn.Conv2d if name == "cnn" else nn.Linear
+    for module in net.modules():
+        if isinstance(module, plain):
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            assert 0.9 * bound < module.weight.abs().max() <= bound
+            assert 0.5 * bound < module.bias.abs().max() <= bound
+
+
+def test_a_module_without_a_rule_is_refused():
+    with pytest.raises(ZooError, match=r"no initial weights for 1 \(PReLU\)"):
+        zoo.initialise(nn.Sequential(nn.Linear(2, 2), nn.PReLU()))
+
+
+def test_examples_are_inputs():
+    spec = small("resnet20", in_channels=2, image_size=9)
+    assert spec.example().shape == (1, 2, 9, 9)
+    assert spec.example(3, size=4, device="meta").shape == (3, 2, 4, 4)
+    assert spec.example(device="meta").is_meta
+    text = small("transformer")
+    assert text.example(2).shape == (2, 6)
+    assert text.example(2, size=4).shape == (2, 4)
+    assert text.example().dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_examples_run(name):
+    spec = small(name)
+    out = spec.build().eval()(spec.example(2))
+    assert out.shape == ((2, 6, 11) if name.startswith("transformer") else (2, 5))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(["cnn", "resnet20", "preresnet20"]), st.integers(4, 40), st.integers(1, 4))
+def test_any_image_size_and_channels(name, size, channels):
+    spec = Spec(name, num_classes=7, in_channels=channels, image_size=size, width=0.1)
+    out = spec.build()(torch.randn(2, channels, size, size))
+    assert out.shape == (2, 7)
+    assert out.isfinite().all()
+
+
+def test_the_smallest_width_has_one_channel():
+    net = zoo.create("resnet20", width=1e-9)
+    assert net.stem.conv.out_channels == net.head.in_features == 1
+    assert net(torch.randn(2, 3, 8, 8)).shape == (2, 10)

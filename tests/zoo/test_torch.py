@@ -1,0 +1,324 @@
+"""What torch can do with a module it can do with these."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from zoo import Spec
+from zoo.kit import Kit
+from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck
+
+SIZES = {
+    "cnn": (28, 0.25), "resnet18": (64, 0.1), "resnet50": (64, 0.1), "preresnet20": (16, 0.25),
+    "resnet20_fedmr": (16, 0.25), "mobilenetv2": (64, 0.1), "efficientnetv2_cifar": (16, 0.1), "vgg11": (32, 0.1),
+    "transformer": (6, 0.1), "transformer_masked": (6, 0.1),
+}  # fmt: skip
+IMAGES = [name for name in SIZES if not name.startswith("transformer")]
+every_family = pytest.mark.parametrize("name", SIZES)
+every_mode = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+
+
+def small(name, **options):
+    """One block a section; two where that is all there is."""
+    size, width = SIZES[name]
+    member = Spec(name).member
+    quiet = {field: 0.0 for field in ("dropout", "drop_path") if field in member.defaults}
+    if name not in IMAGES:
+        return Spec(name, **{"num_classes": 11, "tokens": size, "width": width, "depth": 2, **quiet, **options})
+    depth = (1,) * len(member.depth) or None
+    return Spec(name, **{"num_classes": 5, "image_size": size, "width": width, "depth": depth, **quiet, **options})
+
+
+def build(name, **options):
+    """The same model every time, with statistics of its own."""
+    spec = small(name, **options)
+    model = spec.build(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for seed in (1, 2):
+            model(inputs(spec, seed=seed))
+    return spec, model
+
+
+def inputs(spec, batch=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = spec.example(batch).shape
+    return torch.randint(11, shape, generator=generator) if spec.tokens else torch.randn(shape, generator=generator)
+
+
+def loss_of(out):
+    """A cross entropy with all outputs in it."""
+    out = out.flatten(0, -2)
+    return F.cross_entropy(out, torch.arange(len(out)) % out.shape[-1])
+
+
+def gradients(model, x):
+    model.zero_grad()
+    loss_of(model(x)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@every_family
+@every_mode
+def test_bfloat16_autocast(name, training):
+    spec, model = build(name)
+    x = inputs(spec)
+    exact = copy.deepcopy(model).train(training)(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model.train(training)(x)
+        loss = loss_of(out)
+    assert (out.float() - exact).norm() < 0.1 * exact.norm()
+    loss.backward()
+    used = [p for key, p in model.named_parameters() if not (name == "resnet20_fedmr" and key.startswith("tail"))]
+    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in used)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@every_mode
+def test_channels_last(name, training):
+    spec, model = build(name)
+    x = inputs(spec)
+    plain = copy.deepcopy(model).train(training)(x)
+    last = model.train(training).to(memory_format=torch.channels_last)
+    seen = []
+    first = last[0] if name != "cnn" else last.conv1
+    first.register_forward_hook(lambda _, __, out: seen.append(out))
+    torch.testing.assert_close(last(x.contiguous(memory_format=torch.channels_last)), plain, atol=1e-4, rtol=1e-4)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@every_family
+def test_compiled_in_one_graph(name):
+    """Training, with gradients and running statistics."""
+    torch._dynamo.reset()
+    spec, model = build(name)
+    x = inputs(spec)
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    assert_equal({k.removeprefix("_orig_mod."): g for k, g in gradients(compiled, x).items()}, gradients(model, x))
+    assert_equal({k.removeprefix("_orig_mod."): t for k, t in compiled.state_dict().items()}, model.state_dict())
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor():
+    torch._dynamo.reset()
+    spec, model = build("preresnet20")
+    x = inputs(spec)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(compiled.eval()(x), model.eval()(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in SIZES]
+    + [("resnet18", {"norm": norm}) for norm in ("static_batch", "group", "layer", "none")]
+    + [("resnet18", {"scaler": True, "step_size": True}), ("transformer", {"scaler": True, "step_size": True})],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_many_models_train_at_once(name, options):
+    """vmap over a stack of states: gradients and new running statistics are those of one model after the other."""
+    spec = small(name, **options)
+    models = [spec.build(torch.Generator().manual_seed(seed)).double() for seed in range(3)]
+    x = torch.stack([inputs(spec, 4, seed) for seed in range(3)])
+    x = x if spec.tokens else x.double()
+    parameters, buffers = stack_module_state(models)
+    skeleton = spec.build(device="meta")
+
+    def loss(parameters, buffers, x):
+        return loss_of(functional_call(skeleton, (parameters, buffers), (x,))), buffers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses, buffers = vmap(loss)(parameters, buffers, x)
+        losses.sum().backward()
+    for k, model in enumerate(models):
+        assert_equal({n: p.grad[k] for n, p in parameters.items() if p.grad is not None}, gradients(model, x[k]))
+        assert_equal({n: t[k] for n, t in buffers.items()}, dict(model.named_buffers()))
+        torch.testing.assert_close(losses[k], loss_of(copy.deepcopy(model)(x[k])))
+
+
+@pytest.mark.parametrize("name", ["vgg11", "transformer", "efficientnetv2_cifar", "mobilenetv2"])
+def test_many_models_drop_different_units(name):
+    spec = small(name, dropout=0.5)
+    models = [spec.build(torch.Generator().manual_seed(0)) for _ in range(3)]
+    parameters, buffers = stack_module_state(models)
+    x = inputs(spec, 4)
+    run = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)), randomness="different")
+    out = run(parameters, buffers)
+    assert out.isfinite().all()
+    assert not torch.allclose(out[0], out[1])
+
+
+@every_family
+@every_mode
+def test_symbolic_trace(name, training):
+    spec, model = build(name, step_size=True) if "step_size" in Spec(name).member.defaults else build(name)
+    graph = torch.fx.symbolic_trace(copy.deepcopy(model).train(training))
+    x = inputs(spec, 4)  # another batch than the one that it was built with
+    torch.testing.assert_close(graph(x), model.train(training)(x))
+
+
+@every_family
+def test_export(name):
+    spec, model = build(name)
+    x = inputs(spec, 4)
+    program = torch.export.export(model.eval(), (x,), strict=False)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18", "transformer"])
+def test_export_with_any_batch_size(name):
+    spec, model = build(name)
+    dynamic = ({0: torch.export.Dim("batch", min=2)},)
+    program = torch.export.export(model.eval(), (inputs(spec, 4),), dynamic_shapes=dynamic, strict=False)
+    x = inputs(spec, 7)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+@every_family
+@every_mode
+def test_the_meta_device(name, training):
+    spec = small(name)
+    out = spec.build(device="meta").train(training)(spec.example(3, device="meta"))
+    assert out.is_meta
+    assert out.shape == spec.build().train(training)(inputs(spec, 3)).shape
+
+
+@every_family
+def test_float64(name):
+    spec, model = build(name)
+    x = inputs(spec)
+    double = copy.deepcopy(model).double()
+    out = double(x if spec.tokens else x.double())
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out.float(), model(x), atol=1e-4, rtol=1e-4)
+
+
+@every_family
+def test_copies_share_nothing(name):
+    spec, model = build(name)
+    x = inputs(spec)
+    twin = copy.deepcopy(model)
+    assert type(twin) is type(model)
+    expected = model.eval()(x)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert torch.equal(model(x), expected)
+
+
+def test_models_are_sequences_of_named_parts():
+    _, model = build("preresnet20")
+    names = [name for name, _ in model.named_children()]
+    assert names == ["stem", "section1", "section2", "section3", "tail", "pool", "head"]
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model[3:](model[:3](x)), model(x))
+
+
+def check_gradients(module, *shape):
+    """By finite differences, of the input and of all parameters, in training mode."""
+    module = module.double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.5 + 0.1)
+    names, parameters = zip(*module.named_parameters())
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    state = dict(module.named_buffers())
+
+    def run(x, *parameters):
+        copied = {key: tensor.clone() for key, tensor in state.items()}
+        return functional_call(module, dict(zip(names, parameters)) | copied, (x,))
+
+    assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("shortcut", ["projection", "pad"])
+@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+def test_gradients_of_residual_blocks(block, shortcut, stride):
+    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5), shortcut), 3, 2, 4, 4)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("shortcut", ["activated", "raw"])
+@pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
+def test_gradients_of_pre_activation_blocks(block, shortcut, stride):
+    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5), shortcut), 3, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "section"), [("mobilenetv2", 2), ("efficientnetv2_cifar", 2), ("efficientnetv2_cifar", 4)]
+)
+def test_gradients_of_inverted_residuals(name, section):
+    quiet = {"drop_path": 0} if name.startswith("efficientnet") else {}
+    net = Spec(name, width=1e-9, rounding="ceil", depth=2, stem="cifar", **quiet).build()
+    blocks = getattr(net, f"section{section}")
+    check_gradients(nn.Sequential(*blocks), 3, 1, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer_masked"])
+def test_gradients_of_a_transformer_s_block(name):
+    net = small(name, width=0.02, depth=1).build()
+    check_gradients(net.section1[0], 2, 3, 8)
+
+
+def test_a_causal_model_does_not_see_what_comes():
+    for name, expected in (("transformer", True), ("transformer_masked", False)):
+        spec, model = build(name)
+        x = inputs(spec, 2)
+        y = x.clone()
+        y[:, 4] = (y[:, 4] + 1) % 11
+        with torch.no_grad():
+            a, b = model.eval()(x), model(y)
+        assert torch.allclose(a[:, :4], b[:, :4]) == expected
+        assert not torch.allclose(a[:, 4:], b[:, 4:])
+
+
+def test_sequences_longer_than_the_positions_are_refused():
+    spec, model = build("transformer")
+    assert model(spec.example(2, size=3)).shape == (2, 3, 11)
+    with pytest.raises(AssertionError, match="longer than the 6 tokens"):
+        model(spec.example(2, size=7))
+
+
+@pytest.mark.parametrize(("stride", "outputs"), [(1, 2), (2, 4), (2, 1)])
+def test_the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
+    """Option A: every second pixel and zero channels appended; a section that is narrower takes the first."""
+    block = BasicBlock(2, outputs, stride, Kit("none"), "pad")
+    x = torch.rand(1, 2, 6, 6)
+    side = 6 // stride
+    shortcut = torch.zeros(1, outputs, side, side)
+    kept = min(2, outputs)
+    shortcut[:, :kept] = x[:, :kept, ::stride, ::stride]
+    expected = torch.relu(block.conv2(torch.relu(block.conv1(x))) + shortcut)
+    torch.testing.assert_close(block(x), expected)
+
+
+@pytest.mark.parametrize("shortcut", ["activated", "raw"])
+@pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
+def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
+    """ReLU before each convolution, none after the sum; the projection sees the input with or without it."""
+    block = block(2, 4, 2, Kit("none"), shortcut)
+    x = torch.randn(3, 2, 6, 6)
+    out = x
+    for conv in [m for name, m in block.named_children() if name.startswith("conv")]:
+        out = conv(torch.relu(out))
+    projected = block.shortcut(torch.relu(x) if shortcut == "activated" else x)
+    torch.testing.assert_close(block(x), out + projected)
+    plain = type(block)(4 * block.expansion, 4, 1, Kit("none"), shortcut)
+    y = torch.randn(3, 4 * block.expansion, 6, 6)
+    out = y
+    for conv in [m for name, m in plain.named_children() if name.startswith("conv")]:
+        out = conv(torch.relu(out))
+    torch.testing.assert_close(plain(y), y + out)
