@@ -1,7 +1,6 @@
 """Norms, their statistics, and what stands beside them in a block: Scalers and step sizes."""
 
 import copy
-import math
 import pickle
 
 import pytest
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 from torch.optim.swa_utils import update_bn
+from zoo_models import inputs, quiet
 
 import zoo
-from zoo import Spec
-from zoo.kit import Residual, Scaler
 from zoo.norms import BatchNorm2d, StaticBatchNorm2d, make_norm
 
 CONVOLUTIONAL = [
@@ -23,21 +21,6 @@ CONVOLUTIONAL = [
     "efficientnetv2_cifar", "vgg11",
 ]  # fmt: skip
 NORMS = ["none", "batch", "static_batch", "group", "layer"]
-
-
-def small(name, **options):
-    member = Spec(name).member
-    quiet = {field: 0.0 for field in ("dropout", "drop_path") if field in member.defaults}
-    if name.startswith("transformer"):
-        return Spec(name, **{"num_classes": 11, "tokens": 6, "width": 0.25, "depth": 2, **quiet, **options})
-    depth = (1,) * len(member.depth) or None
-    return Spec(name, **{"num_classes": 5, "image_size": 32, "width": 0.25, "depth": depth, **quiet, **options})
-
-
-def inputs(spec, batch=4, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shape = spec.example(batch).shape
-    return torch.randint(11, shape, generator=generator) if spec.tokens else torch.randn(shape, generator=generator)
 
 
 def test_batch_norm_is_torch_s_without_a_step_counter():
@@ -93,7 +76,7 @@ def with_torch_s_norms(model):
 
 
 def collected(name, norm="static_batch"):
-    spec = small(name, norm=norm)
+    spec = quiet(name, norm=norm)
     model = spec.build(torch.Generator().manual_seed(0))
     with torch.no_grad():
         for module in model.modules():
@@ -155,7 +138,7 @@ def test_to_collect_statistics_changes_nothing(given):
 def test_dropout_and_scalers_are_off_while_statistics_are_collected():
     _, model, batches = collected("vgg11")
     options = {"norm": "static_batch", "dropout": 0.5, "scaler": True}
-    busy = small("vgg11", **options).build()
+    busy = quiet("vgg11", **options).build()
     busy.load_state_dict(model.state_dict())
     expected = zoo.collect_statistics(model, batches)
     for key, tensor in zoo.collect_statistics(busy, batches).items():
@@ -198,7 +181,7 @@ def test_no_batches_are_an_error_and_no_static_norms_are_not():
     _, model, batches = collected("resnet18")
     with pytest.raises(zoo.ZooError, match="at least one"):
         zoo.collect_statistics(model, [])
-    assert zoo.collect_statistics(small("resnet18").build(), batches) == {}
+    assert zoo.collect_statistics(quiet("resnet18").build(), batches) == {}
 
 
 @pytest.mark.parametrize("with_statistics", [False, True])
@@ -228,15 +211,15 @@ def test_layer_norm_is_over_channels_and_positions(channels, eps):
 
 def test_epsilon_is_the_spec_s():
     for norm in NORMS[1:]:
-        model = small("mobilenetv2", norm=norm, norm_eps=0.25).build(device="meta")
+        model = quiet("mobilenetv2", norm=norm, norm_eps=0.25).build(device="meta")
         assert {m.eps for m in model.modules() if hasattr(m, "eps")} == {0.25}
-    assert small("transformer", norm_eps=0.25).build(device="meta").section1[1].norm2.eps == 0.25
+    assert quiet("transformer", norm_eps=0.25).build(device="meta").section1[1].norm2.eps == 0.25
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_every_norm_runs_forward_and_backward(name, norm):
-    spec = small(name, norm=norm, width=0.11)  # odd numbers of channels, too
+    spec = quiet(name, norm=norm, width=0.11)  # odd numbers of channels, too
     model = spec.build()
     out = model(inputs(spec))
     assert out.isfinite().all()
@@ -248,97 +231,6 @@ def test_every_norm_runs_forward_and_backward(name, norm):
     kinds = {type(m) for m in model.modules()} & {BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm}
     expected = {"batch": {BatchNorm2d}, "static_batch": {StaticBatchNorm2d}, "none": set()}
     assert kinds == expected.get(norm, {nn.GroupNorm})
-
-
-def test_a_scaler_divides_in_training_only():
-    x = torch.randn(3)
-    assert torch.equal(Scaler(0.25)(x), 4 * x)
-    assert torch.equal(Scaler(0.25).eval()(x), x)
-
-
-SCALED = ["cnn", "resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11", "transformer"]
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_scalers_leave_names_evaluation_and_full_models_alone(name):
-    norm = {} if name == "transformer" else {"norm": "batch"}
-    plain, scaling = (small(name, scaler=s, **norm) for s in (False, True))
-    models = [spec.build(torch.Generator().manual_seed(0)) for spec in (plain, scaling)]
-    assert list(models[0].state_dict()) == list(models[1].state_dict())
-    assert any(isinstance(m, Scaler) for m in models[1].modules())
-    assert not any(isinstance(m, Scaler) for m in models[0].modules())
-    x = inputs(plain)
-    with torch.no_grad():
-        assert torch.equal(*(copy.deepcopy(m).eval()(x) for m in models))
-        assert not torch.equal(*(m(x) for m in models))  # batch norm's epsilon is seen at least
-        full = [s.scaled(4).build(torch.Generator().manual_seed(0)) for s in (plain, scaling)]
-        assert torch.equal(*(m(x) for m in full))
-
-
-@pytest.mark.parametrize("name", [name for name in SCALED if name not in ("cnn", "transformer")])
-def test_a_scaler_precedes_every_norm(name):
-    """Seen by what reaches the norms: 1 / rate times what reaches them without, where the norms change nothing."""
-    width = 0.25
-    seen = {}
-    for scaler in (False, True):
-        model = small(name, norm="batch", scaler=scaler, width=width).build(torch.Generator().manual_seed(0))
-        seen[scaler] = {}
-        for key, module in model.named_modules():
-            if isinstance(module, BatchNorm2d):
-                module.eps = 1e-20  # then its output does not depend on the scale of its input
-
-                def watch(_, inputs, key=key, seen=seen[scaler]):
-                    seen[key] = inputs[0].detach()
-
-                module.register_forward_pre_hook(watch)
-        model.double()(inputs(Spec(name, image_size=32), 8).double())
-    assert len(seen[True]) == len(seen[False]) >= 5
-    for key, x in seen[False].items():
-        torch.testing.assert_close(seen[True][key], x / width)
-
-
-def test_scalers_have_their_section_s_rate():
-    net = zoo.create("resnet20", width=(0.5, 0.25, 1), scaler=True)
-    rates = [net.stem.scaler.rate, *(getattr(net, f"section{i}")[2].scaler.rate for i in (1, 2, 3))]
-    assert rates == [0.5, 0.5, 0.25, 1]
-
-
-STEPPING = ["resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "transformer"]
-
-
-@pytest.mark.parametrize("name", STEPPING)
-def test_step_sizes_are_one_a_branch_and_learnt(name):
-    plain, stepping = (small(name, depth=2, step_size=s) for s in (False, True))
-    plain, stepping = (spec.build(torch.Generator().manual_seed(0)) for spec in (plain, stepping))
-    new = {k: t for k, t in stepping.named_parameters() if k.endswith(".step")}
-    assert stepping.state_dict().keys() - plain.state_dict().keys() == new.keys()
-    assert len(new) == sum(isinstance(m, Residual) for m in stepping.modules()) >= 4
-    assert all(torch.equal(t, torch.ones(1)) for t in new.values())
-    x = inputs(small(name))
-    torch.testing.assert_close(stepping(x), plain(x))
-    stepping(x).square().sum().backward()
-    assert all(t.grad.abs() > 0 for t in new.values())
-
-
-@pytest.mark.parametrize("name", ["resnet20", "preresnet20", "mobilenetv2", "efficientnetv2_cifar"])
-def test_a_step_of_zero_leaves_the_shortcut(name):
-    activation = F.relu if name == "resnet20" else nn.Identity()
-    net = small(name, step_size=True, depth=2).build()
-    block = net.section2[1]
-    x = torch.randn(2, net.section2(net.section1(net.stem(torch.randn(2, 3, 32, 32)))).shape[1], 8, 8)
-    assert not torch.allclose(block(x), activation(x))
-    nn.init.zeros_(block.add.step)
-    assert torch.equal(block(x), activation(x))
-
-
-def test_stochastic_depth_drops_whole_rows_and_keeps_the_mean():
-    torch.manual_seed(0)
-    add = Residual(drop_path=0.25)
-    out = add(torch.zeros(4000, 3), torch.ones(4000, 3))
-    assert out.unique().tolist() == pytest.approx([0, 4 / 3])
-    assert torch.equal(out[:, 0], out[:, 2])
-    assert out.mean().item() == pytest.approx(1, abs=5 * math.sqrt(1 / 3 / 4000))
-    assert torch.equal(add.eval()(torch.ones(2, 3), torch.ones(2, 3)), torch.full((2, 3), 2.0))
 
 
 def test_statistics_of_one_value_are_refused():

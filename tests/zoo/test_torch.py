@@ -6,12 +6,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from zoo import Spec
-from zoo.kit import Kit
-from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck
 
 SIZES = {
     "cnn": (28, 0.25), "resnet18": (64, 0.1), "resnet50": (64, 0.1), "preresnet20": (16, 0.25),
@@ -223,102 +220,3 @@ def test_models_are_sequences_of_named_parts():
     assert names == ["stem", "section1", "section2", "section3", "tail", "pool", "head"]
     x = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model[3:](model[:3](x)), model(x))
-
-
-def check_gradients(module, *shape):
-    """By finite differences, of the input and of all parameters, in training mode."""
-    module = module.double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.5 + 0.1)
-    names, parameters = zip(*module.named_parameters())
-    x = torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
-    state = dict(module.named_buffers())
-
-    def run(x, *parameters):
-        copied = {key: tensor.clone() for key, tensor in state.items()}
-        return functional_call(module, dict(zip(names, parameters)) | copied, (x,))
-
-    assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("shortcut", ["projection", "pad"])
-@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
-def test_gradients_of_residual_blocks(block, shortcut, stride):
-    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5), shortcut), 3, 2, 4, 4)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("shortcut", ["activated", "raw"])
-@pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
-def test_gradients_of_pre_activation_blocks(block, shortcut, stride):
-    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5), shortcut), 3, 2, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "section"), [("mobilenetv2", 2), ("efficientnetv2_cifar", 2), ("efficientnetv2_cifar", 4)]
-)
-def test_gradients_of_inverted_residuals(name, section):
-    quiet = {"drop_path": 0} if name.startswith("efficientnet") else {}
-    net = Spec(name, width=1e-9, rounding="ceil", depth=2, stem="cifar", **quiet).build()
-    blocks = getattr(net, f"section{section}")
-    check_gradients(nn.Sequential(*blocks), 3, 1, 4, 4)
-
-
-@pytest.mark.parametrize("name", ["transformer", "transformer_masked"])
-def test_gradients_of_a_transformer_s_block(name):
-    net = small(name, width=0.02, depth=1).build()
-    check_gradients(net.section1[0], 2, 3, 8)
-
-
-def test_a_causal_model_does_not_see_what_comes():
-    for name, expected in (("transformer", True), ("transformer_masked", False)):
-        spec, model = build(name)
-        x = inputs(spec, 2)
-        y = x.clone()
-        y[:, 4] = (y[:, 4] + 1) % 11
-        with torch.no_grad():
-            a, b = model.eval()(x), model(y)
-        assert torch.allclose(a[:, :4], b[:, :4]) == expected
-        assert not torch.allclose(a[:, 4:], b[:, 4:])
-
-
-def test_sequences_longer_than_the_positions_are_refused():
-    spec, model = build("transformer")
-    assert model(spec.example(2, size=3)).shape == (2, 3, 11)
-    with pytest.raises(AssertionError, match="longer than the 6 tokens"):
-        model(spec.example(2, size=7))
-
-
-@pytest.mark.parametrize(("stride", "outputs"), [(1, 2), (2, 4), (2, 1)])
-def test_the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
-    """Option A: every second pixel and zero channels appended; a section that is narrower takes the first."""
-    block = BasicBlock(2, outputs, stride, Kit("none"), "pad")
-    x = torch.rand(1, 2, 6, 6)
-    side = 6 // stride
-    shortcut = torch.zeros(1, outputs, side, side)
-    kept = min(2, outputs)
-    shortcut[:, :kept] = x[:, :kept, ::stride, ::stride]
-    expected = torch.relu(block.conv2(torch.relu(block.conv1(x))) + shortcut)
-    torch.testing.assert_close(block(x), expected)
-
-
-@pytest.mark.parametrize("shortcut", ["activated", "raw"])
-@pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
-def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
-    """ReLU before each convolution, none after the sum; the projection sees the input with or without it."""
-    block = block(2, 4, 2, Kit("none"), shortcut)
-    x = torch.randn(3, 2, 6, 6)
-    out = x
-    for conv in [m for name, m in block.named_children() if name.startswith("conv")]:
-        out = conv(torch.relu(out))
-    projected = block.shortcut(torch.relu(x) if shortcut == "activated" else x)
-    torch.testing.assert_close(block(x), out + projected)
-    plain = type(block)(4 * block.expansion, 4, 1, Kit("none"), shortcut)
-    y = torch.randn(3, 4 * block.expansion, 6, 6)
-    out = y
-    for conv in [m for name, m in plain.named_children() if name.startswith("conv")]:
-        out = conv(torch.relu(out))
-    torch.testing.assert_close(plain(y), y + out)

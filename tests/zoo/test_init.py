@@ -1,0 +1,108 @@
+"""Initial weights: where they come from and how they are spread."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from zoo_models import FAMILIES, small
+
+import zoo
+from zoo import Spec, ZooError
+
+
+def draw(name, seed):
+    options = {"num_classes": 5} if ":" in name else {}
+    spec = Spec(name, **options) if ":" in name else small(name)
+    return spec.build(None if seed is None else torch.Generator().manual_seed(seed)).state_dict()
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "timm:resnet18"])
+def test_weights_come_from_the_generator_alone(name):
+    before = torch.get_rng_state()
+    a, other = draw(name, 1), draw(name, 2)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)  # the global generator does not matter
+    b = draw(name, 1)
+    assert a.keys() == b.keys() == other.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    matrices = [key for key, tensor in a.items() if tensor.ndim > 1]
+    assert all(not torch.equal(a[key], other[key]) for key in matrices)
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer", "timm:resnet18"])
+def test_without_a_generator_weights_come_from_the_global_one(name):
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(draw(name, None))
+    key = next(key for key, tensor in states[0].items() if tensor.ndim > 1)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert not torch.equal(states[0][key], states[2][key])
+
+
+def test_a_generator_goes_on():
+    """One generator builds two models with different weights."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (small("cnn").build(generator) for _ in range(2))
+    assert not torch.equal(a.fc1.weight, b.fc1.weight)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "timm:resnet18"])
+def test_the_meta_device_gives_the_same_shapes(name):
+    spec = Spec(name, num_classes=5) if ":" in name else small(name)
+    meta, real = (spec.build(device=device) for device in ("meta", "cpu"))
+    assert all(t.is_meta for t in (*meta.parameters(), *meta.buffers()))
+    shapes = [{k: (t.shape, t.dtype) for k, t in model.state_dict().items()} for model in (meta, real)]
+    assert shapes[0] == shapes[1]
+    assert meta.training
+    assert real.training
+
+
+@pytest.mark.parametrize("norm", ["batch", "static_batch", "group", "none"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_weight_is_initialised(name, norm):
+    """With rules that give finite, plausible numbers; memory as it was would not."""
+    options = {} if name.startswith("transformer") else {"norm": norm}
+    if name not in ("cnn", "vgg11"):
+        options["step_size"] = True
+    for key, tensor in small(name, **options).build().state_dict().items():
+        assert tensor.isfinite().all(), key
+        assert tensor.abs().max() < 10, key
+        if tensor.ndim > 1:
+            assert tensor.unique().numel() > tensor.numel() // 2, key
+        elif key.endswith(("norm.weight", "running_var", "add.step")):
+            assert torch.equal(tensor, torch.ones_like(tensor)), key
+        elif key.endswith(("norm.bias", "running_mean")):
+            assert torch.equal(tensor, torch.zeros_like(tensor)), key
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"]
+)
+def test_convolutions_start_with_he_s_deviation_by_fan_out(name):
+    """sqrt(2 / fan-out): of a depthwise one the fan-out is that of its group."""
+    net = small(name, width=0.5, depth=1).build(torch.Generator().manual_seed(0))
+    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > 200]
+    assert len(convolutions) > 4
+    for conv in convolutions:
+        fan_out = conv.out_channels * conv.kernel_size[0] * conv.kernel_size[1] / conv.groups
+        ratio = conv.weight.std().item() / math.sqrt(2 / fan_out)
+        assert ratio == pytest.approx(1, abs=4 / math.sqrt(2 * conv.weight.numel()))
+        assert conv.bias is None or not conv.bias.any()
+
+
+@pytest.mark.parametrize("name", ["cnn", "vgg11", "transformer"])
+def test_linear_layers_start_as_torch_s_do(name):
+    net = small(name, width=0.3).build(torch.Generator().manual_seed(0))
+    plain = nn.Linear | nn.Conv2d if name == "cnn" else nn.Linear
+    for module in net.modules():
+        if isinstance(module, plain):
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            assert 0.9 * bound < module.weight.abs().max() <= bound
+            assert 0.5 * bound < module.bias.abs().max() <= bound
+
+
+def test_a_module_without_a_rule_is_refused():
+    with pytest.raises(ZooError, match=r"no initial weights for 1 \(PReLU\)"):
+        zoo.initialise(nn.Sequential(nn.Linear(2, 2), nn.PReLU()))
