@@ -33,6 +33,8 @@ def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State
         statistics: of the global model's static batch norms, if it has such.
     """
     # Cloned, since parts may share memory (one model broadcast to all), which safetensors refuses.
+    if _STATISTICS in server:
+        raise FLError(f"a server has no part called {_STATISTICS!r}: that is where checkpoints keep static norms'")
     parts = flatten({**server, _STATISTICS: statistics})
     tensors = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in parts.items()}
     model = dataclasses.asdict(spec)
@@ -67,7 +69,11 @@ def read_model(folder: Path) -> tuple[Spec, State]:
     """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
     tensors, header = _read(folder)
     parts = [(*key.split("/", 1), tensor) for key, tensor in tensors.items()]
-    return zoo.spec.make(header["model"]), {name: t for part, name, t in parts if part in ("global", _STATISTICS)}
+    try:
+        spec = zoo.spec.make(header["model"])
+    except zoo.ZooError as error:
+        raise FLError(f"{folder / FILE} describes no model: {error}") from None
+    return spec, {name: t for part, name, t in parts if part in ("global", _STATISTICS)}
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
@@ -86,5 +92,6 @@ def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError) as error:
         raise FLError(f"{path} cannot be read: {error}") from None
     if header.get("format") != _FORMAT or "state" not in header:
-        raise FLError(f"{path} is no checkpoint of format {_FORMAT} (it has {header.get('format')})")
+        found = header.get("format")
+        raise FLError(f"{path} is no checkpoint of format {_FORMAT} but {found}: another version wrote it; train again")
     return tensors, json.loads(header["state"])

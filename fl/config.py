@@ -23,7 +23,8 @@ def _comma_separated(parse: Callable[[str], Any], metavar: str, empty: str = "")
     """A flag of several values; `empty` is what stands for none."""
 
     def from_strings(strings: list[str]) -> tuple:
-        return tuple(parse(item.strip()) for item in strings[0].split(",") if item.strip() not in ("", empty))
+        items = [item.strip() for item in strings[0].split(",") if item.strip()]
+        return () if items == [empty] else tuple(map(parse, items))
 
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -113,8 +114,10 @@ class Config:
     """continue the run in this folder, with its settings; --rounds may be raised"""
 
     def __post_init__(self) -> None:
-        if isinstance(self.width, int | float):  # Config(width=0.5) says what it means
-            object.__setattr__(self, "width", (float(self.width),))
+        for name, kind in (("width", float), ("depth", int)):  # Config(width=0.5, depth=2) says what it means
+            value = getattr(self, name)
+            if not isinstance(value, tuple):
+                object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (kind(value),))
 
     def check(self) -> None:
         """Raise FLError for a setting that cannot be run, before anything is loaded or written."""

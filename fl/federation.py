@@ -18,10 +18,10 @@ from fl.objectives import Objective, cross_entropy
 from fl.partition import Split
 from fl.rng import Rng
 from surgery import Stack, State
+from zoo.kit import dropout_rate
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Federation:
     batch_size: int = 50
     sgd: SGD = SGD()
     backend: str = "auto"
-    _collected: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _collected: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.participants <= len(self.clients):
@@ -55,7 +55,7 @@ class Federation:
             raise FLError(f"client {empty[0]} has no training samples ({len(empty)} such clients)")
         if not any(p.requires_grad for p in self.model.parameters()):
             raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
-        if any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.model.modules()):
+        if any((rate := dropout_rate(m)) and getattr(m, rate) for m in self.model.modules()):
             raise FLError("dropout draws from torch's global generator, so runs could not be repeated: set p=0")
 
     def initial(self) -> State:
@@ -100,18 +100,21 @@ class Federation:
     def statistics(self, state: State) -> State:
         """The running statistics of a state's static batch norms, if the model has such, over all training samples.
 
-        The last state's are kept, since it is usually asked for again.
+        One pass over the data for each state that is evaluated; the last one's are kept, since they are usually asked
+        for again. Whoever evaluates all participants' models with such norms pays for it (`--models-every`).
         """
         if not any(isinstance(m, StaticBatchNorm2d) for m in self.model.modules()):
             return {}
-        key = [(tensor, tensor._version) for tensor in state.values()]
+        fixed = any(tensor.is_inference() for tensor in state.values())  # these have no version to compare
+        key = [] if fixed else [(name, tensor, tensor._version) for name, tensor in state.items()]
         seen, result = self._collected.get("last", ([], {}))
-        if len(seen) == len(key) and all(a is b and v == w for (a, v), (b, w) in zip(seen, key)):
-            return result
+        same = (m == n and a is b and v == w for (m, a, v), (n, b, w) in zip(seen, key))
+        if key and len(seen) == len(key) and all(same):
+            return dict(result)
         index = torch.cat([split.train for split in self.clients])
         dtype = next(t.dtype for t in state.values() if t.is_floating_point())
         batches = index.to(self.data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
         images = (self.data.normalise(self.data.x[batch], dtype) for batch in batches)
         result = collect_statistics(self.model, images, state)
         self._collected["last"] = key, result
-        return result
+        return dict(result)

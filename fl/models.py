@@ -44,12 +44,11 @@ def make_spec(
         library = ":" in name
         if library and norm is not None:
             raise FLError(f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model")
-        if library and not isinstance(width, tuple) and width > 1:
-            raise FLError(f"--width {width:g}: {name} can only be made narrower; give a rate up to 1")
         off = {key: 0.0 for key in ("dropout", "drop_path") if key in takes}
-        return zoo.Spec(**values, in_channels=in_channels, image_size=image_size, norm=norm, **off)
+        spec = zoo.Spec(**values, in_channels=in_channels, image_size=image_size, norm=norm, **off)
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
+    return spec
 
 
 def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
@@ -71,18 +70,17 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
         _check_runs(spec, model)
         if spec.depth is not None:
-            model, _ = ungraft(model, _each(spec.depth, len(sections(model))), example=spec.example(2))
+            found = sections(model)
+            if not found:
+                raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
+            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+            model, _ = ungraft(model, depth, example=spec.example(2))
         rate = spec.width[0]
         return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
     except zoo.ZooError as error:
-        raise FLError(f"--model {error}") from None
+        raise FLError(str(error)) from None
     except SurgeryError as error:
         raise FLError(f"--model {spec.name}: {error}") from None
-
-
-def _each(depth: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """One number is meant for all sections."""
-    return depth * count if len(depth) == 1 else depth
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-import zoo
 from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
 from fl.algorithms import ALGORITHMS
@@ -108,7 +107,9 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
                 saved = finished
     finally:
         if saved != finished:
-            checkpoint.save(folder, server, finished, spec, fed.statistics(server["global"]))
+            checkpoint.save(folder, server, finished, spec, {})  # first what cannot be made again
+            if statistics := fed.statistics(server["global"]):
+                checkpoint.save(folder, server, finished, spec, statistics)
         summary = summarise(config, metrics, finished)
         write_json(folder / "summary.json", summary)
         if metrics.rows:
@@ -169,12 +170,11 @@ def evaluate_round(
     """The metrics that are due in this round; all of them in the last."""
     row = evaluate.mean_cosine(fed, trained.states)
     wanted = due(config, number)
-    if "global" in wanted:
+    participants = evaluate.evaluate_models(fed, trained.states) if "models" in wanted else {}
+    if "global" in wanted:  # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
         row |= evaluate.evaluate_local(fed, lambda images, client: algorithm.predict(server, images, client))
-    if "models" in wanted:
-        row |= evaluate.evaluate_models(fed, trained.states)
-    return row
+    return row | participants
 
 
 def due(config: Config, number: int) -> set[str]:
@@ -224,4 +224,9 @@ def load_model(folder: str | Path) -> nn.Module:
     if len(Config.read(folder).runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
     spec, state = checkpoint.read_model(folder)
-    return zoo.load(models.create(torch.Generator(), spec), state).eval()
+    model = models.create(torch.Generator(), spec)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
+    return model.eval()

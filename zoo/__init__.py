@@ -12,8 +12,12 @@ from zoo.interop import load, to_torchvision
 from zoo.members import names
 from zoo.norms import collect_statistics
 from zoo.spec import Count, Spec, make
+from zoo.transformer import mask_tokens
 
-__all__ = ["Count", "Spec", "ZooError", "collect_statistics", "create", "initialise", "load", "names", "to_torchvision"]
+__all__ = [
+    "Count", "Spec", "ZooError",
+    "collect_statistics", "create", "initialise", "load", "mask_tokens", "names", "to_torchvision",
+]  # fmt: skip
 
 
 def create(name: str, generator: torch.Generator | None = None, **fields) -> nn.Module:

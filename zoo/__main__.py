@@ -15,13 +15,13 @@ from zoo.members import names
 from zoo.spec import Spec, make
 
 
-def _list_of(kind: type, metavar: str) -> PrimitiveConstructorSpec:
+def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda strings: tuple(kind(item) for item in strings[0].split(",") if item != "all"),
+        instance_from_str=lambda strings: () if strings[0] == empty else tuple(map(kind, strings[0].split(","))),
         is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value)) or "all"],
+        str_from_instance=lambda value: [",".join(map(str, value)) or empty],
     )
 
 
@@ -36,7 +36,7 @@ class Table:
     """the models to show [all]"""
     width: Annotated[tuple[float, ...], _list_of(float, "RATE,...")] = (1.0,)
     """rates of the hidden widths: one for all, or one for each section"""
-    depth: Annotated[tuple[int, ...], _list_of(int, "INT,...")] = ()
+    depth: Annotated[tuple[int, ...], _list_of(int, "INT,...", empty="all")] = ()
     """blocks of the sections: one number for all, or one for each"""
     num_classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """classes, or words of the vocabulary [the model's own]"""
@@ -53,7 +53,9 @@ class Table:
 
     def run(self) -> None:
         """Carry out the command."""
-        specs = [spec for name in self.models or names() if (spec := self._spec(name))]
+        if self.yaml and self.json:
+            raise ZooError("--yaml and --json are two forms of output: give one")
+        specs = self._specs()
         if self.yaml:
             print("---\n".join(spec.to_yaml() for spec in specs), end="")
         elif self.json:
@@ -61,18 +63,23 @@ class Table:
         else:
             print(table(specs))
 
-    def _spec(self, name: str) -> Spec | None:
-        """The spec with the flags; of a model that was not asked for by name None, if it does not take them."""
+    def _specs(self) -> list[Spec]:
+        """The specs with the flags; without names those of the models that take them."""
         fields = ("num_classes", "in_channels", "image_size", "norm")
         given = {field: value for field in fields if (value := getattr(self, field)) is not None}
-        width = self.width[0] if len(self.width) == 1 else self.width
-        depth = (self.depth[0] if len(self.depth) == 1 else self.depth) or None
-        try:
-            return make({"name": name, "width": width, "depth": depth, **given})
-        except ZooError:
-            if self.models:
-                raise
-            return None
+        given["width"] = self.width[0] if len(self.width) == 1 else self.width
+        given["depth"] = (self.depth[0] if len(self.depth) == 1 else self.depth) or None
+        if self.models:
+            return [make({"name": name, **given}) for name in self.models]
+        specs, refused = [], None
+        for name in names():
+            try:
+                specs.append(make({"name": name, **given}))
+            except ZooError as error:
+                refused = refused or error
+        if refused and not specs:
+            raise refused
+        return specs
 
 
 def _row(spec: Spec) -> dict[str, Any]:
@@ -104,11 +111,11 @@ def table(specs: Sequence[Spec]) -> str:
 
 def _short(count: int) -> str:
     """
-    >>> _short(1_814_073_344), _short(40_551_040)
-    ('1.81 G', '40.6 M')
+    >>> _short(1_814_073_344), _short(999_600_000), _short(500)
+    ('1.81 G', '1 G', '500')
     """
-    unit, power = ("G", 9) if count >= 10**9 else ("M", 6) if count >= 10**6 else ("k", 3)
-    return f"{count / 10**power:.3g} {unit}"
+    unit, power = next((u, p) for u, p in (("G", 9), ("M", 6), ("k", 3), ("", 0)) if count >= 0.9995 * 10**p or not p)
+    return f"{count / 10**power:.3g} {unit}".strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

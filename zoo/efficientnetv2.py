@@ -48,7 +48,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class MBConv(nn.Module):
-    """A (fused) inverted residual (figure 2); the squeezed width is a quarter of the block's input."""
+    """A (fused) inverted residual (figure 2); the squeezed width is a quarter of the block's input, rounded down."""
 
     def __init__(
         self, inputs: int, channels: int, stage: Stage, stride: int, residual: bool, drop_path: float, kit: Kit

@@ -1,6 +1,5 @@
 """What may stand in a spec: checks of its fields, which name the field and the valid values."""
 
-import math
 import numbers
 from typing import Any, get_args
 
@@ -11,6 +10,7 @@ from zoo.widths import Rounding
 
 _COUNTS = ("num_classes", "in_channels", "image_size", "tokens")
 _CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
+_WIDEST = 100
 _SWITCHES = ("scaler", "step_size")
 
 
@@ -47,8 +47,10 @@ def rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
         each = f", or one for each of {', '.join(member.widths)}" if slots > 1 else ""
         raise ZooError(f"{name} takes one width{each}; got {len(result)}")
     for rate in result:
-        if not _is_number(rate) or not 0 < rate < math.inf:
-            raise ZooError(f"{name}: width is a rate above 0 (1 is the full width), got {rate!r}")
+        if not _is_number(rate) or not 0 < rate <= _WIDEST:
+            raise ZooError(f"{name}: width is a rate above 0 (1 is the full width) up to {_WIDEST}, got {rate!r}")
+        if member.depth is None and rate > 1:
+            raise ZooError(f"{name} can only be made narrower, by a width of at most 1, got {rate:g}")
     return tuple(map(float, result))
 
 
@@ -57,12 +59,15 @@ def blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
     if depth is None:
         return member.depth
     several = isinstance(depth, tuple | list)
-    sections = len(member.depth) if member.depth is not None else len(depth) if several else 1
-    result = tuple(depth) if several else (depth,) * max(1, sections)
-    if not sections and result:
+    if member.depth is None:
+        result = (tuple(depth) or (0,)) if several else (depth,)
+    elif member.depth == () != depth:
         raise ZooError(f"{name} has no sections of blocks, so that no depth can be chosen")
-    if len(result) != sections:
-        raise ZooError(f"{name} takes one depth, or one for each of its {sections} sections; got {len(result)}")
+    else:
+        result = tuple(depth) if several else (depth,) * len(member.depth)
+        if len(result) != len(member.depth):
+            each = f"one for each of its {len(member.depth)} sections"
+            raise ZooError(f"{name} takes one depth, or {each}; got {len(result)}")
     if wrong := [count for count in result if not _is_count(count)]:
         raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {wrong[0]!r}")
     return tuple(map(int, result))

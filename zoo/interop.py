@@ -1,29 +1,37 @@
 """Weights to and from torchvision and timm: the same tensors in the same order, under other names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torchvision import models
 
 from zoo.errors import ZooError
-from zoo.norms import State
+from zoo.norms import State, StaticBatchNorm2d, is_statistic
+from zoo.spec import Spec
 
-_TORCHVISION = (
-    "resnet18", "resnet34", "resnet50", "mobilenet_v2", "efficientnet_v2_s", "efficientnet_v2_m",
-    "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn", "vgg11", "vgg13", "vgg16", "vgg19",
-)  # fmt: skip
+_COUNTERPARTS = {
+    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenet_v2",
+    "efficientnetv2_s": "efficientnet_v2_s", "efficientnetv2_m": "efficientnet_v2_m",
+    "vgg11": "vgg11_bn", "vgg13": "vgg13_bn", "vgg16": "vgg16_bn", "vgg19": "vgg19_bn",
+}  # fmt: skip
+_PLAIN = {f"vgg{n}": f"vgg{n}" for n in (11, 13, 16, 19)}  # without norms
 
 
 def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """Load a state dict of this model, or one of the same architecture in torchvision or timm, and return the model.
 
-    Foreign names are matched by position, if every shape agrees; step counters are left out. Resnet18/34/50,
-    mobilenetv2, efficientnetv2_s/m and vgg11/13/16/19 are laid out as torchvision's, the first five also as
-    timm's resnet18/34/50, mobilenetv2_100 and efficientnetv2_s (which has norm_eps=1e-5).
+    Foreign tensors are matched by position: each must have the shape and the last name (weight, bias, ...) of ours;
+    step counters are left out. resnet18/34/50, mobilenetv2, efficientnetv2_s/m and vgg11/13/16/19 are laid out as
+    torchvision's (vgg as its vgg_bn, or with norm="none" as its vgg); all but vgg also as timm's resnet18/34/50,
+    mobilenetv2_100 and efficientnetv2_s/m, of which the last two want norm_eps=1e-5.
+
+    A state does not tell strides, padding, pooling and epsilons: variants that differ in nothing else (timm's tf_...,
+    resnetaa..., resnetblur...) load as well and give other logits.
 
     Raises:
-        ZooError: naming the first tensors that differ.
+        ZooError: naming the first tensors that differ. Nothing has been loaded then.
 
     >>> import torchvision
     >>> from zoo import create
@@ -33,11 +41,15 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     >>> torch.allclose(ours.eval()(x), theirs.eval()(x), atol=1e-5)
     True
     """
-    own = model.state_dict()
+    own = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
     if not own.keys() <= state.keys():
-        state = _renamed(state, own, "the given state", type(model).__name__)
+        state = _renamed(state, own, model)
+    for name, tensor in own.items():
+        if state[name].shape != tensor.shape:
+            what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
+            raise ZooError(f"the given state is of another model: its {name} is {what}")
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
     except RuntimeError as error:
         raise ZooError(" ".join(str(error).split())) from None
     return model
@@ -46,12 +58,12 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
-    Which one it is, the shapes say: resnet18/34/50, mobilenet_v2, efficientnet_v2_s/m, vgg11/13/16/19 with or without
-    `_bn`, at full width and depth, with any number of classes. Step counters, which the zoo has not, are 0; the other
-    tensors are those of the given state, not copies.
+    Which one it is, names and shapes say: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, vgg11/13/16/19 with batch
+    norm or none, at full width and depth, with any number of classes. Step counters, which the zoo has not, are 0; the
+    other tensors are those of the given state, not copies.
 
     Raises:
-        ZooError: if torchvision has no model of these shapes.
+        ZooError: if torchvision has no model of these names and shapes.
 
     >>> import torchvision
     >>> from zoo import create
@@ -59,38 +71,43 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     >>> torchvision.models.resnet18(num_classes=7).load_state_dict(state)
     <All keys matched successfully>
     """
-    shapes = [tuple(tensor.shape) for tensor in _weights(state).values()]
-    classes = shapes[-1][0] if shapes and shapes[-1] else 0
-    channels = shapes[0][1] if shapes and len(shapes[0]) == 4 else 0
-    for name in _TORCHVISION:
-        theirs = _torchvision_shapes(name)
-        expected = [shape for key, shape in theirs.items() if not _is_counter(key)]
-        if len(expected) != len(shapes) or channels != 3:
-            continue
-        expected[-2:] = [(classes, *expected[-2][1:]), (classes,)]
-        if expected == shapes:
-            values = iter(_weights(state).values())
-            return {key: torch.tensor(0) if _is_counter(key) else next(values) for key in theirs}
+    classes = len(state["head.bias"]) if "head.bias" in state else 1
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for counterparts, norm in ((_COUNTERPARTS, "batch"), (_PLAIN, "none")):
+        for ours, theirs in counterparts.items():
+            if _shapes(ours, norm, classes) == shapes:
+                names = iter(_shapes(ours, norm, classes))
+                return {key: torch.tensor(0) if _is_counter(key) else state[next(names)] for key in _names(theirs)}
     raise ZooError(
-        f"torchvision has no model with these {len(shapes)} tensors: it has {', '.join(_TORCHVISION)}, at full width "
-        "and depth and with 3 input channels"
+        f"torchvision has no model with these {len(state)} tensors: it has those of {', '.join(_COUNTERPARTS)}, at "
+        "full width and depth and with 3 input channels"
     )
 
 
-def _renamed(state: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str, target: str) -> State:
-    given, wanted = _weights(state), _weights(like)
-    for (a, x), (b, y) in zip(given.items(), wanted.items()):
-        if x.shape != y.shape:
+def _renamed(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
+    """The tensors of a state in their order under the model's names in theirs."""
+    given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
+    statistics = any(name.endswith("running_mean") for name in given)
+    wanted, target = dict(_expected(model, own, statistics)), type(model).__name__
+    for (a, x), (b, shape) in zip(given.items(), wanted.items()):
+        if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
             raise ZooError(
-                f"{what} is not one of this {target}: {a} {list(x.shape)} stands where {b} {list(y.shape)} is"
+                f"the given state is of another model, or not in the order of its state_dict(): {a} {list(x.shape)} "
+                f"stands where {b} {list(shape)} is in this {target}"
             )
     if len(given) != len(wanted):
-        raise ZooError(f"{what} has {len(given)} tensors (without step counters), this {target} {len(wanted)}")
+        raise ZooError(f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}")
     return dict(zip(wanted, given.values()))
 
 
-def _weights(state: Mapping[str, Tensor]) -> State:
-    return {name: tensor for name, tensor in state.items() if not _is_counter(name)}
+def _expected(model: nn.Module, own: Mapping[str, Tensor], statistics: bool) -> Iterator[tuple[str, torch.Size]]:
+    """Names and shapes of the model's tensors, with the statistics that its static batch norms could hold."""
+    for name, tensor in own.items():
+        yield name, tensor.shape
+        module, _, last = name.rpartition(".")
+        if statistics and last == "bias" and isinstance(model.get_submodule(module), StaticBatchNorm2d):
+            yield f"{module}.running_mean", tensor.shape
+            yield f"{module}.running_var", tensor.shape
 
 
 def _is_counter(name: str) -> bool:
@@ -98,8 +115,12 @@ def _is_counter(name: str) -> bool:
 
 
 @lru_cache
-def _torchvision_shapes(name: str) -> dict[str, tuple[int, ...]]:
-    from torchvision import models
+def _shapes(name: str, norm: str, classes: int) -> dict[str, tuple[int, ...]]:
+    model = Spec(name, classes, norm=norm).build(device="meta")
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
 
+
+@lru_cache
+def _names(theirs: str) -> list[str]:
     with torch.device("meta"):
-        return {key: tuple(tensor.shape) for key, tensor in models.get_model(name).state_dict().items()}
+        return list(models.get_model(theirs).state_dict())

@@ -9,12 +9,27 @@ from torchvision.ops import StochasticDepth
 
 from zoo.norms import Norm, make_norm
 
+_DROPOUTS = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, StochasticDepth,
+)  # fmt: skip
+
+
+def dropout_rate(module: nn.Module) -> str | None:
+    """The attribute that holds a module's rate, if it drops activations or branches at random; else None.
+
+    >>> dropout_rate(nn.Dropout(0.1)), dropout_rate(nn.ReLU())
+    ('p', None)
+    """
+    if isinstance(module, _DROPOUTS):
+        return "p"
+    return "drop_prob" if type(module).__name__ == "DropPath" else None  # timm's, which need not be imported
+
 
 class Scaler(nn.Module):
     """x / rate in training, x in evaluation mode: HeteroFL's Scaler (Diao et al., ICLR 2021, section 3).
 
     A layer with a share `rate` of its inputs gives activations that are smaller by about that share; this makes
-    narrow and full models train alike.
+    narrow and full models train alike. Build narrow models from a spec: `surgery.narrow` does not know this rate.
     """
 
     def __init__(self, rate: float) -> None:

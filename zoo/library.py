@@ -13,12 +13,11 @@ import torchvision
 from torch import nn
 
 from zoo.errors import ZooError
+from zoo.kit import dropout_rate
 from zoo.member import Member
 
 if TYPE_CHECKING:
     from zoo.spec import Spec
-
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @lru_cache
@@ -103,10 +102,8 @@ def _grey(spec: "Spec", model: nn.Module) -> nn.Module:
 
 def _switch_off_dropout(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, _DROPOUTS) or type(module).__name__ == "StochasticDepth":  # torchvision's
-            module.p = 0.0
-        elif type(module).__name__ == "DropPath":  # timm's
-            module.drop_prob = 0.0
+        if rate := dropout_rate(module):
+            setattr(module, rate, 0.0)
 
 
 def _timm_names() -> set[str]:

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from zoo.errors import ZooError
 
 State: TypeAlias = dict[str, Tensor]
+_STATISTICS = ("running_mean", "running_var")
 Norm: TypeAlias = Literal["none", "batch", "static_batch", "group", "layer"]
 
 
@@ -54,9 +55,11 @@ class StaticBatchNorm2d(BatchNorm2d):
         self.running_mean = self.running_var = None
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        for name in ("running_mean", "running_var"):
-            given = prefix + name in state_dict
-            setattr(self, name, torch.zeros_like(self.weight, requires_grad=False) if given else None)
+        if any(prefix + name in state_dict for name in _STATISTICS):  # room for both: one alone is a missing key
+            self.running_mean = torch.zeros_like(self.weight, requires_grad=False)
+            self.running_var = torch.ones_like(self.weight, requires_grad=False)
+        elif prefix + "weight" in state_dict:
+            self.running_mean = self.running_var = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -96,7 +99,8 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
         def hook(_, inputs: tuple[Tensor, ...]) -> None:
             if inputs[0].numel() == inputs[0].shape[1]:
                 raise ZooError(f"{name} sees one value a channel, which has no variance: give larger batches or images")
-            moments[name].append(torch.var_mean(inputs[0], (0, 2, 3)))
+            x = inputs[0].float() if inputs[0].dtype in (torch.bfloat16, torch.float16) else inputs[0]
+            moments[name].append(torch.var_mean(x, (0, 2, 3)))
 
         return hook
 
@@ -106,9 +110,11 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     try:
         for norm in norms.values():
             norm.reset_running_stats()
-        own = {name: t for name, t in weights.items() if not _is_statistic(name, norms)}
+        own = {name: t for name, t in weights.items() if not is_statistic(name, model)}
+        seen = 0
         for batch in batches:
             functional_call(model, own, (batch,))
+            seen += 1
     finally:
         for hook in hooks:
             hook.remove()
@@ -116,19 +122,25 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
             module.training = mode
         for name, norm in norms.items():
             norm.running_mean, norm.running_var = held[name]
-    if not all(moments.values()):
+    if not seen:
         raise ZooError("no batches to collect statistics from: give at least one")
     result = {}
-    for name, seen in moments.items():
-        variances, means = zip(*seen)
-        result[f"{name}.running_mean"] = torch.stack(means).mean(0)
-        result[f"{name}.running_var"] = torch.stack(variances).mean(0)
+    for name, pairs in moments.items():
+        if pairs:  # the model may have norms that it does not use
+            variances, means = (torch.stack(column).mean(0).to(norms[name].weight.dtype) for column in zip(*pairs))
+            result |= {f"{name}.running_mean": means, f"{name}.running_var": variances}
     return result
 
 
-def _is_statistic(name: str, norms: dict[str, nn.Module]) -> bool:
+def is_statistic(name: str, model: nn.Module) -> bool:
+    """Whether a state name is that of a static batch norm's statistics.
+
+    >>> from zoo import create
+    >>> is_statistic("stem.norm.running_mean", create("resnet20", norm="static_batch"))
+    True
+    """
     module, _, tensor = name.rpartition(".")
-    return module in norms and tensor in ("running_mean", "running_var")
+    return tensor in _STATISTICS and isinstance(model.get_submodule(module), StaticBatchNorm2d)
 
 
 def make_norm(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:

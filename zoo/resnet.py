@@ -4,6 +4,8 @@
 A stem, sections of residual blocks that each (but the first) halve the image, global average pooling and the
 classifier. Shortcuts where a block changes the shape: `projection` is a strided 1x1 convolution with its norm; `pad`
 takes every second pixel and appends zero channels (option A of the first paper, for small images: no parameters).
+Pre-activation networks have a bare stem, with stem="imagenet" as well (the second paper's ImageNet networks normalise
+and activate before the pooling).
 """
 
 from collections import OrderedDict
@@ -54,7 +56,7 @@ def make_shortcut(kit: Kit, inputs: int, outputs: int, stride: int, kind: str) -
         return PadShortcut(stride, outputs - inputs)
     if kind == "projection":
         return kit.conv_norm(inputs, outputs, 1, stride)
-    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)  # of pre-activation blocks, whose norm comes first
 
 
 class BasicBlock(nn.Module):
@@ -177,7 +179,7 @@ def resnet(
             now = width * block.expansion
         parts[name] = nn.Sequential(*blocks)
     if pre:
-        kit = spec.kit(name)
+        kit = spec.kit(f"section{len(channels)}")
         tail = {"scaler": kit.scaler(), "norm": kit.make_norm(now), "activation": nn.ReLU()}
         parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
     parts["pool"] = GlobalPool()

@@ -38,7 +38,8 @@ class Spec:
         num_classes: outputs; of language models the size of the vocabulary.
         in_channels, image_size: of the images [N, in_channels, image_size, image_size].
         tokens: the longest sequence that a language model takes.
-        width: rates of the hidden widths: one for all, one for each section, or one for each of `widths`.
+        width: rates of the hidden widths: one for all, one for each of `widths`, or one for each section, of which the
+            last one's then goes for what follows. Of a library's model one, which `build` refuses unless it is 1.
         depth: blocks: one number for all sections, or one for each section.
         rounding: of width rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
         stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it.
@@ -46,7 +47,8 @@ class Spec:
         norm_eps: epsilon of the norms.
         dropout: rate of dropout. Of a library's models None leaves what the library sets, 0 switches all off.
         drop_path: rate of stochastic depth; block i of n has i/n of it, as torchvision's have.
-        scaler: HeteroFL's Scaler, which divides by the width rate in training.
+        scaler: HeteroFL's Scaler, which divides by the width rate in training; the rate is the spec's own, so that the
+            server's model is to have width 1.
         step_size: NeFL's learnable step size of every residual branch.
 
     Raises:
@@ -164,8 +166,8 @@ class Spec:
         values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
         for key in ("width", "depth"):
             if key in values:
-                first, *rest = values[key]
-                values[key] = list(values[key]) if any(v != first for v in rest) else first
+                equal = len(set(values[key])) == 1 and self.member.depth is not None  # else one number says too little
+                values[key] = values[key][0] if equal else list(values[key])
         return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
@@ -191,6 +193,8 @@ _NUMBERS = ("width", "norm_eps", "dropout", "drop_path")
 
 def _number(value: Any) -> Any:
     """YAML 1.1 takes 1e-5 for a text, and only 1.0e-5 for a number."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -223,12 +227,14 @@ def _seeded(generator: torch.Generator | None):
 
 @lru_cache(maxsize=1024)
 def _count(spec: Spec, size: int | None) -> Count:
-    model = spec.build(device="meta").eval()
     try:
+        model = spec.build(device="meta").eval().requires_grad_(False)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(spec.example(size=size, device="meta"))
+    except ZooError:
+        raise
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        own, other = spec.tokens or spec.image_size, size if size is not None else "it"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ZooError(f"{spec.name}, made for inputs of size {own}, cannot be counted at {other}: {reason}") from error
+        at = f"{spec.tokens or spec.image_size}" if size is None else f"{spec.tokens or spec.image_size}, not at {size}"
+        raise ZooError(f"{spec.name} cannot be counted: it is made for inputs of size {at}: {reason}") from error
     return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)

@@ -2,7 +2,8 @@
 
 Vaswani et al., "Attention Is All You Need" (NeurIPS 2017), encoder layers in post-norm order, with GELU and learned
 positions; sizes and head as in HeteroFL (Diao et al., ICLR 2021; released code): embedding 256, 8 heads, feed-forward
-512, 4 layers, dropout 0.2, sequences of 64 tokens. FedFA's Transformer is taken to be the same.
+512, 4 layers, dropout 0.2, sequences of 64 tokens. (Its own initial weights of the feed-forward layers are not taken
+over; see zoo/init.py.) FedFA's Transformer is taken to be the same.
 
 Every head is as wide as the model is: narrow models keep the number of heads and each head's leading channels.
 The channels of all heads lie as (channel, head), not (head, channel): the leading rows of the q, k and v matrices are

@@ -7,12 +7,13 @@ Rounding: TypeAlias = Literal["ceil", "divisor8"]
 
 
 def scaled(channels: int, rate: float, rounding: Rounding = "ceil") -> int:
-    """The number of channels at a width rate, at least 1.
+    """The number of channels at a width rate.
 
     Args:
         channels: at full width.
-        rounding: `ceil` is ceil(rate * channels), as HeteroFL has it. `divisor8` takes the nearest multiple of 8 that
-            is at least 90% of rate * channels, as the released models of the mobile families do.
+        rounding: `ceil` is ceil(rate * channels), at least 1, as HeteroFL has it. `divisor8` takes the nearest multiple
+            of 8, or the one above it if that is under 90% of rate * channels, and at least 8, as the released models of
+            the mobile families do; full widths that are no multiples change as well.
 
     >>> [scaled(64, rate) for rate in (1.0, 0.5, 0.1)]
     [64, 32, 7]

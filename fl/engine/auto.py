@@ -33,7 +33,7 @@ def choose(job: Job, starts: Stack) -> str:
 
 
 def work(job: Job) -> int:
-    """Floating-point operations of one forward pass of one client's batch, by a layer of the network.
+    """Floating-point operations of one forward pass of one client's batch, per layer of the network.
 
     Running clients side by side pays where single operations are too small to keep the device busy. 0 if the
     model cannot run on the meta device, where nothing is computed.
@@ -49,14 +49,14 @@ _FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary(
 
 
 def _flops_per_layer(model: nn.Module, image: torch.Size) -> int:
-    shadow = copy.deepcopy(model).to("meta").eval()
+    shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
     dtype = next(p.dtype for p in shadow.parameters())
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            shadow(torch.zeros(1, *image, device="meta", dtype=dtype))
-    except RuntimeError:  # an operation whose result depends on data
+            shadow(torch.zeros(2, *image, device="meta", dtype=dtype))  # static batch norms refuse one image
+    except (RuntimeError, ValueError, AssertionError, TypeError):  # an operation whose result depends on data
         return 0
-    return counter.get_total_flops() // max(1, len(list(owners(shadow))))
+    return counter.get_total_flops() // 2 // max(1, len(list(owners(shadow))))
 
 
 @functools.lru_cache(maxsize=4)

@@ -57,6 +57,21 @@ def test_static_batch_norm_is_given_the_training_data_s_statistics(make_federati
     torch.testing.assert_close(moved, logits + 1)
 
 
+def test_statistics_are_those_of_this_federation_and_state(make_federation):
+    fed = make_federation("resnet20", norm="static_batch")
+    state = fed.initial()
+    name = "section1.0.norm1.running_mean"
+    first = fed.statistics(state)
+    dark = dataclasses.replace(fed, data=dataclasses.replace(fed.data, x=fed.data.x // 2))
+    assert not torch.equal(dark.statistics(state)[name], first[name])
+    exchanged = {**state, "stem.norm.weight": state["stem.norm.bias"], "stem.norm.bias": state["stem.norm.weight"]}
+    assert not torch.equal(fed.statistics(exchanged)[name], first[name])  # the same tensors under other names
+    fed.statistics(state).clear()
+    assert fed.statistics(state).keys() == first.keys()
+    with torch.inference_mode():
+        assert fed.statistics(fed.initial()).keys() == first.keys()
+
+
 def test_the_models_of_the_participants(make_federation):
     fed = make_federation("cnn")
     models = fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)).states

@@ -68,12 +68,14 @@ def test_the_zoo_is_as_it_was():
         ("resnet", {}, "unknown model 'resnet': did you mean resnet"),
         ("lenet", {}, "unknown model 'lenet': did you mean"),
         ("transformer", {}, "--model transformer is made for text"),
-        ("vgg11", {}, "--model vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
+        ("vgg11", {}, "vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
         ("resnet20", {"depth": (1, 2)}, "resnet20 takes one depth, or one for each of its 3 sections; got 2"),
         ("timm:resnet18", {"depth": (1, 2)}, "--model timm:resnet18: 2 depths were given, one a section is needed"),
         ("timm:resnet1", {}, "did you mean timm:resnet"),
         ("tim:resnet18", {}, "did you mean 'timm:resnet18'?"),
-        ("timm:resnet18", {"width": 1.5}, "--width 1.5: timm:resnet18 can only be made narrower"),
+        ("timm:resnet18", {"width": 1.5}, "timm:resnet18 can only be made narrower, by a width of at most 1, got 1.5"),
+        ("timm:resnet18", {"width": (2.0,)}, "can only be made narrower"),
+        ("torchvision:squeezenet1_1", {"image_size": 64, "in_channels": 3, "depth": 1}, "has no sections of blocks"),
         ("timm:resnet18", {"norm": "group"}, "--norm group: timm:resnet18 brings its own norm layers"),
         ("timm:test_vit", {}, "--model timm:test_vit cannot take images of 1x8x8: "),
         ("torchvision:fcn_resnet50", {"in_channels": 3}, "torchvision has no image classifier 'fcn_resnet50'"),
@@ -118,6 +120,25 @@ def test_width_and_depth_are_given_by_section(tmp_path):
         alone = torch.cat([model(data.normalise(x)) for x in data.test_x.split(1)])
     accuracy = (alone.argmax(1) == data.test_y).double().mean().item()
     assert accuracy == pytest.approx(read(folder / "metrics.csv")[-1]["accuracy"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("resnet18", "0.05"), ("resnet20_fedmr", "0.1")],  # one with 1x1 positions, one with a norm that is not used
+)
+def test_static_batch_norm_with_every_backend(tmp_path, name, width):
+    flags = [*TINY, "--model", name, "--width", width, "--norm", "static_batch", "--rounds", "1"]
+    for backend in ("auto", "loop", "vmap"):
+        assert cli.main([*flags, "--backend", backend, "--out", str(tmp_path), "--name", backend]) == 0
+        fl.load_model(tmp_path / backend)
+
+
+def test_width_and_depth_may_be_single_numbers():
+    config = Config(model="resnet20", width=0.5, depth=2)
+    assert (config.width, config.depth) == ((0.5,), (2,))
+    assert config.spec().depth == (2, 2, 2)
+    assert Config.from_yaml(config.to_yaml()) == config
+    assert Config(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])

@@ -11,6 +11,8 @@ from fl_flags import TINY
 from safetensors.torch import load_file
 
 import fl
+import zoo
+from fl import checkpoint
 from fl import run as cli
 from fl.config import Config
 from fl.metrics import read
@@ -204,6 +206,17 @@ def test_the_trained_model_can_be_taken_out(tmp_path, monkeypatch):
     with torch.no_grad():
         accuracy = (model(data.normalise(data.test_x)).argmax(1) == data.test_y).double().mean().item()
     assert accuracy == read(folder / "metrics.csv")[-1]["accuracy"]
+
+
+def test_a_folder_with_another_model_is_named(tmp_path):
+    folder = run(tmp_path)
+    spec = zoo.Spec("cnn", image_size=8)
+    server = {"global": zoo.create("cnn", image_size=8, width=0.5).state_dict()}
+    checkpoint.save(folder, server, 1, spec, {})
+    with pytest.raises(fl.FLError, match="holds another model"):
+        fl.load_model(folder)
+    with pytest.raises(fl.FLError, match="no part called 'statistics'"):
+        checkpoint.save(folder, {**server, "statistics": {}}, 1, spec, {})
 
 
 def snapshot(folder):

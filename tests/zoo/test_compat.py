@@ -199,3 +199,56 @@ def test_what_torchvision_has_not_does_not_go_there(spec):
 def test_neither_does_an_empty_state():
     with pytest.raises(zoo.ZooError, match="these 0 tensors"):
         to_torchvision({})
+
+
+def reordered(state, a, b):
+    """The same tensors under the same names; a and b have changed places."""
+    names = list(state)
+    i, j = names.index(a), names.index(b)
+    names[i], names[j] = b, a
+    return {name: state[name] for name in names}
+
+
+def test_our_own_states_may_come_in_any_order():
+    net = zoo.create("resnet18")
+    state = net.state_dict()
+    mixed = reordered(state, "section1.0.conv1.weight", "section1.0.conv2.weight")
+    expected = to_torchvision(state)
+    for given in (mixed, dict(sorted(state.items()))):
+        back = to_torchvision(given)
+        assert list(back) == list(expected)
+        assert all(torch.equal(back[key], expected[key]) for key in back)
+        assert torch.equal(load(zoo.create("resnet18"), given).stem.conv.weight, net.stem.conv.weight)
+
+
+def test_foreign_states_out_of_order_are_refused():
+    state = torchvision.models.resnet18().state_dict()
+    for given in (dict(sorted(state.items())), reordered(state, "bn1.weight", "bn1.bias")):
+        with pytest.raises(
+            zoo.ZooError, match=r"not in the order of its state_dict\(\): bn1\.bias \[64\] stands where"
+        ):
+            load(zoo.create("resnet18"), given)
+
+
+def test_a_refused_state_leaves_the_model_as_it_was():
+    net, other = zoo.create("resnet20", width=0.25), zoo.create("resnet20", width=0.25, num_classes=7)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(zoo.ZooError, match=r"its head\.weight is \[7, 16\], this ResNet's \[10, 16\]"):
+        load(net, other.state_dict())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_static_batch_norm_takes_statistics_or_does_without():
+    theirs = torchvision.models.resnet18()
+    net = load(zoo.create("resnet18", norm="static_batch"), theirs.state_dict())
+    assert torch.equal(net.section4[1].norm2.running_var, theirs.layer4[1].bn2.running_var)
+    x = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(net.eval()(x), theirs.eval()(x), atol=1e-5, rtol=0)
+    without = zoo.create("resnet18", norm="static_batch").state_dict()
+    assert load(net, without).stem.norm.running_mean is None
+
+
+def test_a_model_on_the_meta_device_takes_the_tensors_themselves():
+    state = zoo.create("resnet20", width=0.25).state_dict()
+    net = load(zoo.Spec("resnet20", width=0.25).build(device="meta"), state)
+    assert torch.equal(net.head.weight, state["head.weight"])

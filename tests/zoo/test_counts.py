@@ -177,3 +177,7 @@ def test_every_architecture_can_be_counted():
     for name in zoo.names():
         count = Spec(name).count(32 if "transformer" in name else None)
         assert min(count) > 0
+
+
+def test_models_whose_parameters_go_from_module_to_module_are_counted():
+    assert zoo.Spec("timm:cait_xxs24_224").count().macs > 2e9

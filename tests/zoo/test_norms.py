@@ -238,3 +238,35 @@ def test_statistics_of_one_value_are_refused():
     with pytest.raises(zoo.ZooError, match=r"section3.0.norm1 sees one value a channel"):
         zoo.collect_statistics(net, [torch.randn(1, 3, 4, 4)])
     assert net.stem.norm.running_mean is None
+
+
+def test_norms_that_a_model_does_not_use_have_no_statistics():
+    net = zoo.create("resnet20_fedmr", norm="static_batch", width=0.25)
+    statistics = zoo.collect_statistics(net, [torch.randn(4, 3, 32, 32)])
+    assert len(statistics) == 2 * 18  # three norms a block
+    net.load_state_dict(net.state_dict() | statistics)
+    assert net.tail.norm.running_mean is None
+
+
+def test_a_state_of_other_layers_leaves_statistics_alone():
+    net = quiet("cnn", norm="static_batch").build()
+    statistics = zoo.collect_statistics(net, [inputs(quiet("cnn"))])
+    net.load_state_dict(net.state_dict() | statistics)
+    net.load_state_dict({"fc2.bias": torch.zeros(5)}, strict=False)
+    assert torch.equal(net.norm1.running_mean, statistics["norm1.running_mean"])
+    half = {name: t for name, t in net.state_dict().items() if name != "norm1.running_var"}
+    with pytest.raises(RuntimeError, match=r"Missing key.*norm1\.running_var"):
+        net.load_state_dict(half)
+
+
+def test_statistics_are_as_precise_under_autocast():
+    net = quiet("cnn", norm="static_batch").build()
+    net.conv1.weight.data.zero_()
+    net.conv1.weight.data[0, 0, 0, 0] = 1.0
+    x = 30 + 0.01 * torch.randn(64, 1, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        mean = zoo.collect_statistics(net, [x, x + 0.25])["norm1.running_mean"]
+    assert mean.dtype == torch.float32
+    inner = x.bfloat16().float()[:, 0], (x + 0.25).bfloat16().float()[:, 0]
+    shifted = torch.stack([torch.nn.functional.pad(i, (2, 0, 2, 0))[:, :32, :32].mean() for i in inner]).mean()
+    torch.testing.assert_close(mean[0], shifted, atol=1e-3, rtol=0)

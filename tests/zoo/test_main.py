@@ -1,0 +1,71 @@
+"""`python -m zoo`."""
+
+import json
+
+import pytest
+
+import zoo
+from zoo.__main__ import main
+
+
+def run(capsys, *flags):
+    code = main(flags)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_table_has_a_row_for_every_model(capsys):
+    code, out, _ = run(capsys)
+    head, *rows = out.splitlines()
+    assert code == 0
+    assert head.split()[:3] == ["model", "parameters", "MACs"]
+    assert [row.split()[0] for row in rows] == zoo.names()
+    assert "11,689,512  1.81 G  3x224x224  2, 2, 2, 2" in rows[1]
+    assert max(map(len, rows)) < 140
+
+
+def test_flags_reach_the_specs(capsys):
+    flags = ["resnet20", "--width", "0.5,0.5,1", "--depth", "2", "--num-classes", "7", "--in-channels", "1"]
+    flags += ["--image-size", "16", "--norm", "group"]
+    _, out, _ = run(capsys, *flags, "--yaml")
+    spec = zoo.Spec("resnet20", 7, 1, 16, width=(0.5, 0.5, 1), depth=2, norm="group")
+    assert zoo.Spec.from_yaml(out) == spec
+    _, out, _ = run(capsys, *flags, "--json")
+    row = json.loads(out)
+    assert (row["parameters"], row["macs"]) == spec.count()
+    assert (row["input"], row["sections"], row["width"]) == ([1, 16, 16], [2, 2, 2], [0.5, 0.5, 1])
+
+
+def test_models_that_do_not_take_a_flag_are_left_out(capsys):
+    code, out, _ = run(capsys, "--norm", "group", "--depth", "2", "--json")
+    names = [json.loads(line)["name"] for line in out.splitlines()]
+    assert code == 0
+    assert "resnet20" in names
+    assert not {"cnn", "transformer"} & set(names)
+
+
+def test_library_models(capsys):
+    _, out, _ = run(capsys, "timm:resnet18", "torchvision:resnet18", "--num-classes", "10", "--json")
+    a, b = map(json.loads, out.splitlines())
+    assert a["parameters"] == b["parameters"] == zoo.Spec("resnet18", 10).count().parameters
+    assert a["macs"] == b["macs"] == zoo.Spec("resnet18", 10).count().macs
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["resnet21"], "unknown model 'resnet21': did you mean"),
+        (["--norm", "foo"], "unknown norm 'foo'"),
+        (["--num-classes", "0"], "1 or more, got 0"),
+        (["vgg11", "--image-size", "8"], "32x32 or larger, got 8x8"),
+        (["timm:resnet18", "--width", "0.5"], "timm:resnet18 can be built at full size only"),
+        (["resnet20", "--width", "1e9"], "width is a rate above 0"),
+        (["resnet20", "--json", "--yaml"], "give one"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(capsys, flags, message):
+    code, out, err = run(capsys, *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
