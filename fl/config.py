@@ -2,53 +2,28 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import tyro
 import yaml
-from tyro.constructors import PrimitiveConstructorSpec
 
 import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions
-from fl.data import DATASETS
 from fl.engine import backend_names
 from fl.errors import FLError
-
-
-def _comma_separated(parse: Callable[[str], Any], metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
-    """A flag of several values; `empty` is what stands for none."""
-
-    def from_strings(strings: list[str]) -> tuple:
-        items = [item.strip() for item in strings[0].split(",") if item.strip()]
-        return () if items == [empty] else tuple(map(parse, items))
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=from_strings,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value)) or empty],
-    )
-
-
-Names = Annotated[tuple[str, ...], _comma_separated(str, "NAME,...")]
-Integers = Annotated[tuple[int, ...], _comma_separated(int, "INT,...")]
-Depths = Annotated[tuple[int, ...], _comma_separated(int, "INT,...", empty="all")]
-Rates = Annotated[tuple[float, ...], _comma_separated(float, "FLOAT,...")]
+from fl.flags import Depths, Integers, Names, Rates
+from fl.settings import DataSettings, choice
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
 
     algorithm: Names = ("fedmr",)
     """methods, comma-separated: fedavg, fedprox, fedmr, indep. Several run on the same splits and are compared"""
-    dataset: str = "digits"
-    """digits (bundled), fashion-mnist or cifar10"""
     model: str = "cnn"
     """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME"""
     width: Rates = (1.0,)
@@ -58,8 +33,6 @@ class Config:
     norm: str = "default"
     """norm layers: batch, static_batch, group, layer, none, or the model's default"""
 
-    clients: int = 20
-    """number of clients that share out the training data"""
     participants: int | float = 5
     """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
     rounds: int = 40
@@ -75,12 +48,6 @@ class Config:
     weight_decay: float = 0.0
     """weight decay of the clients' SGD"""
 
-    partition: str = "dirichlet"
-    """how labels are spread over clients: iid or dirichlet"""
-    alpha: float = 0.5
-    """Dirichlet concentration: smaller is more heterogeneous"""
-    min_samples: int = 10
-    """samples that every client gets at least"""
     local_valid: float = 0.0
     """share of each client's samples held out to validate on"""
     local_test: float = 0.0
@@ -102,10 +69,6 @@ class Config:
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one"""
     backend: str = "auto"
     """how a round's clients train: loop (one after another), vmap (side by side), or what was measured faster"""
-    data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """where data sets lie [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
-    download: bool = True
-    """fetch a data set that is missing"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
     """parent of run folders"""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -121,11 +84,10 @@ class Config:
 
     def check(self) -> None:
         """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
-        _choice("algorithm", self.algorithm, ALGORITHMS)
-        _choice("data set", [self.dataset], DATASETS)
-        _choice("norm", [self.norm], ["default", *get_args(zoo.norms.Norm)])
-        _choice("partition", [self.partition], ["iid", "dirichlet"])
-        _choice("backend", [self.backend], backend_names())
+        choice("algorithm", self.algorithm, ALGORITHMS)
+        choice("norm", [self.norm], ["default", *get_args(zoo.norms.Norm)])
+        self.check_data()
+        choice("backend", [self.backend], backend_names())
         if not self.algorithm or not self.seeds:
             raise FLError("give at least one --algorithm and one of --seeds")
         if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
@@ -136,9 +98,8 @@ class Config:
         for flag, bound in _LEAST.items():
             if getattr(self, flag) < bound:
                 raise FLError(f"--{flag.replace('_', '-')} must be {bound} or more, got {getattr(self, flag)}")
-        for flag in ("lr", "alpha"):
-            if getattr(self, flag) <= 0:
-                raise FLError(f"--{flag} must be above 0, got {getattr(self, flag)}")
+        if self.lr <= 0:
+            raise FLError(f"--lr must be above 0, got {self.lr}")
         if not all(0 <= seed < 2**32 for seed in self.seeds):
             raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
         self.cohort()
@@ -180,15 +141,14 @@ class Config:
         >>> Config(seeds=(0, 1)).title()
         'fedmr-digits-cnn-dirichlet0.5-seed0,1'
         """
-        spread = f"dirichlet{self.alpha:g}" if self.partition == "dirichlet" else self.partition
         seeds = ",".join(map(str, self.seeds))
-        return f"{','.join(self.algorithm)}-{self.dataset}-{self.model.replace(':', '-')}-{spread}-seed{seeds}"
+        return f"{','.join(self.algorithm)}-{self.dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self) -> str:
         """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
         values = dataclasses.asdict(replace(self, resume=None))
         del values["resume"]
-        values |= {name: list(values[name]) for name in ("algorithm", "seeds", "width", "depth")}
+        values |= {name: list(values[name]) for name in _TUPLES}
         return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
@@ -218,14 +178,9 @@ class Config:
             raise FLError(f"{path}: {error}") from None
 
 
-def _choice(what: str, values, valid) -> None:
-    for value in values:
-        if value not in valid:
-            raise FLError(f"unknown {what} {value!r}: there are {', '.join(valid)}")
-
-
+_TUPLES = ("algorithm", "seeds", "width", "depth", "clusters", "cluster_classes")
 _LEAST = {
-    "clients": 1, "rounds": 1, "local_epochs": 1, "batch_size": 1, "min_samples": 1, "eval_every": 1,
+    "rounds": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1,
     "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0,
 }  # fmt: skip
 
@@ -253,7 +208,7 @@ def _filled(default: Any, values: Any, where: str) -> Any:
             continue
         if isinstance(old, tuple):
             value = tuple(value) if isinstance(value, list) else (value,)
-            kind = type(old[0]) if old else int  # --depth, empty by default
+            kind = type(old[0]) if old else int  # numbers of blocks and classes, empty by default
             value = tuple(float(v) if kind is float and type(v) is int else v for v in value)
             fits = all(type(item) is kind for item in value)
         elif old is None:

@@ -54,7 +54,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
         axes[2].plot(*series(rows, "models_cosine"), color="C0")
         _finish(axes[2], _LABELS["models_cosine"], legend=False)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def comparison_figure(groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path) -> None:
@@ -72,7 +72,7 @@ def comparison_figure(groups: Mapping[str, Sequence[Sequence[Row]]], title: str,
             axis.fill_between(r, mean - std, mean + std, color=f"C{color}", alpha=0.2, lw=0)
         _finish(axis, _LABELS[key], percent=key == "accuracy")
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def mean_and_std(runs: Sequence[Sequence[Row]], key: str) -> tuple[list[int], np.ndarray, np.ndarray]:
@@ -104,7 +104,8 @@ def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True) 
         axis.legend(frameon=False, fontsize=8)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure atomically; FLError for a kind of file that matplotlib does not write."""
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise FLError(f"{path}: figures are not written as {kind!r}; take .png, .pdf or .svg")

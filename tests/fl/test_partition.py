@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl.errors import FLError
-from fl.partition import dirichlet, hold_out, iid
+from fl.partition import KINDS, clusters, deal, dirichlet, hold_out, iid, natural, shards
+from fl.partition.clusters import nested
+from fl.partition.figure import counts, draw
 
 
 def assert_partition(parts, n):
@@ -98,3 +102,140 @@ def test_impossible_shares_are_refused(valid, test):
         hold_out([torch.arange(5)], valid, test, np.random.default_rng(0))
     with pytest.raises(FLError, match="too few"):
         hold_out([torch.arange(2)], 0.4, 0.4, np.random.default_rng(0))
+
+
+def assert_disjoint(parts, n):
+    held = torch.cat(parts)
+    assert len(held.unique()) == len(held)
+    assert held.max() < n
+    assert held.min() >= 0
+
+
+@given(st.integers(50, 400), st.integers(1, 20), st.integers(0, 99))
+def test_unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
+    parts = iid(balanced(n), clients, 1, np.random.default_rng(seed), unequal=True)
+    assert_partition(parts, n)
+    sizes = list(map(len, parts))
+    assert max(sizes) - 1 <= 2 * (min(sizes) + 1)  # up to rounding
+    equal = iid(balanced(n), clients, 1, np.random.default_rng(seed))
+    assert clients == 1 or n < 200 or clients > 10 or sizes != list(map(len, equal))
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 30), st.integers(1, 40), st.floats(0.01, 1), st.integers(0, 99))
+def test_shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, clients, share, seed):
+    y = balanced(clients * classes * 3, classes)
+    parts = shards(y, clients, share, 1, np.random.default_rng(seed))
+    assert_disjoint(parts, len(y))
+    tables = torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
+    assert set((tables > 0).sum(1).tolist()) == {max(1, round(share * classes))}
+    assert len(tables[tables > 0].unique()) == 1
+    holders = (tables > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_fedfa_s_shards_of_cifar10():
+    parts = shards(balanced(50_000), 100, 0.2, 10, np.random.default_rng(0))
+    assert {len(part) for part in parts} == {500}  # 2 of 10 classes, each held by 20 clients: 250 samples of each
+
+
+LEVELS = [(100, (2, 5, 9)), (100, (3, 6, 11)), (200, (4, 13, 21)), (200, (9, 15, 22))]
+
+
+@pytest.mark.parametrize(("classes", "counts"), LEVELS)
+def test_the_paper_s_levels_use_every_class_and_sample_once(classes, counts):
+    y = balanced(classes * 100, classes)
+    parts, structure = clusters(y, 50, counts, (), 1, np.random.default_rng(0))
+    assert_partition(parts, len(y))
+    tables = torch.stack([torch.bincount(y[part], minlength=classes) for part in parts]) > 0
+    assert [len(level.unique()) for level in structure] == list(counts)
+    owners = {tuple(torch.nonzero(column).flatten().tolist()) for column in tables.T}
+    groups = {
+        tuple(torch.nonzero(level == k).flatten().tolist()) for level in structure for k in level.unique().tolist()
+    }
+    assert owners == groups  # each class belongs to the clients of one cluster, and each cluster has classes
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4).map(sorted), st.integers(9, 60))
+def test_finer_clusters_lie_within_coarser_ones(counts, clients):
+    structure = torch.from_numpy(nested(counts, clients))
+    assert [len(level.unique()) for level in structure] == counts
+    for coarse, fine in pairwise(structure):
+        assert all(len(coarse[fine == k].unique()) == 1 for k in fine.unique())
+    assert (structure.diff(dim=1) >= 0).all()
+    sizes = structure[-1].bincount()
+    assert sizes.max() - sizes.min() <= 1
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(6, 20), st.integers(0, 99))
+def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
+    y = balanced(12 * 60, 12)
+    parts, structure = clusters(y, clients, (count,), (each,), 1, np.random.default_rng(seed))
+    assert_disjoint(parts, len(y))
+    tables = torch.stack([torch.bincount(y[part], minlength=12) for part in parts])
+    for k in range(count):
+        mine = tables[structure[0] == k]
+        assert ((mine > 0).sum(1) == each).all()
+        assert (mine.max(0).values - mine.min(0).values <= 1).all()
+    used = sum(((tables[structure[0] == k] > 0).any(0)).int() for k in range(count))
+    assert used.max() - used.min() <= 1  # overlapping as little as they can
+    assert tables.sum() == 60 * (used > 0).sum()
+
+
+def test_natural_clients_are_owners():
+    owners = torch.tensor([3, 0, 0, 3, 1, 3, 5])
+    parts = natural(owners, 2, 2, np.random.default_rng(0))
+    assert [part.tolist() for part in parts] == [[1, 2], [0, 3, 5]]
+    drawn = {tuple(len(p) for p in natural(owners, 3, 1, np.random.default_rng(seed))) for seed in range(20)}
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_partition_is_a_function_of_its_seed(kind):
+    y, owners = balanced(2000), torch.arange(2000) % 40
+    first, again, other = (
+        deal(y, kind, 20, np.random.default_rng(seed), owners=owners, clusters=(2, 4), cluster_classes=(3, 1))
+        for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first.parts, again.parts, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parts, other.parts, strict=True))
+    assert first.structure.shape[1] == 20
+    assert first.structure.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"kind": "random"}, "unknown partition 'random': there are iid, dirichlet"),
+        ({"kind": "natural"}, "whose samples have owners, such as femnist"),
+        ({"kind": "natural", "owners": torch.zeros(1000).long()}, "1 of 1 owners have 10 samples or more"),
+        ({"kind": "shards", "class_share": 0}, "--class-share is a share of the classes"),
+        ({"kind": "shards", "clients": 600}, "use fewer clients, a larger --class-share"),
+        ({"kind": "clusters", "clusters": (21,)}, "no more clusters than clients"),
+        ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not fall from level to level"),
+        ({"kind": "clusters", "clusters": (2, 5)}, "want --cluster-classes: one number, 1 or more, for each level"),
+        ({"kind": "clusters", "clusters": (2, 5), "cluster_classes": (4, 1)}, "need 13 classes on disjoint levels"),
+        ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data have 10"),
+        ({"kind": "clusters", "clients": 200}, "fewer than --min-samples 10"),
+        ({"kind": "clusters", "clusters": ()}, "for 20 clients|want --cluster-classes"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_named(call, message):
+    call = {"clients": 20, **call}
+    with pytest.raises(FLError, match=message) as caught:
+        deal(balanced(1000), rng=np.random.default_rng(0), **call)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
+    y = balanced(1000)
+    for kind, options in (("clusters", {"clusters": (2, 5), "cluster_classes": (2, 1)}), ("iid", {})):
+        partition = deal(y, kind, 10, np.random.default_rng(0), **options)
+        table = counts(partition, y, 10)
+        assert table.sum(1).tolist() == [len(part) for part in partition.parts]
+        draw(partition, y, 10, kind, tmp_path / f"{kind}.png")
+        assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FLError, match="figures are not written as"):
+        draw(partition, y, 10, "", tmp_path / "a.txt")

@@ -226,7 +226,7 @@ def snapshot(folder):
 BAD = [
     (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are fedavg, fedprox, fedmr, indep"),
     (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
-    (["--dataset", "mnist"], "unknown data set 'mnist': there are digits, fashion-mnist, cifar10"),
+    (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, mnist, "),
     (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
     (["--partition", "iidd"], "unknown partition 'iidd': there are iid, dirichlet"),
     (["--backend", "gpu"], "unknown backend 'gpu': there are auto, loop, vmap"),

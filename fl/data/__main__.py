@@ -1,0 +1,94 @@
+"""The command line: `python -m fl.data` deals a data set out to clients and says, or draws, who holds what."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from fl.console import guarded
+from fl.data import Dataset, load
+from fl.errors import FLError
+from fl.partition import Partition
+from fl.partition.figure import counts, draw
+from fl.rng import Rng
+from fl.settings import DataSettings
+
+
+@dataclass(frozen=True)
+class Look(DataSettings):
+    """Deal a data set out to clients as `fl.run` does, and look at who holds what."""
+
+    seed: int = 0
+    """the split is a function of it, the same as that of `fl.run --seeds`"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object instead: samples of each client and class, and the true clusters"""
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """draw clients x classes into a .png, .svg or .pdf"""
+
+    def run(self) -> int:
+        """Carry out the command."""
+        self.check_data()
+        if not 0 <= self.seed < 2**32:
+            raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
+        dataset = load(self.dataset, self.data_root, self.download)
+        partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
+        table = counts(partition, dataset.y, dataset.classes)
+        if self.plot:
+            title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
+            draw(partition, dataset.y, dataset.classes, title, self.plot)
+        if self.json:
+            print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist()}))
+        else:
+            print(self.describe(dataset, partition, table))
+        return 0
+
+    def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
+        """What was dealt out, in a few lines."""
+        shape = "x".join(map(str, dataset.x.shape[1:]))
+        lines = [
+            f"{dataset.name}: {len(dataset.y):,} training and {len(dataset.test_y):,} test samples of {shape}, "
+            f"{dataset.classes} classes",
+            f"{self.spread()}: {self.clients} clients, seed {self.seed}",
+            "",
+            f"samples used      {table.sum():,} of {len(dataset.y):,}",
+            f"samples a client  {_range(table.sum(1))}",
+            f"classes a client  {_range((table > 0).sum(1))}",
+            f"true clusters     {_clusters(partition.structure.numpy())}",
+        ]
+        return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot else lines)
+
+
+def _range(values: np.ndarray) -> str:
+    """
+    >>> _range(np.array([1, 2, 9])), _range(np.array([3, 3]))
+    ('1 to 9, median 2', '3')
+    """
+    low, high = values.min(), values.max()
+    return f"{low:,} to {high:,}, median {np.median(values):,.0f}" if low < high else f"{low:,}"
+
+
+def _clusters(structure: np.ndarray) -> str:
+    """
+    >>> _clusters(np.array([[0, 0, 1], [0, 1, 2]])), _clusters(np.zeros((1, 3)))
+    ('2 on level 1, 3 on level 2', 'one: no client differs from another')
+    """
+    numbers = [len(np.unique(level)) for level in structure]
+    if numbers == [1]:
+        return "one: no client differs from another"
+    if numbers == [structure.shape[1]]:
+        return "none: every client differs from every other"
+    return ", ".join(f"{n} on level {level}" for level, n in enumerate(numbers, start=1))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    return guarded(lambda: tyro.cli(Look, prog="python -m fl.data", args=argv).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Tiny-ImageNet: 200 classes of ImageNet at 64x64 pixels, read from the folder that its archive unpacks to."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl.data.dataset import Dataset
+from fl.data.source import Source, reason
+
+FOLDER = "tiny-imagenet-200"
+CLASSES, SIDE = 200, 64
+URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+FILES = ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_annotations.txt")
+
+
+def load(root: Path, download: bool) -> Dataset:
+    """Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
+
+    Source: cs231n.stanford.edu/tiny-imagenet-200.zip (248 MB).
+
+    Args:
+        root: the folder that holds tiny-imagenet-200/.
+        download: fetch and unpack the archive into root if files are missing.
+
+    Returns:
+        x uint8 [100000, 3, 64, 64] in the order of classes, then file names; test_x [10000, 3, 64, 64]; grey JPEGs
+        become RGB; 200 classes, numbered in the order of their sorted WordNet ids.
+
+    Raises:
+        FLError: for files that are missing or damaged, which it names, with the address of the archive.
+    """
+    origin = f"The data come from {URL.removeprefix('http://')}"
+    source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
+    if missing := source.missing():
+        if not download:
+            raise source.error(f"missing {', '.join(missing)}; download is off")
+        _download(source, missing)
+    folder = root / FOLDER
+    number = {wnid: i for i, wnid in enumerate(_wnids(source, folder / "wnids.txt"))}
+    files = {wnid: _class_files(source, folder / "train" / wnid) for wnid in number}
+    x = _decode(source, [file for wnid in files for file in files[wnid]])
+    y = torch.tensor([number[wnid] for wnid in files for _ in files[wnid]])
+    annotated = _annotations(source, folder / "val", number)
+    test_x = _decode(source, [folder / "val" / "images" / file for file in annotated])
+    return Dataset("tiny-imagenet", x, y, test_x, torch.tensor(list(annotated.values())), CLASSES)
+
+
+def _download(source: Source, missing: list[str]) -> None:
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    try:
+        download_and_extract_archive(URL, str(source.root), md5=MD5)
+    except Exception as error:  # no network, no space, a cut archive: torchvision raises many kinds
+        raise source.error(f"missing {', '.join(missing)}; download failed ({reason(error)})") from error
+
+
+def _lines(source: Source, file: Path) -> list[str]:
+    """The lines of a text file that are not empty."""
+    try:
+        return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:  # text that is no UTF-8 raises a ValueError
+        raise source.damaged(file, error) from error
+
+
+def _wnids(source: Source, file: Path) -> list[str]:
+    """The sorted WordNet ids of the classes."""
+    wnids = sorted(set(_lines(source, file)))
+    if len(wnids) != CLASSES:
+        raise source.damaged(file, f"{len(wnids)} different classes, not {CLASSES}")
+    return wnids
+
+
+def _class_files(source: Source, folder: Path) -> list[Path]:
+    """The training images of a class: all that its list of boxes names, if it has come along."""
+    files = sorted((folder / "images").glob("*.JPEG"))
+    if not files:
+        raise source.damaged(folder / "images", "no images")
+    boxes = folder / f"{folder.name}_boxes.txt"
+    if boxes.exists():
+        listed = {line.split("\t")[0] for line in _lines(source, boxes)}
+        if absent := listed - {file.name for file in files}:
+            raise source.damaged(folder / "images" / min(absent), "the image is missing")
+    return files
+
+
+def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[str, int]:
+    """File name -> label of the images of the val part, sorted by file name."""
+    file = folder / "val_annotations.txt"
+    labels = {}
+    for name, *rest in (line.split("\t") for line in _lines(source, file)):
+        if not rest or rest[0] not in number:
+            raise source.damaged(file, f"{name} has no class that is in wnids.txt")
+        labels[name] = number[rest[0]]
+    present = {image.name for image in (folder / "images").glob("*.JPEG")}
+    if absent := labels.keys() - present:
+        raise source.damaged(folder / "images" / min(absent), "the image is missing")
+    if unlabelled := present - labels.keys():
+        raise source.damaged(file, f"{min(unlabelled)} is not in it")
+    return dict(sorted(labels.items()))
+
+
+def _decode(source: Source, files: list[Path]) -> Tensor:
+    """uint8 [N, 3, 64, 64] of JPEG files; a core decodes about 6,000 a second."""
+    from PIL import Image
+
+    images = np.empty((len(files), 3, SIDE, SIDE), np.uint8)
+    for file, pixels in zip(files, images):
+        try:
+            with Image.open(file) as image:
+                if image.size != (SIDE, SIDE):
+                    raise ValueError(f"{image.width}x{image.height} pixels, not {SIDE}x{SIDE}")
+                pixels[:] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        except Exception as error:  # Pillow raises OSError, SyntaxError and more for files that it cannot read
+            raise source.damaged(file, error) from error
+    return torch.from_numpy(images)

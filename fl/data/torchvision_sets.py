@@ -1,0 +1,167 @@
+"""Data sets that torchvision's own classes read and download: the MNIST family, EMNIST, CIFAR-10 and CIFAR-100.
+
+Every function here takes the folder that torchvision's class calls its root and whether missing files may be
+downloaded, and raises an FLError that names the folder and the files if they are missing or damaged.
+"""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fl.data.dataset import Dataset
+from fl.data.source import Source, reason
+
+EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
+"""Splits of EMNIST with the labels in their files; only letters does not start at 0."""
+
+
+def mnist(root: Path, download: bool) -> Dataset:
+    """MNIST (LeCun et al. 1998): x uint8 [60000, 1, 28, 28], test_x [10000, 1, 28, 28], 10 classes."""
+    from torchvision.datasets import MNIST
+
+    return _idx("mnist", MNIST, Source("MNIST", root, _idx_files("MNIST", "train", "t10k")), range(10), download)
+
+
+def fashion_mnist(root: Path, download: bool) -> Dataset:
+    """Fashion-MNIST (Xiao et al. 2017): x uint8 [60000, 1, 28, 28], test_x [10000, 1, 28, 28], 10 classes."""
+    from torchvision.datasets import FashionMNIST
+
+    source = Source("Fashion-MNIST", root, _idx_files("FashionMNIST", "train", "t10k"))
+    return _idx("fashion-mnist", FashionMNIST, source, range(10), download)
+
+
+def emnist(root: Path, download: bool, split: str) -> Dataset:
+    """A split of EMNIST (Cohen et al. 2017): handwritten digits and letters, uint8 [N, 1, 28, 28].
+
+    NIST's files hold each image transposed; here images stand upright. Labels start at 0 in every split.
+
+    Args:
+        split: balanced (47 classes, N = 112,800), byclass (62 classes, 697,932), letters (26 classes, 124,800) or
+            digits (10 classes, 240,000). Classes are in the order 0-9, A-Z, a-z.
+    """
+    from torchvision.datasets import EMNIST
+
+    name = f"emnist-{split}"
+    source = Source(f"EMNIST {split}", root, _idx_files("EMNIST", f"{name}-train", f"{name}-test"))
+    lying = _idx(name, partial(EMNIST, split=split), source, EMNIST_LABELS[split], download)
+    x, test_x = (images.transpose(2, 3).contiguous() for images in (lying.x, lying.test_x))
+    return replace(lying, x=x, test_x=test_x)
+
+
+def cifar10(root: Path, download: bool) -> Dataset:
+    """CIFAR-10 (Krizhevsky 2009): x uint8 [50000, 3, 32, 32], test_x [10000, 3, 32, 32], 10 classes."""
+    from torchvision.datasets import CIFAR10
+
+    return _cifar("cifar10", CIFAR10, "CIFAR-10", 10, root, download)[0]
+
+
+def cifar100(root: Path, download: bool) -> Dataset:
+    """CIFAR-100 (Krizhevsky 2009): x uint8 [50000, 3, 32, 32], test_x [10000, 3, 32, 32], 100 fine classes."""
+    from torchvision.datasets import CIFAR100
+
+    return _cifar("cifar100", CIFAR100, "CIFAR-100", 100, root, download)[0]
+
+
+def cifar100_coarse(root: Path, download: bool) -> Dataset:
+    """CIFAR-100 with its 20 superclasses of five fine classes each as labels; images as in `cifar100`.
+
+    torchvision's class keeps the fine labels alone, so the coarse ones are read from the same two files. It has
+    checked their md5 by then, and unpickling is restricted to what NumPy arrays need, so no file can run code here.
+    """
+    from torchvision.datasets import CIFAR100
+
+    fine, source = _cifar("cifar100-coarse", CIFAR100, "CIFAR-100", 100, root, download)
+    y, test_y = (_coarse_labels(source, *pair) for pair in zip(source.files, (len(fine.y), len(fine.test_y))))
+    return replace(fine, y=y, test_y=test_y, classes=20)
+
+
+def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path], object]):
+    """(train, test) from torchvision's class: files that are there first, then a download.
+
+    If files turn out damaged, `probe`, which raises for a damaged file, finds the one to name.
+    """
+    missing = source.missing()
+    if missing and not download:
+        raise source.error(f"missing {', '.join(missing)}; download is off")
+    try:
+        return tuple(cls(source.root, train=part, download=bool(missing)) for part in (True, False))
+    except Exception as error:  # torchvision raises many kinds, down to AssertionError, for what it cannot read
+        if missing:
+            raise source.error(f"missing {', '.join(missing)}; download failed ({reason(error)})") from error
+        for file in source.files:
+            try:
+                probe(source.root / file)
+            except Exception as cause:
+                raise source.damaged(file, cause) from error
+        raise source.error(f"files are damaged ({reason(error)})") from error
+
+
+def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
+    kinds = ("images-idx3", "labels-idx1")
+    return tuple(f"{folder}/raw/{part}-{kind}-ubyte" for part in parts for kind in kinds)
+
+
+def _idx(name: str, cls: Callable, source: Source, valid: range, download: bool) -> Dataset:
+    """The Dataset of a class like MNIST, whose files are images and labels of the training and of the test part."""
+    train, test = parts = _parts(cls, source, download, _read_idx)
+    for part, images, labels in zip(parts, source.files[::2], source.files[1::2]):
+        if part.data.shape[1:] != (28, 28):
+            raise source.damaged(images, f"images of {'x'.join(map(str, part.data.shape[1:]))} pixels, not 28x28")
+        source.check_labels(part.targets, valid, len(part.data), labels)
+    (x, y), (test_x, test_y) = ((part.data.unsqueeze(1), part.targets - valid.start) for part in (train, test))
+    return Dataset(name, x, y, test_x, test_y, classes=len(valid))
+
+
+def _read_idx(file: Path) -> Tensor:
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    return (read_image_file if "images" in file.name else read_label_file)(str(file))
+
+
+def _cifar(name: str, cls: Callable, title: str, classes: int, root: Path, download: bool) -> tuple[Dataset, Source]:
+    """The Dataset of a class like CIFAR10, and its files: training batches, test batch, names of the labels."""
+    from torchvision.datasets.utils import check_integrity
+
+    md5 = dict([*cls.train_list, *cls.test_list, (cls.meta["filename"], cls.meta["md5"])])
+    source = Source(title, root, tuple(f"{cls.base_folder}/{file}" for file in md5))
+
+    def probe(file: Path) -> None:
+        if not check_integrity(file, md5[file.name]):
+            raise ValueError("its md5 is not the published one")
+
+    parts = _parts(cls, source, download, probe)
+    arrays = []
+    for part, file in zip(parts, (source.files[0], source.files[len(cls.train_list)])):
+        labels = torch.tensor(part.targets)
+        source.check_labels(labels, range(classes), len(part.data), file)
+        arrays += [torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), labels]
+    return Dataset(name, *arrays, classes=classes), source
+
+
+def _coarse_labels(source: Source, file: str, images: int) -> Tensor:
+    try:
+        with open(source.root / file, "rb") as stream:
+            labels = torch.tensor(_ArrayUnpickler(stream, encoding="latin1").load()["coarse_labels"])
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise source.damaged(file, error) from error
+    source.check_labels(labels, range(20), images, file)
+    return labels
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler for dictionaries, lists, numbers, strings and NumPy arrays, and nothing that could run code."""
+
+    ALLOWED = frozenset(
+        [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
+        + [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
+    )
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a file of arrays")
+        return super().find_class(module, name)

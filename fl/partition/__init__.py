@@ -1,0 +1,19 @@
+"""Who holds which samples: one file a way of dealing them out.
+
+>>> import torch
+>>> from fl.rng import Rng
+>>> labels = torch.arange(100) % 10
+>>> parts, structure = deal(labels, "clusters", clients=4, rng=Rng(0).numpy("partition"), minimum=1, clusters=(2,))
+>>> [len(part) for part in parts], structure.tolist()
+([25, 25, 25, 25], [[0, 0, 1, 1]])
+"""
+
+from fl.partition.clusters import clusters
+from fl.partition.deal import KINDS, Partition, deal
+from fl.partition.dirichlet import dirichlet
+from fl.partition.iid import iid
+from fl.partition.natural import natural
+from fl.partition.shards import shards
+from fl.partition.split import Split, hold_out
+
+__all__ = ["KINDS", "Partition", "Split", "clusters", "deal", "dirichlet", "hold_out", "iid", "natural", "shards"]

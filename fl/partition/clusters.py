@@ -1,0 +1,113 @@
+"""Clusters of clients that share classes, on one level or several (FeMAM, section 5.1 and Table C.1)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl.errors import FLError
+from fl.partition.shards import deal_classes
+
+_TABLE = {  # Table C.1: classes of each cluster, by the number of classes and of clusters on each level
+    (100, (2, 5, 9)): (19, 7, 3),
+    (100, (3, 6, 11)): (14, 6, 2),
+    (200, (4, 13, 21)): (20, 6, 2),
+    (200, (9, 15, 22)): (9, 5, 2),
+}
+
+
+def clusters(
+    labels: Tensor,
+    clients: int,
+    counts: Sequence[int],
+    classes: Sequence[int],
+    minimum: int,
+    rng: np.random.Generator,
+) -> tuple[list[Tensor], Tensor]:
+    """Cluster-wise and multi-level skew: on each level the clients form clusters, each with classes of its own.
+
+    One level: every cluster has `classes` of all classes; with more than there are they overlap, as little as they
+    can. Several levels: the classes are first cut into disjoint levels, and each is dealt out to its clusters without
+    overlap; a client has the classes of its cluster on every level. Finer clusters lie within coarser ones. The
+    samples of a class are split evenly over all clients of the clusters that have it.
+
+    Args:
+        labels: [N], int64.
+        counts: clusters on each level, from coarse to fine, such as (5,) or (2, 5, 9).
+        classes: of each cluster, one number a level; empty takes the paper's for CIFAR-100's and Tiny-ImageNet's
+            number of classes, and for one level a disjoint share.
+        minimum: samples that every client must have.
+
+    Returns:
+        One index tensor a client, disjoint, and the cluster of each client on each level, int64 [levels, clients].
+
+    Raises:
+        FLError: for counts that do not fit the clients or the classes, and clients with too few samples.
+
+    >>> parts, structure = clusters(torch.arange(120) % 12, 6, (2, 3), (3, 2), 1, np.random.default_rng(0))
+    >>> structure.tolist()
+    [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2]]
+    """
+    y = labels.cpu().numpy()
+    names = np.unique(y)
+    counts = tuple(counts)
+    if not counts or min(counts) < 1 or list(counts) != sorted(counts) or counts[-1] > clients:
+        raise FLError(
+            f"--clusters {_text(counts) or 'none'} for {clients} clients: give numbers that do not fall from level to "
+            "level, and no more clusters than clients"
+        )
+    classes = _classes_of(len(names), counts, tuple(classes))
+    needed = sum(k * c for k, c in zip(counts, classes))
+    if max(classes) > len(names) or (len(counts) > 1 and needed > len(names)):
+        raise FLError(
+            f"--clusters {_text(counts)} with --cluster-classes {_text(classes)} need {needed} classes on disjoint "
+            f"levels, the data have {len(names)}: use fewer"
+        )
+    structure = nested(counts, clients)
+    pool = rng.permutation(len(names))
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for level, (k, c) in enumerate(zip(counts, classes)):
+        pool, mine = (pool, pool) if len(counts) == 1 else (pool[k * c :], pool[: k * c])
+        dealt = mine[deal_classes(len(mine), k, c, rng)]  # [k, c]
+        for label in mine:
+            owners = np.flatnonzero(np.isin(structure[level], np.flatnonzero((dealt == label).any(1))))
+            members = rng.permutation(np.flatnonzero(y == names[label]))
+            for client, piece in zip(rng.permutation(owners), np.array_split(members, max(1, len(owners)))):
+                parts[client].append(piece)
+    held = [np.sort(np.concatenate(part)) for part in parts]
+    if (fewest := min(map(len, held))) < minimum:
+        raise FLError(
+            f"--clusters {_text(counts)} leave a client with {fewest} samples, fewer than --min-samples {minimum}: use "
+            "fewer clients, more --cluster-classes or a smaller --min-samples"
+        )
+    return [torch.from_numpy(part) for part in held], torch.from_numpy(structure)
+
+
+def nested(counts: Sequence[int], clients: int) -> np.ndarray:
+    """The cluster of each client on each level [levels, clients]: runs of nearly equal length, finer within coarser.
+
+    >>> nested((2, 3), 5).tolist()
+    [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]]
+    """
+    rows = [np.arange(clients) * counts[-1] // clients]
+    for coarse, fine in zip(counts[-2::-1], counts[:0:-1]):
+        rows.insert(0, rows[0] * coarse // fine)
+    return np.stack(rows)
+
+
+def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -> tuple[int, ...]:
+    if not classes and (total, counts) in _TABLE:
+        return _TABLE[total, counts]
+    if not classes and len(counts) == 1:
+        return (max(1, total // counts[0]),)
+    if len(classes) != len(counts) or min(classes) < 1:
+        raise FLError(
+            f"--clusters {_text(counts)} of {total} classes want --cluster-classes: one number, 1 or more, for each "
+            f"level; got {_text(classes) or 'none'}"
+        )
+    return classes
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

@@ -1,0 +1,66 @@
+"""Each client holds a share of the classes, and equally many samples of each of these."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl.errors import FLError
+
+
+def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> list[Tensor]:
+    """A share of the classes a client, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
+
+    Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
+    same number of samples of each of their classes, the most that every class can give; what is left is not used.
+
+    Args:
+        labels: [N], int64.
+        share: of the classes, above 0 and at most 1; a client has at least one.
+        minimum: samples that every client must have.
+
+    Returns:
+        One index tensor a client, disjoint, of equal length.
+
+    Raises:
+        FLError: if the data cannot give every client enough.
+
+    >>> y = torch.arange(100) % 10
+    >>> parts = shards(y, 10, 0.2, 1, np.random.default_rng(0))
+    >>> {len(y[part].unique()) for part in parts}, {len(part) for part in parts}
+    ({2}, {10})
+    """
+    if not 0 < share <= 1:
+        raise FLError(f"--class-share is a share of the classes above 0 and at most 1, got {share}")
+    y = labels.cpu().numpy()
+    classes = np.unique(y)
+    held = deal_classes(len(classes), clients, max(1, round(share * len(classes))), rng)
+    holders = np.bincount(held.ravel(), minlength=len(classes))
+    members = [rng.permutation(np.flatnonzero(y == label)) for label in classes]
+    count = min(len(m) // h for m, h in zip(members, holders) if h)
+    if count == 0 or count * held.shape[1] < minimum:
+        raise FLError(
+            f"{clients} clients with {held.shape[1]} classes each get {count} samples of a class, too few for "
+            f"--min-samples {minimum}: use fewer clients, a larger --class-share or a smaller --min-samples"
+        )
+    taken = np.zeros(len(classes), dtype=np.int64)
+    parts = []
+    for mine in held:
+        parts.append(np.concatenate([members[c][taken[c] : taken[c] + count] for c in mine]))
+        taken[mine] += count
+    return [torch.from_numpy(np.sort(part)) for part in parts]
+
+
+def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
+    """Distinct classes [holders, each] for every holder, so that each class is dealt equally often, give or take one.
+
+    >>> deal_classes(4, 2, 2, np.random.default_rng(0)).ravel().tolist()
+    [2, 0, 3, 1]
+    """
+    dealt = np.zeros(classes, dtype=np.int64)
+    rows = []
+    for _ in range(holders):
+        order = rng.permutation(classes)
+        row = order[np.argsort(dealt[order], kind="stable")[:each]]  # those dealt least so far, ties at random
+        dealt[row] += 1
+        rows.append(row)
+    return np.stack(rows)

@@ -1,0 +1,88 @@
+"""Settings of the data and of who holds what: flags that `fl.run` and `fl.data` share."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from fl.data import DATASETS, Dataset
+from fl.errors import FLError
+from fl.flags import Integers, Sizes
+from fl.partition import KINDS, Partition, deal
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """A data set and its partition over clients."""
+
+    dataset: str = "digits"
+    """digits (bundled), mnist, fashion-mnist, emnist-balanced, cifar10, cifar100, femnist, tiny-imagenet, ..."""
+    clients: int = 20
+    """number of clients that share out the training data"""
+    partition: str = "dirichlet"
+    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several) or natural"""
+    alpha: float = 0.5
+    """dirichlet: concentration; smaller is more heterogeneous"""
+    unequal: bool = False
+    """iid: sizes between n and 2n instead of equal ones (FedFA)"""
+    class_share: float = 0.2
+    """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
+    clusters: Integers = (5,)
+    """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
+    cluster_classes: Sizes = ()
+    """clusters: classes of each cluster, one number a level; auto: disjoint, or the paper's"""
+    min_samples: int = 10
+    """samples that every client gets at least"""
+    data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """where data sets lie [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
+    download: bool = True
+    """fetch a data set that is missing"""
+
+    def check_data(self) -> None:
+        """Raise FLError for a data set or a partition that there is not; how many samples there are is not known."""
+        choice("data set", [self.dataset], DATASETS)
+        choice("partition", [self.partition], KINDS)
+        for flag in ("clients", "min_samples"):
+            if getattr(self, flag) < 1:
+                raise FLError(f"--{flag.replace('_', '-')} must be 1 or more, got {getattr(self, flag)}")
+        if not 0 < self.alpha < math.inf:
+            raise FLError(f"--alpha must be a finite number above 0, got {self.alpha}")
+
+    def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
+        """The samples of each client, and the true structure."""
+        return deal(
+            dataset.y,
+            self.partition,
+            self.clients,
+            rng,
+            minimum=self.min_samples,
+            alpha=self.alpha,
+            unequal=self.unequal,
+            class_share=self.class_share,
+            clusters=self.clusters,
+            cluster_classes=self.cluster_classes,
+            owners=dataset.owners,
+        )
+
+    def spread(self) -> str:
+        """The partition in a word.
+
+        >>> DataSettings(partition="clusters", clusters=(2, 5, 9)).spread()
+        'clusters2,5,9'
+        """
+        detail = {
+            "iid": "-unequal" if self.unequal else "",
+            "dirichlet": f"{self.alpha:g}",
+            "shards": f"{self.class_share:g}",
+            "clusters": ",".join(map(str, self.clusters)),
+        }
+        return self.partition + detail.get(self.partition, "")
+
+
+def choice(what: str, values, valid) -> None:
+    """Raise FLError for the first value that is not valid."""
+    for value in values:
+        if value not in valid:
+            raise FLError(f"unknown {what} {value!r}: there are {', '.join(valid)}")

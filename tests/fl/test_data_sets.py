@@ -1,0 +1,184 @@
+"""Every data set but digits: on small files of the same form, and on the real ones where there are some."""
+
+import hashlib
+import json
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from data_files import complaint, pixels
+
+from fl import data
+
+
+def write_idx(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes())
+
+
+def write_idx_set(folder, train, test, labels):
+    """Six training and three test images of the MNIST family, whose labels run through `labels`."""
+    for part, count in ((train, 6), (test, 3)):
+        write_idx(folder / f"{part}-images-idx3-ubyte", pixels(count, 28, 28))
+        write_idx(folder / f"{part}-labels-idx1-ubyte", np.resize(np.array(labels, dtype=np.uint8), count))
+    return pixels(6, 28, 28), pixels(3, 28, 28)
+
+
+# MNIST, EMNIST
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+def test_the_mnist_family_reads_idx_files(tmp_path, name, folder):
+    images, test_images = write_idx_set(tmp_path / folder / "raw", "train", "t10k", [9, 0, 3])
+    loaded = data.load(name, tmp_path, download=False)
+    assert (loaded.name, loaded.classes, loaded.top, loaded.owners) == (name, 10, 255, None)
+    assert torch.equal(loaded.x, torch.from_numpy(images)[:, None])
+    assert torch.equal(loaded.test_x, torch.from_numpy(test_images)[:, None])
+    assert loaded.y.tolist() == [9, 0, 3, 9, 0, 3]
+    assert (loaded.x.dtype, loaded.y.dtype, loaded.test_y.dtype) == (torch.uint8, torch.int64, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("split", "classes", "first"), [("balanced", 47, 0), ("byclass", 62, 0), ("letters", 26, 1), ("digits", 10, 0)]
+)
+def test_emnist_stands_upright_and_its_labels_start_at_0(tmp_path, split, classes, first):
+    folder, name = tmp_path / "EMNIST" / "raw", f"emnist-{split}"
+    write_idx_set(folder, f"{name}-train", f"{name}-test", [first, first + classes - 1])
+    marked = np.zeros((6, 28, 28), np.uint8)
+    marked[:, 27, 0] = 255  # the file's lower left corner is the upper right one of an image that stands upright
+    marked[:, 5, 2] = 99
+    write_idx(folder / f"{name}-train-images-idx3-ubyte", marked)
+    loaded = data.load(name, tmp_path, download=False)
+    assert loaded.x.shape == (6, 1, 28, 28)
+    assert loaded.x.is_contiguous()
+    assert (loaded.x[:, 0, 0, 27] == 255).all()
+    assert (loaded.x[:, 0, 2, 5] == 99).all()
+    assert loaded.x.count_nonzero() == 12
+    assert (loaded.classes, loaded.name) == (classes, name)
+    assert loaded.y.tolist() == [0, classes - 1] * 3
+    assert torch.equal(loaded.test_x[:, 0], torch.from_numpy(pixels(3, 28, 28)).mT)
+
+
+def test_bad_idx_files_are_named(tmp_path):
+    folder = tmp_path / "EMNIST" / "raw"
+    labels = folder / "emnist-letters-test-labels-idx1-ubyte"
+    images = folder / "emnist-letters-train-images-idx3-ubyte"
+
+    def damage(path, content):
+        write_idx_set(folder, "emnist-letters-train", "emnist-letters-test", [1, 26])
+        path.write_bytes(content) if isinstance(content, bytes) else write_idx(path, content)
+        message = complaint("emnist-letters", tmp_path)
+        assert f"files are damaged ({path.relative_to(tmp_path)}: " in message
+        return message
+
+    assert "2 labels for 3 images" in damage(labels, np.ones(2, np.uint8))
+    assert "labels from 0 to 26 where 1 to 26 are valid" in damage(labels, np.array([0, 1, 26], np.uint8))
+    assert "labels from 1 to 27" in damage(labels, np.array([1, 1, 27], np.uint8))
+    assert "images of 28x27 pixels" in damage(images, pixels(6, 28, 27))
+    damage(images, b"\0\0\x08\x03\0\0\0\x06\0\0\0\x1c\0\0\0\x1c" + b"\0" * 1000)  # cut short
+    images.unlink()
+    assert "missing EMNIST/raw/emnist-letters-train-images-idx3-ubyte" in complaint("emnist-letters", tmp_path)
+
+
+# CIFAR-100
+
+
+@pytest.fixture
+def cifar100(tmp_path, monkeypatch):
+    """A function that writes small files in the form of CIFAR-100 and makes torchvision accept their md5s."""
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+
+    def write(**parts):
+        fine = torch.arange(100).tolist()
+        coarse = [label // 5 for label in fine]
+        contents = {
+            "train": {"data": pixels(100, 3072), "fine_labels": fine, "coarse_labels": coarse},
+            "test": {"data": pixels(2, 3072), "fine_labels": [99, 1], "coarse_labels": [19, 0]},
+            "meta": {"fine_label_names": [str(label) for label in fine]},
+        }
+        md5 = {}
+        for part, content in contents.items():
+            packed = pickle.dumps(content | parts.get(part, {}), protocol=2)  # as Krizhevsky's are
+            (folder / part).write_bytes(packed)
+            md5[part] = hashlib.md5(packed).hexdigest()
+        cls = torchvision.datasets.CIFAR100
+        monkeypatch.setattr(cls, "train_list", [["train", md5["train"]]])
+        monkeypatch.setattr(cls, "test_list", [["test", md5["test"]]])
+        monkeypatch.setattr(cls, "meta", cls.meta | {"md5": md5["meta"]})
+        return tmp_path
+
+    return write
+
+
+def test_cifar100_has_fine_and_coarse_labels(cifar100):
+    root = cifar100()
+    fine, coarse = (data.load(name, root, download=False) for name in ("cifar100", "cifar100-coarse"))
+    assert torch.equal(fine.x, torch.from_numpy(pixels(100, 3072)).view(100, 3, 32, 32))
+    assert torch.equal(fine.x, coarse.x)
+    assert torch.equal(fine.test_x, coarse.test_x)
+    assert (fine.classes, coarse.classes, coarse.name) == (100, 20, "cifar100-coarse")
+    assert fine.y.tolist() == list(range(100))
+    assert torch.equal(coarse.y, fine.y // 5)
+    assert (fine.test_y.tolist(), coarse.test_y.tolist()) == ([99, 1], [19, 0])
+    assert fine.y.dtype is coarse.y.dtype is torch.int64
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "labels", "what"),
+    [
+        ("cifar100", "fine_labels", [0, 100], "labels from 0 to 100 where 0 to 99 are valid"),
+        ("cifar100", "fine_labels", [0], "1 labels for 2 images"),
+        ("cifar100-coarse", "coarse_labels", [0, 20], "labels from 0 to 20 where 0 to 19 are valid"),
+        ("cifar100-coarse", "coarse_labels", [0], "1 labels for 2 images"),
+        ("cifar100-coarse", "coarse_labels", None, ""),
+    ],
+)
+def test_bad_labels_of_cifar100_are_told(cifar100, name, key, labels, what):
+    assert f"files are damaged (cifar-100-python/test: {what}" in complaint(name, cifar100(test={key: labels}))
+
+
+def test_the_damaged_file_of_cifar100_is_named(cifar100):
+    root = cifar100()
+    with open(root / "cifar-100-python" / "test", "ab") as file:
+        file.write(b"x")
+    assert "files are damaged (cifar-100-python/test: its md5" in complaint("cifar100", root)
+    (root / "cifar-100-python" / "meta").unlink()
+    assert "missing cifar-100-python/meta; download is off" in complaint("cifar100-coarse", root)
+
+
+def test_pickles_of_coarse_labels_run_no_code(cifar100):
+    root = cifar100(test={"coarse_labels": json.loads})  # a function, which a pickle holds by its name
+    message = complaint("cifar100-coarse", root)
+    assert "files are damaged (cifar-100-python/test: json.loads has no place in a file of arrays)" in message
+
+
+# all of them
+
+
+def test_names_and_imports():
+    names = "digits mnist fashion-mnist emnist-balanced emnist-byclass emnist-letters emnist-digits cifar10 cifar100"
+    assert list(data.DATASETS) == [*names.split(), "cifar100-coarse", "femnist", "tiny-imagenet"]
+    from fl.data import DATASETS, Dataset, default_root, load
+
+    assert (DATASETS, Dataset, default_root, load) == (data.DATASETS, data.Dataset, data.default_root, data.load)
+
+
+@pytest.mark.parametrize("name", sorted(set(data.DATASETS) - {"digits"}))
+def test_every_set_says_what_is_missing(tmp_path, name):
+    message = complaint(name, tmp_path)
+    assert "missing" in message
+    assert "Expected there: " in message
+
+
+@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("fashion-mnist", 10)])
+def test_real_sets_are_balanced(data_root, name, classes):
+    loaded = data.load(name, data_root, download=False)
+    assert (loaded.x.dtype, loaded.y.dtype) == (torch.uint8, torch.int64)
+    assert loaded.y.bincount().tolist() == [len(loaded.y) // classes] * classes
+    assert loaded.test_y.bincount().tolist() == [1000] * classes
+    assert loaded.owners is None
+    assert loaded.test_owners is None
