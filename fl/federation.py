@@ -1,7 +1,8 @@
 """Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ from zoo.kit import dropout_rate
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
+
+
+_log = logging.getLogger("fl")
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,6 @@ class Federation:
         """K distinct clients, uniformly and in random order, the same for every method with that seed and round."""
         return torch.randperm(len(self.clients), generator=rng.torch("sample"))[: self.participants].tolist()
 
-    def sizes(self, clients: Iterable[int]) -> list[int]:
-        """n_i, the number of training samples, of each of the clients."""
-        return [len(self.clients[c].train) for c in clients]
-
     def train(
         self,
         starts: Stack,
@@ -78,11 +78,39 @@ class Federation:
         objective: Objective = cross_entropy,
         context: Any = None,
     ) -> Trained:
-        """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`."""
+        """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
+
+        A client whose loss or weights are not finite any more is dropped from the round: it keeps its start, its size
+        counts as 0, and a warning is logged.
+
+        Raises:
+            FLError: if all clients have to be dropped.
+        """
         parts = [self.clients[c].train for c in clients]
         batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device)
         job = Job(self.model, self.data, batches, self.sgd, objective)
-        return train(job, starts, context, self.backend)
+        trained = train(job, starts, context, self.backend)
+        finite = torch.stack([trained.loss.isfinite(), *_finite_rows(trained.states)]).all(0)
+        kept = finite.tolist()  # waits for the device, once a round
+        sizes = tuple(n if keep else 0 for n, keep in zip(map(len, parts), kept))
+        if all(kept):
+            return trained._replace(sizes=sizes)
+        lost = [c for c, keep in zip(clients, kept) if not keep]
+        if not any(kept):
+            raise FLError(
+                f"training diverged: in round {rng.round} the loss of all {len(lost)} clients became infinite or not a "
+                "number; use a smaller --lr. What came before is saved"
+            )
+        _log.warning(
+            "round %d: client %s dropped: loss or weights became infinite or not a number",
+            rng.round,
+            ", ".join(map(str, lost)),
+        )
+        states = {
+            name: torch.where(finite.view(-1, *[1] * (tensor.ndim - 1)), tensor, starts[name])
+            for name, tensor in trained.states.items()
+        }
+        return Trained(states, trained.loss, sizes)
 
     @torch.no_grad()
     def predict(self, state: State, images: Tensor) -> Tensor:
@@ -118,3 +146,10 @@ class Federation:
         result = collect_statistics(self.model, images, state)
         self._collected["last"] = key, result
         return dict(result)
+
+
+def _finite_rows(stack: Stack) -> Iterator[Tensor]:
+    """For each floating-point tensor [K, ...] of a stack, which of its K entries are finite all over [K]."""
+    for tensor in stack.values():
+        if tensor.is_floating_point() and tensor.numel():
+            yield tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else tensor.isfinite()

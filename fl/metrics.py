@@ -11,7 +11,8 @@ from fl.files import replacing
 Row = dict[str, float]
 
 COLUMNS = [
-    "round", "seconds", "train_loss", "accuracy", "loss", "f1", "models_accuracy", "models_std", "models_cosine",
+    "round", "seconds", "train_loss", "dropped", "accuracy", "loss", "f1",
+    "models_accuracy", "models_std", "models_cosine",
     *[f"local_{part}_{what}" for part in ("valid", "test") for what in ("accuracy", "std", "loss", "f1")],
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
@@ -41,10 +42,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     device = pick_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_root, config.download)
     rng = Rng(seed)
-    if config.partition == "iid":
-        parts = partition.iid(dataset.y, config.clients, config.min_samples, rng.numpy("partition"))
-    else:
-        parts = partition.dirichlet(dataset.y, config.clients, config.alpha, config.min_samples, rng.numpy("partition"))
+    parts, _ = config.deal(dataset, rng.numpy("partition"))
     model = models.create(rng.torch("weights"), model_spec(config, dataset))
     fed = Federation(
         model.to(device),
@@ -137,31 +135,24 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
         mininterval=0.1 if sys.stderr.isatty() else 30,
         dynamic_ncols=True,
     )
-    with bar:
+    with bar, logging_redirect_tqdm():
         for number in range(done + 1, config.rounds + 1):
             started = time.perf_counter()
             rng = Rng(config.seeds[0], number)
             clients = fed.sample(rng)
             server, trained = algorithm.round(server, clients, rng)
-            check_finite(trained, clients, number)  # waits for the device, so that the time below is the round's
+            kept = torch.tensor([size > 0 for size in trained.sizes])
+            loss = trained.loss.cpu()[kept].mean().item()  # waits for the device, so that the time below is the round's
             took = time.perf_counter() - started
-            row = {"round": number, "seconds": took, "train_loss": trained.loss.mean().item()}
+            row = {"round": number, "seconds": took, "train_loss": loss}
+            if dropped := int((~kept).sum()):
+                row["dropped"] = dropped
             row |= evaluate_round(config, fed, algorithm, server, trained, number)
             metrics.add(row)
             if "accuracy" in row:
                 bar.set_postfix_str(f"accuracy {row['accuracy']:.2%}", refresh=False)
             bar.update()
             yield number, server
-
-
-def check_finite(trained: Trained, clients: list[int], round: int) -> None:
-    """Raise FLError if a client's loss is not a number any more."""
-    bad = [client for client, loss in zip(clients, trained.loss.tolist()) if not abs(loss) < float("inf")]
-    if bad:
-        raise FLError(
-            f"training diverged: in round {round} the loss of client {bad[0]} is not finite ({len(bad)} of "
-            f"{len(clients)} clients); use a smaller --lr. What came before is saved"
-        )
 
 
 def evaluate_round(

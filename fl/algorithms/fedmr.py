@@ -41,7 +41,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 
     def round(server, clients, rng):
         trained = fed.train(server["slots"], clients, rng)
-        mean = average(trained.states)
+        mean = average(trained.states, [size > 0 for size in trained.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
         else:

@@ -22,10 +22,17 @@ class SGD(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What local training leaves: the K trained states, and each client's mean loss over its steps [K]."""
+    """What local training leaves.
+
+    Attributes:
+        states: of the K models.
+        loss: each client's mean over its steps [K].
+        sizes: each client's number of training samples, 0 if it was dropped from the round (see `Federation.train`).
+    """
 
     states: Stack
     loss: Tensor
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

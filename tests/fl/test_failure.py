@@ -1,0 +1,120 @@
+"""Clients that diverge, disks that are full."""
+
+import errno
+import logging
+
+import pytest
+import torch
+from fl_flags import TINY
+from safetensors.torch import load_file
+
+import surgery
+from fl import federation
+from fl import run as cli
+from fl.algorithms import fedavg, fedmr, fedprox, indep
+from fl.config import Config
+from fl.errors import FLError
+from fl.metrics import read
+from fl.objectives import cross_entropy
+from fl.rng import Rng
+from fl.simulation import build
+
+
+def scaled(call, params, context, batch):
+    return cross_entropy(call, params, context, batch) * context["scale"]
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_diverging_client_keeps_its_start_and_the_others_do_not_notice(make_federation, backend, caplog):
+    fed = make_federation("resnet20", backend=backend)
+    starts = surgery.broadcast(fed.initial(), 3)
+    clients, rng = [2, 0, 3], Rng(0, 7)
+    well = fed.train(starts, clients, rng, scaled, {"scale": torch.ones(3)})
+    with caplog.at_level(logging.WARNING, "fl"):
+        ill = fed.train(starts, clients, rng, scaled, {"scale": torch.tensor([1.0, torch.inf, 1.0])})
+    assert well.sizes == (12, 3, 5)
+    assert ill.sizes == (12, 0, 5)
+    for name, tensor in ill.states.items():
+        assert torch.equal(tensor[1], starts[name][1])
+        assert torch.equal(tensor[[0, 2]], well.states[name][[0, 2]])
+    (record,) = caplog.records
+    assert record.getMessage() == "round 7: client 0 dropped: loss or weights became infinite or not a number"
+
+
+def poison(monkeypatch, rounds, entries):
+    """Local training whose results are spoilt for the given entries of the cohort: a weight, not the loss."""
+    honest = federation.train
+    calls = iter(range(1, 1000))
+
+    def train(job, starts, context, backend):
+        trained = honest(job, starts, context, backend)
+        if next(calls) in rounds:
+            for k in entries:
+                next(iter(trained.states.values()))[k].view(-1)[0] = torch.nan
+        return trained
+
+    monkeypatch.setattr(federation, "train", train)
+
+
+@pytest.mark.parametrize("make", [fedavg, fedprox])
+def test_averages_leave_dropped_clients_out(make_federation, monkeypatch, make):
+    fed = make_federation("cnn")
+    algorithm, rng = make(fed), Rng(0, 1)
+    clients = fed.sample(rng)
+    _, well = algorithm.round(algorithm.init(), clients, rng)
+    poison(monkeypatch, {1}, [1])
+    server, _ = algorithm.round(algorithm.init(), clients, rng)
+    two = {name: tensor[[0, 2]] for name, tensor in well.states.items()}
+    expected = surgery.average(two, [well.sizes[0], well.sizes[2]])
+    for name, tensor in server["global"].items():
+        torch.testing.assert_close(tensor, expected[name])
+
+
+@pytest.mark.parametrize("make", [fedmr, indep])
+def test_recombination_goes_on_with_the_earlier_model(make_federation, monkeypatch, make):
+    fed = make_federation("cnn")
+    algorithm = make(fed)
+    server, _ = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
+    poison(monkeypatch, {1}, [1])
+    after, trained = algorithm.round(server, [1, 2, 3], Rng(0, 2))
+    for name, tensor in trained.states.items():
+        assert torch.equal(tensor[1], server["slots"][name][1])
+        torch.testing.assert_close(after["slots"][name].sum(0), tensor.sum(0))
+        torch.testing.assert_close(after["global"][name], tensor[[0, 2]].mean(0))
+
+
+def test_when_all_diverge_training_stops(make_federation):
+    fed = make_federation("cnn")
+    starts = surgery.broadcast(fed.initial(), 2)
+    with pytest.raises(FLError, match="in round 3 the loss of all 2 clients became infinite"):
+        fed.train(starts, [0, 1], Rng(0, 3), scaled, {"scale": torch.full((2,), torch.nan)})
+
+
+def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, {2}, [0])
+    assert cli.main([*TINY, "--rounds", "3", "--out", str(tmp_path), "--name", "a"]) == 0
+    rows = read(tmp_path / "a" / "metrics.csv")
+    assert [row.get("dropped", 0) for row in rows] == [0, 1, 0]
+    config = Config.read(tmp_path / "a")
+    client = build(config)[0].sample(Rng(0, 2))[0]
+    assert f"round 2: client {client} dropped" in capsys.readouterr().err
+    assert all(t.isfinite().all() for t in load_file(tmp_path / "a" / "checkpoint.safetensors").values())
+
+
+def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "a"
+    assert cli.main([*TINY, "--rounds", "1", "--out", str(tmp_path), "--name", "a"]) == 0
+    before = (folder / "checkpoint.safetensors").read_bytes()
+
+    def full(path, data):
+        with open(path, "wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_bytes", full)
+        assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert (folder / "checkpoint.safetensors").read_bytes() == before
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
