@@ -15,6 +15,7 @@ from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions
 from fl.engine import backend_names
 from fl.errors import FLError
 from fl.flags import Depths, Integers, Names, Rates
+from fl.schedule import Schedule, schedule
 from fl.settings import DataSettings, choice
 
 
@@ -45,8 +46,18 @@ class Config(DataSettings):
     """learning rate of the clients' SGD"""
     momentum: float = 0.9
     """momentum of the clients' SGD; its buffer starts afresh every round"""
+    nesterov: bool = False
+    """Nesterov's momentum"""
     weight_decay: float = 0.0
     """weight decay of the clients' SGD"""
+    clip: float = 0.0
+    """largest norm of a client's gradient; 0 does not clip"""
+    lr_schedule: str = "constant"
+    """how the learning rate changes over rounds: constant, step (times --lr-factor at --lr-steps) or cosine"""
+    lr_factor: float = 0.1
+    """step: what the learning rate is multiplied by"""
+    lr_steps: Rates = (0.5, 0.75)
+    """step: after which shares of the rounds"""
 
     local_valid: float = 0.0
     """share of each client's samples held out to validate on"""
@@ -67,6 +78,8 @@ class Config(DataSettings):
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one"""
+    chunk: int = 0
+    """clients of a round that train at a time, to save memory; 0: all"""
     backend: str = "auto"
     """how a round's clients train: loop (one after another), vmap (side by side), or what was measured faster"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
@@ -102,8 +115,15 @@ class Config(DataSettings):
             raise FLError(f"--lr must be above 0, got {self.lr}")
         if not all(0 <= seed < 2**32 for seed in self.seeds):
             raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
+        if self.nesterov and not self.momentum:
+            raise FLError("--nesterov needs a --momentum above 0")
+        self.schedule()
         self.cohort()
         self.spec()
+
+    def schedule(self) -> Schedule:
+        """The factor of the learning rate in each round."""
+        return schedule(self.lr_schedule, self.rounds, self.lr_factor, self.lr_steps)
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""
@@ -178,10 +198,10 @@ class Config(DataSettings):
             raise FLError(f"{path}: {error}") from None
 
 
-_TUPLES = ("algorithm", "seeds", "width", "depth", "clusters", "cluster_classes")
+_TUPLES = ("algorithm", "seeds", "width", "depth", "clusters", "cluster_classes", "lr_steps")
 _LEAST = {
     "rounds": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1,
-    "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0,
+    "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0, "clip": 0, "chunk": 0,
 }  # fmt: skip
 
 

@@ -1,31 +1,30 @@
 """Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
 
-import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 import surgery
 from fl.batches import make_batches
 from fl.data import Dataset
 from fl.engine import SGD, Job, Trained, train
 from fl.errors import FLError
+from fl.failure import drop_failed
 from fl.objectives import Objective, cross_entropy
 from fl.partition import Split
 from fl.rng import Rng
-from surgery import Stack, State
+from fl.schedule import Schedule
+from surgery import Stack, State, count
 from zoo.kit import dropout_rate
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
-
-
-_log = logging.getLogger("fl")
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class Federation:
         participants: K, how many clients train in a round.
         epochs, batch_size, sgd: local training.
         backend: see `fl.engine`.
+        schedule: the learning rate's factor in each round, see `fl.schedule`.
+        chunk: how many clients train at a time, to save memory; 0 is all of a round's.
     """
 
     model: nn.Module
@@ -50,6 +51,8 @@ class Federation:
     batch_size: int = 50
     sgd: SGD = SGD()
     backend: str = "auto"
+    schedule: Schedule = lambda _: 1.0
+    chunk: int = 0
     _collected: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,31 +89,18 @@ class Federation:
         Raises:
             FLError: if all clients have to be dropped.
         """
+        if count(starts) != len(clients):
+            raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
         parts = [self.clients[c].train for c in clients]
-        batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device)
-        job = Job(self.model, self.data, batches, self.sgd, objective)
-        trained = train(job, starts, context, self.backend)
-        finite = torch.stack([trained.loss.isfinite(), *_finite_rows(trained.states)]).all(0)
-        kept = finite.tolist()  # waits for the device, once a round
-        sizes = tuple(n if keep else 0 for n, keep in zip(map(len, parts), kept))
-        if all(kept):
-            return trained._replace(sizes=sizes)
-        lost = [c for c, keep in zip(clients, kept) if not keep]
-        if not any(kept):
-            raise FLError(
-                f"training diverged: in round {rng.round} the loss of all {len(lost)} clients became infinite or not a "
-                "number; use a smaller --lr. What came before is saved"
-            )
-        _log.warning(
-            "round %d: client %s dropped: loss or weights became infinite or not a number",
-            rng.round,
-            ", ".join(map(str, lost)),
-        )
-        states = {
-            name: torch.where(finite.view(-1, *[1] * (tensor.ndim - 1)), tensor, starts[name])
-            for name, tensor in trained.states.items()
-        }
-        return Trained(states, trained.loss, sizes)
+        sgd = self.sgd._replace(lr=self.sgd.lr * self.schedule(rng.round))
+        size, pieces = self.chunk or len(clients), []
+        for first in range(0, len(clients), size):
+            some = slice(first, first + size)
+            batches = make_batches(parts[some], clients[some], self.epochs, self.batch_size, rng, self.data.x.device)
+            mine, extra = tree_map(lambda t, some=some: t[some], (starts, context or {}))
+            pieces.append(train(Job(self.model, self.data, batches, sgd, objective), mine, extra, self.backend))
+        trained = tree_map(lambda *parts: torch.cat(parts), *pieces) if len(pieces) > 1 else pieces[0]
+        return drop_failed(trained, starts, clients, list(map(len, parts)), rng.round)
 
     @torch.no_grad()
     def predict(self, state: State, images: Tensor) -> Tensor:
@@ -146,10 +136,3 @@ class Federation:
         result = collect_statistics(self.model, images, state)
         self._collected["last"] = key, result
         return dict(result)
-
-
-def _finite_rows(stack: Stack) -> Iterator[Tensor]:
-    """For each floating-point tensor [K, ...] of a stack, which of its K entries are finite all over [K]."""
-    for tensor in stack.values():
-        if tensor.is_floating_point() and tensor.numel():
-            yield tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else tensor.isfinite()

@@ -95,6 +95,8 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
         raise FLError(
             f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed (it had {getattr(saved, fixed[0])})"
         )
+    if "rounds" in changed and resumed.lr_schedule != "constant":
+        raise FLError(f"--rounds cannot change with --lr-schedule {resumed.lr_schedule}, which depends on their number")
     return resumed, folder
 
 
@@ -145,6 +147,8 @@ def advice(config: Config, folder: Path) -> str:
     }
     if several or config.dataset != "digits":
         del lines["compare"]
+    if config.lr_schedule != "constant":
+        del lines["train on"]
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
 
 

@@ -51,8 +51,10 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         config.cohort(),
         config.local_epochs,
         config.batch_size,
-        SGD(config.lr, config.momentum, config.weight_decay),
+        SGD(config.lr, config.momentum, config.weight_decay, config.nesterov, config.clip),
         config.backend,
+        config.schedule(),
+        config.chunk,
     )
     return fed, ALGORITHMS[name](fed, config)
 

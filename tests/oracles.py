@@ -64,18 +64,22 @@ def match_norms(states, groups, q, masks=None):
     return factors
 
 
-def local_sgd(model, state, x, y, batches, lr, momentum, weight_decay=0.0, mu=0.0):
+def local_sgd(model, state, x, y, batches, lr, momentum, weight_decay=0.0, mu=0.0, nesterov=False, clip=0.0):
     """One client with nothing but torch.optim.SGD on a deep copy. batches: index tensors. -> (state, mean loss)."""
     model = copy.deepcopy(model).train()
     model.load_state_dict(state)
     anchor = [p.detach().clone() for p in model.parameters()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
+    )
     losses = []
     for index in batches:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x[index]), y[index])
         loss = loss + mu / 2 * sum(((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchor))
         loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(loss.item())
     return {k: v.clone() for k, v in model.state_dict().items()}, float(np.mean(losses))

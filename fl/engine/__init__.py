@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fl.engine import loop, vmap
 from fl.engine.auto import choose
-from fl.engine.job import SGD, Job, Trained
+from fl.engine.job import Job, Trained
+from fl.engine.sgd import SGD
 from fl.errors import FLError
 from surgery import Stack, broadcast, count
 from surgery.state import owners

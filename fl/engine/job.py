@@ -1,24 +1,16 @@
-"""What backends share: the job, its result, and one way to call the model and to step."""
+"""What backends share: the job, its result, and one way to call the model."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl.batches import Batches
 from fl.data import Dataset
+from fl.engine.sgd import SGD
 from fl.objectives import Objective
 from surgery import Stack, State
-
-
-class SGD(NamedTuple):
-    """Stochastic gradient descent as torch.optim.SGD has it, with a fresh momentum buffer every round."""
-
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 0.0
 
 
 class Trained(NamedTuple):
@@ -64,19 +56,3 @@ class Job:
             return functional_call(self.model, {**rest, **params}, (x,))
 
         return self.objective(call, params, context, batch)
-
-    def step(self, params: list[Tensor], momentum: list[Tensor], gradients: list[Tensor | None]) -> None:
-        """One step of SGD, in place, fused over all tensors; momentum starts at zero.
-
-        A parameter without gradient (the model did not use it) is left alone, as torch.optim does.
-        """
-        if any(g is None for g in gradients):
-            used = [row for row in zip(params, momentum, gradients) if row[2] is not None]
-            params, momentum, gradients = map(list, zip(*used))
-        if self.sgd.weight_decay:
-            gradients = torch._foreach_add(gradients, params, alpha=self.sgd.weight_decay)
-        if self.sgd.momentum:
-            torch._foreach_mul_(momentum, self.sgd.momentum)
-            torch._foreach_add_(momentum, gradients)
-            gradients = momentum
-        torch._foreach_add_(params, gradients, alpha=-self.sgd.lr)

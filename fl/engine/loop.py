@@ -25,7 +25,7 @@ def train(job: Job, starts: Stack, context: Any) -> Trained:
             loss = job.loss(params, state, mine, job.batches.index[k, s])
             gradients = torch.autograd.grad(loss, values, allow_unused=True)
             with torch.no_grad():
-                job.step(values, momentum, list(gradients))
+                job.sgd.step(values, momentum, list(gradients))
             total = total + loss.detach()
         losses.append(total / steps)
         trained = {**state, **{name: p.detach() for name, p in params.items()}}

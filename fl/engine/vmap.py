@@ -37,7 +37,7 @@ def train(job: Job, starts: Stack, context: Any) -> Trained:
         # vmap does, which spares the backward pass the layers of torch.func.grad inside it.
         loss = _vectorised(losses, job.model, leaves, r, c, i)
         gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
-        job.step(list(p.values()), list(m.values()), list(gradients))
+        job.sgd.step(list(p.values()), list(m.values()), list(gradients), lead=1)
         total[:active] += loss.detach()
 
     back = order.argsort()

@@ -15,6 +15,7 @@ from fl.engine import SGD, Job, auto, train
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
+from fl.schedule import schedule
 from fl.simulation import build
 
 MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group")]
@@ -53,7 +54,24 @@ def test_vmap_equals_loop_over_rounds_with_ragged_clients(make_federation, model
 @pytest.mark.parametrize(("model", "norm"), MODELS)
 def test_backends_equal_plain_pytorch(make_federation, backend, mu, model, norm):
     """float64, against a deep copy trained by torch.optim.SGD on batches written out sample by sample."""
-    sgd = SGD(lr=0.05, momentum=0.9, weight_decay=1e-2)
+    assert_equal_to_plain_pytorch(make_federation, backend, SGD(0.05, 0.9, 1e-2), mu, model, norm)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    "sgd",
+    [
+        SGD(0.05, 0.9, nesterov=True),
+        SGD(0.05, 0.0, 1e-2, clip=0.5),  # of gradients with norms from 0.1 to 3: some steps are clipped
+        SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0),
+    ],
+    ids=["nesterov", "clip", "both"],
+)
+def test_every_setting_of_sgd_equals_plain_pytorch(make_federation, backend, sgd):
+    assert_equal_to_plain_pytorch(make_federation, backend, sgd, 0.0, "resnet20", "group")
+
+
+def assert_equal_to_plain_pytorch(make_federation, backend, sgd, mu, model, norm):
     fed = make_federation(model, norm=norm, dtype=torch.float64, sgd=sgd)
     rng, clients = Rng(3, 1), [2, 0, 3]
     starts = surgery.stack(
@@ -70,7 +88,9 @@ def test_backends_equal_plain_pytorch(make_federation, backend, mu, model, norm)
         rows = [row for _ in range(2) for row in epoch_batches(part, torch.randperm(len(part), generator=generator), 4)]
         x = fed.data.x.double() / 255 * 2 - 1
         start = surgery.unstack(starts)[k]
-        expected, loss = local_sgd(fed.model, start, x, fed.data.y, rows, sgd.lr, sgd.momentum, sgd.weight_decay, mu)
+        expected, loss = local_sgd(
+            fed.model, start, x, fed.data.y, rows, sgd.lr, sgd.momentum, sgd.weight_decay, mu, sgd.nesterov, sgd.clip
+        )
         assert trained.loss[k].item() == pytest.approx(loss, rel=1e-9)
         for name in expected:
             torch.testing.assert_close(trained.states[name][k], expected[name], rtol=1e-9, atol=1e-9)
@@ -234,3 +254,42 @@ def test_auto_follows_the_measured_table(make_federation, monkeypatch):
     shipped, measured = (root / part / "engine-cpu.json" for part in ("fl/engine", "benchmarks/results"))
     assert shipped.read_text() == measured.read_text()
     assert auto._rows("cpu") == json.loads(measured.read_text())["rows"]
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 9])
+def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
+    whole = make_federation("resnet20", backend=backend, dtype=torch.float64)
+    parts = dataclasses.replace(whole, chunk=chunk)
+    starts = surgery.stack([{n: t + 0.01 * k for n, t in whole.initial().items()} for k in range(4)])
+    context = {"anchor": starts}
+    a, b = (fed.train(starts, [3, 1, 0, 2], Rng(0, 1), proximal(0.1), context) for fed in (whole, parts))
+    assert a.sizes == b.sizes == (5, 7, 3, 12)
+    torch.testing.assert_close(a.loss, b.loss, rtol=1e-9, atol=1e-9)
+    for name in a.states:
+        torch.testing.assert_close(a.states[name], b.states[name], rtol=1e-9, atol=1e-9)
+
+
+def test_the_learning_rate_follows_its_schedule(make_federation):
+    fed = make_federation("cnn", sgd=SGD(0.1))
+    late = dataclasses.replace(fed, schedule=schedule("step", 8))
+    starts = surgery.broadcast(fed.initial(), 2)
+    for number, lr in ((4, 0.1), (5, 0.01), (7, 0.001)):
+        trained = late.train(starts, [0, 1], Rng(0, number))
+        expected = dataclasses.replace(fed, sgd=SGD(lr)).train(starts, [0, 1], Rng(0, number))
+        for name in trained.states:
+            torch.testing.assert_close(trained.states[name], expected.states[name])
+
+
+def test_schedules_end_where_they_should():
+    assert [schedule("constant", 10)(r) for r in (1, 10)] == [1, 1]
+    assert [schedule("step", 400, 0.1, (0.375, 0.625))(r) for r in (150, 151, 250, 251)] == pytest.approx(
+        [1, 0.1, 0.1, 0.01]  # HeteroFL's CIFAR setting: x0.1 at 150 and 250
+    )
+    cosine = [schedule("cosine", 20)(r) for r in range(1, 21)]
+    assert cosine[0] == 1
+    assert cosine == sorted(cosine, reverse=True)
+    assert 0 < cosine[-1] < 0.01
+    for bad in ({"name": "linear"}, {"name": "step", "at": (1.5,)}, {"name": "step", "factor": 0.0}):
+        with pytest.raises(FLError):
+            schedule(**{"rounds": 10, **bad})

@@ -226,6 +226,11 @@ def snapshot(folder):
 BAD = [
     (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are fedavg, fedprox, fedmr, indep"),
     (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
+    (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
+    (["--lr-schedule", "linear"], "unknown schedule 'linear': there are constant, step, cosine"),
+    (["--lr-schedule", "step", "--lr-steps", "0.5,2"], "at shares in (0, 1)"),
+    (["--clip", "-1"], "--clip must be 0 or more"),
+    (["--chunk", "-1"], "--chunk must be 0 or more"),
     (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, mnist, "),
     (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
     (["--partition", "iidd"], "unknown partition 'iidd': there are iid, dirichlet"),
@@ -325,6 +330,13 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:1000])
     assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
+    folder = run(tmp_path, "--lr-schedule", "cosine", "--chunk", "1")
+    assert "--resume" not in capsys.readouterr().out
+    assert cli.main(["--resume", str(folder), "--rounds", "9"]) == 2
+    assert "--rounds cannot change with --lr-schedule cosine" in capsys.readouterr().err
 
 
 def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
