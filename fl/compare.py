@@ -20,7 +20,7 @@ from fl.metrics import Row, read
 
 _NOT_COMPARED = {
     "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
-    "checkpoint_every", "eval_every", "models_every",
+    "checkpoint_every", "eval_every", "models_every", "chunk",
 }  # fmt: skip
 _TAIL = 10
 

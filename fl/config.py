@@ -87,7 +87,7 @@ class Config(DataSettings):
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """the run folder's name; must be new [made from the settings]"""
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """continue the run in this folder, with its settings; --rounds may be raised"""
+    """continue the run in this folder, with its settings; --rounds may be raised with a constant --lr-schedule"""
 
     def __post_init__(self) -> None:
         for name, kind in (("width", float), ("depth", int)):  # Config(width=0.5, depth=2) says what it means

@@ -23,10 +23,10 @@ def guarded(command: Callable[[], int]) -> int:
     except (FLError, SurgeryError, ZooError, OSError) as error:
         reason = str(error)
     except (MemoryError, torch.OutOfMemoryError):
-        reason = "out of memory: use a smaller --batch-size, --width or number of --participants"
+        reason = "out of memory: use a smaller --batch-size, --width or --chunk (clients at a time)"
     except RuntimeError as error:
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
-        reason = "out of memory: use a smaller --batch-size, --width or number of --participants"
+        reason = "out of memory: use a smaller --batch-size, --width or --chunk (clients at a time)"
     print(f"error: {reason}", file=sys.stderr)
     return 2

@@ -16,6 +16,8 @@ _log = logging.getLogger("fl")
 def drop_failed(trained: Trained, starts: Stack, clients: Sequence[int], sizes: Sequence[int], round: int) -> Trained:
     """Give clients whose loss or weights are not finite any more their start back, and the size 0.
 
+    One that diverges and is still finite, however large, stays in.
+
     Waits for the device, once a round. A warning names the clients and the round.
 
     Args:
@@ -25,18 +27,19 @@ def drop_failed(trained: Trained, starts: Stack, clients: Sequence[int], sizes: 
     Raises:
         FLError: if no client is left.
     """
-    finite = torch.stack([trained.loss.isfinite(), *_finite_rows(trained.states)]).all(0)
+    finite = torch.stack([trained.loss.isfinite(), *_finite_rows(trained.states, starts)]).all(0)
     kept = finite.tolist()
     if all(kept):
         return trained._replace(sizes=tuple(sizes))
     lost = [client for client, keep in zip(clients, kept) if not keep]
     if not any(kept):
+        saved = " What came before is saved." if round > 1 else ""
         raise FLError(
-            f"training diverged: in round {round} the loss of all {len(lost)} clients became infinite or not a number; "
-            "use a smaller --lr or --clip. What came before is saved"
+            f"training diverged: in round {round} loss or weights of every client ({len(lost)}) became infinite "
+            f"or not a number.{saved} Start a new run with a smaller --lr, or a --clip such as 1"
         )
     _log.warning(
-        "round %d: client %s dropped: loss or weights became infinite or not a number",
+        "warning: round %d: client %s dropped: loss or weights became infinite or not a number",
         round,
         ", ".join(map(str, lost)),
     )
@@ -47,8 +50,9 @@ def drop_failed(trained: Trained, starts: Stack, clients: Sequence[int], sizes: 
     return Trained(states, trained.loss, tuple(n if keep else 0 for n, keep in zip(sizes, kept)))
 
 
-def _finite_rows(stack: Stack) -> Iterator[Tensor]:
-    """For each floating-point tensor [K, ...] of a stack, which of its K entries are finite all over [K]."""
-    for tensor in stack.values():
+def _finite_rows(stack: Stack, starts: Stack) -> Iterator[Tensor]:
+    """For each floating-point tensor [K, ...] of a stack, which of its K entries are finite where they began so [K]."""
+    for name, tensor in stack.items():
         if tensor.is_floating_point() and tensor.numel():
-            yield tensor.reshape(len(tensor), -1).isfinite().all(1)
+            fine = tensor.isfinite() | ~starts[name].isfinite()  # a mask of -inf, say, is as it should be
+            yield fine.reshape(len(tensor), -1).all(1)

@@ -64,6 +64,6 @@ def read(path: Path) -> list[Row]:
                 raise ValueError
             lines = [row for row in table if None not in row.values()]
         rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
-        return [row | {"round": int(row["round"])} for row in rows]
+        return [row | {key: int(row[key]) for key in ("round", "dropped") if key in row} for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         raise FLError(f"{path} cannot be read: it is no table of rounds") from None

@@ -109,5 +109,7 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise FLError(f"{path}: figures are not written as {kind!r}; take .png, .pdf or .svg")
+    if not path.parent.is_dir():
+        raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=kind)

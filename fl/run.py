@@ -24,6 +24,7 @@ _MAY_CHANGE = {
     "eval_every",
     "models_every",
     "checkpoint_every",
+    "chunk",
     "device",
     "data_root",
     "download",

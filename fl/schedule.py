@@ -33,8 +33,8 @@ def schedule(name: str, rounds: int, factor: float = 0.1, at: tuple[float, ...] 
     if name == "cosine":
         return lambda number: (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
     if name != "step":
-        raise FLError(f"unknown schedule {name!r}: there are {', '.join(SCHEDULES)}")
+        raise FLError(f"unknown --lr-schedule {name!r}: there are {', '.join(SCHEDULES)}")
     if not all(0 < share < 1 for share in at) or not 0 < factor <= 1:
-        raise FLError(f"a step schedule multiplies by a factor in (0, 1] at shares in (0, 1): got {factor} at {at}")
-    ends = [math.floor(share * rounds + 1e-9) for share in at]
+        raise FLError(f"--lr-factor lies in (0, 1] and --lr-steps in (0, 1), got {factor} and {','.join(map(str, at))}")
+    ends = [max(1, math.floor(share * rounds + 1e-9)) for share in at]
     return lambda number: factor ** sum(number > end for end in ends)

@@ -32,7 +32,7 @@ class DataSettings:
     clusters: Integers = (5,)
     """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
     cluster_classes: Sizes = ()
-    """clusters: classes of each cluster, one number a level; auto: disjoint, or the paper's"""
+    """clusters: classes of each cluster, one number a level; auto: an equal share, or the paper's"""
     min_samples: int = 10
     """samples that every client gets at least"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None

@@ -14,12 +14,13 @@ from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
 from fl.algorithms import ALGORITHMS
 from fl.config import Config
-from fl.engine import SGD, Trained
+from fl.engine import SGD
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.files import write_json, write_text
 from fl.metrics import Metrics
 from fl.rng import Rng
+from surgery import Stack
 from zoo import Spec
 
 
@@ -143,13 +144,14 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
             rng = Rng(config.seeds[0], number)
             clients = fed.sample(rng)
             server, trained = algorithm.round(server, clients, rng)
-            kept = torch.tensor([size > 0 for size in trained.sizes])
+            kept = torch.tensor([size > 0 for size in trained.sizes or [1] * len(clients)])
             loss = trained.loss.cpu()[kept].mean().item()  # waits for the device, so that the time below is the round's
             took = time.perf_counter() - started
             row = {"round": number, "seconds": took, "train_loss": loss}
             if dropped := int((~kept).sum()):
                 row["dropped"] = dropped
-            row |= evaluate_round(config, fed, algorithm, server, trained, number)
+            states = {name: tensor[kept.to(tensor.device)] for name, tensor in trained.states.items()}
+            row |= evaluate_round(config, fed, algorithm, server, states, number)
             metrics.add(row)
             if "accuracy" in row:
                 bar.set_postfix_str(f"accuracy {row['accuracy']:.2%}", refresh=False)
@@ -158,12 +160,12 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
 
 
 def evaluate_round(
-    config: Config, fed: Federation, algorithm: Algorithm, server: Server, trained: Trained, number: int
+    config: Config, fed: Federation, algorithm: Algorithm, server: Server, states: Stack, number: int
 ) -> dict[str, float]:
     """The metrics that are due in this round; all of them in the last."""
-    row = evaluate.mean_cosine(fed, trained.states)
+    row = evaluate.mean_cosine(fed, states)
     wanted = due(config, number)
-    participants = evaluate.evaluate_models(fed, trained.states) if "models" in wanted else {}
+    participants = evaluate.evaluate_models(fed, states) if "models" in wanted else {}
     if "global" in wanted:  # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
         row |= evaluate.evaluate_local(fed, lambda images, client: algorithm.predict(server, images, client))

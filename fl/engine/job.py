@@ -19,7 +19,8 @@ class Trained(NamedTuple):
     Attributes:
         states: of the K models.
         loss: each client's mean over its steps [K].
-        sizes: each client's number of training samples, 0 if it was dropped from the round (see `Federation.train`).
+        sizes: each client's number of training samples, 0 if it was dropped from the round. `Federation.train` fills
+            them in.
     """
 
     states: Stack

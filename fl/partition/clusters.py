@@ -36,7 +36,7 @@ def clusters(
         labels: [N], int64.
         counts: clusters on each level, from coarse to fine, such as (5,) or (2, 5, 9).
         classes: of each cluster, one number a level; empty takes the paper's for CIFAR-100's and Tiny-ImageNet's
-            number of classes, and for one level a disjoint share.
+            number of classes, and for one level an equal share of all, rounded up.
         minimum: samples that every client must have.
 
     Returns:
@@ -59,7 +59,9 @@ def clusters(
         )
     classes = _classes_of(len(names), counts, tuple(classes))
     needed = sum(k * c for k, c in zip(counts, classes))
-    if max(classes) > len(names) or (len(counts) > 1 and needed > len(names)):
+    if max(classes) > len(names):
+        raise FLError(f"--cluster-classes {_text(classes)}: the data have {len(names)} classes, use fewer")
+    if len(counts) > 1 and needed > len(names):
         raise FLError(
             f"--clusters {_text(counts)} with --cluster-classes {_text(classes)} need {needed} classes on disjoint "
             f"levels, the data have {len(names)}: use fewer"
@@ -85,7 +87,9 @@ def clusters(
 
 
 def nested(counts: Sequence[int], clients: int) -> np.ndarray:
-    """The cluster of each client on each level [levels, clients]: runs of nearly equal length, finer within coarser.
+    """The cluster of each client on each level [levels, clients]: runs of clients, finer within coarser.
+
+    The finest are of nearly equal length; coarser ones are unions of nearly equally many of these.
 
     >>> nested((2, 3), 5).tolist()
     [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]]
@@ -100,7 +104,7 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
     if not classes and (total, counts) in _TABLE:
         return _TABLE[total, counts]
     if not classes and len(counts) == 1:
-        return (max(1, total // counts[0]),)
+        return (-(-total // counts[0]),)
     if len(classes) != len(counts) or min(classes) < 1:
         raise FLError(
             f"--clusters {_text(counts)} of {total} classes want --cluster-classes: one number, 1 or more, for each "

@@ -26,14 +26,22 @@ def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, un
     (1000, True)
     """
     n = len(labels)
-    if n // clients < minimum:
+    equal = [n // clients + (k < n % clients) for k in range(clients)]
+    sizes = _unequal(n, clients, rng) if unequal and n >= clients else equal
+    if min(sizes) < minimum:
         raise FLError(
             f"{n} samples give {clients} clients fewer than {minimum} each: use fewer clients or smaller --min-samples"
         )
-    order = rng.permutation(n)
-    if unequal:
-        ends = np.cumsum(rng.uniform(1, 2, clients))
-        parts = np.split(order, (ends[:-1] / ends[-1] * n).round().astype(np.int64))
-    else:
-        parts = np.array_split(order, clients)
+    parts = np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
     return [torch.from_numpy(np.sort(part)) for part in parts]
+
+
+def _unequal(n: int, clients: int, rng: np.random.Generator) -> list[int]:
+    """Sizes in proportion to uniform draws between 1 and 2, of which none is more than twice another."""
+    shares = rng.uniform(1, 2, clients)
+    ends = (np.cumsum(shares) / shares.sum() * n).round().astype(np.int64)
+    sizes = np.diff(ends, prepend=0)  # rounded, which is mended:
+    while sizes.max() > 2 * sizes.min():
+        sizes[sizes.argmax()] -= 1
+        sizes[sizes.argmin()] += 1
+    return sizes.tolist()

@@ -33,6 +33,8 @@ def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.ran
         raise FLError(f"--class-share is a share of the classes above 0 and at most 1, got {share}")
     y = labels.cpu().numpy()
     classes = np.unique(y)
+    if not len(classes):
+        raise FLError("there are no samples to deal out")
     held = deal_classes(len(classes), clients, max(1, round(share * len(classes))), rng)
     holders = np.bincount(held.ravel(), minlength=len(classes))
     members = [rng.permutation(np.flatnonzero(y == label)) for label in classes]

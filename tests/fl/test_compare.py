@@ -73,7 +73,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         assert message in error
         assert error.count("\n") == 1
     assert len(compare.find_runs([run, run])) == 1  # the same folder twice is one run
-    for figure, message in (("figure.xyz", "not written as 'xyz'"), ("nowhere/figure.png", "No such file")):
+    for figure, message in (("figure.xyz", "not written as 'xyz'"), ("nowhere/figure.png", "there is no folder")):
         assert compare.main([str(run), "--out", str(tmp_path / figure)]) == 2
         assert message in capsys.readouterr().err
     assert compare.main([str(run), "--out", str(tmp_path / "figure.svg")]) == 0

@@ -12,6 +12,7 @@ import surgery
 from fl.batches import make_batches
 from fl.config import Config
 from fl.engine import SGD, Job, auto, train
+from fl.engine.sgd import clipped
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
@@ -281,7 +282,16 @@ def test_the_learning_rate_follows_its_schedule(make_federation):
             torch.testing.assert_close(trained.states[name], expected.states[name])
 
 
+def test_scalar_parameters_are_clipped_alike():
+    scalar, vector = torch.tensor(3.0), torch.tensor([0.0, 4.0])
+    one = clipped([scalar, vector], 1.0, lead=0)
+    two = clipped([scalar[None], vector[None]], 1.0, lead=1)
+    torch.testing.assert_close(one[0], torch.tensor(0.6))
+    torch.testing.assert_close([g[0] for g in two], one)
+
+
 def test_schedules_end_where_they_should():
+    assert [schedule("step", 1)(1), schedule("step", 2)(1)] == [1, 1]  # the first round is never decayed
     assert [schedule("constant", 10)(r) for r in (1, 10)] == [1, 1]
     assert [schedule("step", 400, 0.1, (0.375, 0.625))(r) for r in (150, 151, 250, 251)] == pytest.approx(
         [1, 0.1, 0.1, 0.01]  # HeteroFL's CIFAR setting: x0.1 at 150 and 250

@@ -38,7 +38,7 @@ def test_a_diverging_client_keeps_its_start_and_the_others_do_not_notice(make_fe
         assert torch.equal(tensor[1], starts[name][1])
         assert torch.equal(tensor[[0, 2]], well.states[name][[0, 2]])
     (record,) = caplog.records
-    assert record.getMessage() == "round 7: client 0 dropped: loss or weights became infinite or not a number"
+    assert record.getMessage() == "warning: round 7: client 0 dropped: loss or weights became infinite or not a number"
 
 
 def poison(monkeypatch, rounds, entries):
@@ -86,7 +86,9 @@ def test_recombination_goes_on_with_the_earlier_model(make_federation, monkeypat
 def test_when_all_diverge_training_stops(make_federation):
     fed = make_federation("cnn")
     starts = surgery.broadcast(fed.initial(), 2)
-    with pytest.raises(FLError, match="in round 3 the loss of all 2 clients became infinite"):
+    with pytest.raises(
+        FLError, match=r"in round 3 loss or weights of every client \(2\) became infinite .* before is saved"
+    ):
         fed.train(starts, [0, 1], Rng(0, 3), scaled, {"scale": torch.full((2,), torch.nan)})
 
 
@@ -99,6 +101,37 @@ def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
     client = build(config)[0].sample(Rng(0, 2))[0]
     assert f"round 2: client {client} dropped" in capsys.readouterr().err
     assert all(t.isfinite().all() for t in load_file(tmp_path / "a" / "checkpoint.safetensors").values())
+
+
+def test_a_resumed_run_leaves_the_table_of_a_run_in_one(tmp_path, monkeypatch):
+    poison(monkeypatch, {1}, [0])
+    assert cli.main([*TINY, "--rounds", "2", "--out", str(tmp_path), "--name", "a"]) == 0
+    poison(monkeypatch, {1}, [0])
+    assert cli.main([*TINY, "--rounds", "1", "--out", str(tmp_path), "--name", "b"]) == 0
+    assert cli.main(["--resume", str(tmp_path / "b"), "--rounds", "2"]) == 0
+    tables = [
+        [line.split(",") for line in (tmp_path / name / "metrics.csv").read_text().splitlines()] for name in ("a", "b")
+    ]
+    seconds = tables[0][0].index("seconds")
+    for table in tables:
+        for row in table:
+            del row[seconds]
+    assert tables[0] == tables[1]
+
+
+def test_buffers_that_were_infinite_from_the_start_are_no_failure(make_federation):
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(64, 3)
+            self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+
+        def forward(self, x):
+            return self.fc(x.flatten(1))
+
+    fed = make_federation(Masked())
+    trained = fed.train(surgery.broadcast(fed.initial(), 2), [0, 1], Rng(0, 1))
+    assert trained.sizes == (3, 7)
 
 
 def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(tmp_path, monkeypatch, capsys):

@@ -116,7 +116,7 @@ def test_unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
     parts = iid(balanced(n), clients, 1, np.random.default_rng(seed), unequal=True)
     assert_partition(parts, n)
     sizes = list(map(len, parts))
-    assert max(sizes) - 1 <= 2 * (min(sizes) + 1)  # up to rounding
+    assert max(sizes) <= 2 * min(sizes)
     equal = iid(balanced(n), clients, 1, np.random.default_rng(seed))
     assert clients == 1 or n < 200 or clients > 10 or sizes != list(map(len, equal))
 
@@ -132,6 +132,12 @@ def test_shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, cli
     assert len(tables[tables > 0].unique()) == 1
     holders = (tables > 0).sum(0)
     assert holders.max() - holders.min() <= 1
+
+
+def test_unequal_sizes_keep_the_minimum():
+    with pytest.raises(FLError, match="fewer than 10 each"):
+        iid(balanced(200), 20, 10, np.random.default_rng(0), unequal=True)
+    assert min(map(len, iid(balanced(400), 20, 10, np.random.default_rng(0), unequal=True))) >= 10
 
 
 def test_fedfa_s_shards_of_cifar10():
@@ -217,7 +223,7 @@ def test_a_partition_is_a_function_of_its_seed(kind):
         ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not fall from level to level"),
         ({"kind": "clusters", "clusters": (2, 5)}, "want --cluster-classes: one number, 1 or more, for each level"),
         ({"kind": "clusters", "clusters": (2, 5), "cluster_classes": (4, 1)}, "need 13 classes on disjoint levels"),
-        ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data have 10"),
+        ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data have 10 classes, use fewer"),
         ({"kind": "clusters", "clients": 200}, "fewer than --min-samples 10"),
         ({"kind": "clusters", "clusters": ()}, "for 20 clients|want --cluster-classes"),
     ],

@@ -227,8 +227,11 @@ BAD = [
     (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are fedavg, fedprox, fedmr, indep"),
     (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
     (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
-    (["--lr-schedule", "linear"], "unknown schedule 'linear': there are constant, step, cosine"),
-    (["--lr-schedule", "step", "--lr-steps", "0.5,2"], "at shares in (0, 1)"),
+    (["--lr-schedule", "linear"], "unknown --lr-schedule 'linear': there are constant, step, cosine"),
+    (
+        ["--lr-schedule", "step", "--lr-steps", "0.5,2"],
+        "--lr-steps in (0, 1), got 0.1 and 0.5,2.0",
+    ),
     (["--clip", "-1"], "--clip must be 0 or more"),
     (["--chunk", "-1"], "--chunk must be 0 or more"),
     (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, mnist, "),
