@@ -117,8 +117,12 @@ def test_unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
     assert_partition(parts, n)
     sizes = list(map(len, parts))
     assert max(sizes) <= 2 * min(sizes)
-    equal = iid(balanced(n), clients, 1, np.random.default_rng(seed))
-    assert clients == 1 or n < 200 or clients > 10 or sizes != list(map(len, equal))
+
+
+def test_unequal_sizes_use_the_whole_range():
+    sizes = list(map(len, iid(balanced(60_000), 100, 1, np.random.default_rng(0), unequal=True)))
+    assert max(sizes) > 1.9 * min(sizes)
+    assert len(set(sizes)) > 80
 
 
 @settings(max_examples=60)
