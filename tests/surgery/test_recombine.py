@@ -316,7 +316,7 @@ def test_zoo_models_decompose_into_the_layers_one_expects():
 
 @pytest.mark.slow
 def test_the_benchmark_runs(monkeypatch, tmp_path, capsys):
-    from benchmarks.surgery import main
+    from benchmarks.surgery_speed import main
 
     monkeypatch.setattr("sys.argv", ["surgery", "--quick", "--out", str(tmp_path)])
     main()
