@@ -148,9 +148,10 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
             loss = trained.loss.cpu()[kept].mean().item()  # waits for the device, so that the time below is the round's
             took = time.perf_counter() - started
             row = {"round": number, "seconds": took, "train_loss": loss}
+            states = trained.states
             if dropped := int((~kept).sum()):
                 row["dropped"] = dropped
-            states = {name: tensor[kept.to(tensor.device)] for name, tensor in trained.states.items()}
+                states = {name: tensor[kept.to(tensor.device)] for name, tensor in states.items()}
             row |= evaluate_round(config, fed, algorithm, server, states, number)
             metrics.add(row)
             if "accuracy" in row:

@@ -106,12 +106,25 @@ class Bottleneck(nn.Module):
         return F.relu(self.add(self.shortcut(x), out))
 
 
-class PreBasicBlock(nn.Module):
-    """norm-ReLU-conv-norm-ReLU-conv plus shortcut (2016b, figure 1b).
+class PreActivation(nn.Module):
+    """Norm and ReLU come before each convolution, and nothing after the sum (2016b, figure 1b).
 
     Where the shape changes, the shortcut is a bare 1x1 convolution: of the activated input (as the paper's code and
     HeteroFL have it), or with `shortcut="raw"` of the input as it came (as FedMR's released code has it).
     """
+
+    def _finish(self, inputs: int, outputs: int, stride: int, kit: Kit, shortcut: str) -> None:
+        self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
+        self.scaler, self.add = kit.scaler(), kit.residual()
+        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(self.scaler(x)))
+        return self.add(self.shortcut(active if self.activated else x), self.branch(active))
+
+
+class PreBasicBlock(PreActivation):
+    """norm-ReLU-conv-norm-ReLU-conv plus shortcut."""
 
     expansion = 1
 
@@ -121,41 +134,30 @@ class PreBasicBlock(nn.Module):
         self.conv1 = kit.conv(inputs, channels, 3, stride)
         self.norm2 = kit.make_norm(channels)
         self.conv2 = kit.conv(channels, channels, 3)
-        self.shortcut = make_shortcut(kit, inputs, channels, stride, shortcut)
-        self.scaler, self.add = kit.scaler(), kit.residual()
-        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
+        self._finish(inputs, channels, stride, kit, shortcut)
 
-    def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(self.scaler(x)))
-        out = self.conv1(active)
-        out = self.conv2(F.relu(self.norm2(self.scaler(out))))
-        return self.add(self.shortcut(active if self.activated else x), out)
+    def branch(self, active: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.norm2(self.scaler(self.conv1(active)))))
 
 
-class PreBottleneck(nn.Module):
-    """The bottleneck in pre-activation order (2016b, section 4); shortcuts as in `PreBasicBlock`."""
+class PreBottleneck(PreActivation):
+    """The bottleneck in pre-activation order (2016b, section 4)."""
 
     expansion = 4
 
     def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "activated") -> None:
         super().__init__()
-        outputs = channels * self.expansion
         self.norm1 = kit.make_norm(inputs)
         self.conv1 = kit.conv(inputs, channels, 1)
         self.norm2 = kit.make_norm(channels)
         self.conv2 = kit.conv(channels, channels, 3, stride)
         self.norm3 = kit.make_norm(channels)
-        self.conv3 = kit.conv(channels, outputs, 1)
-        self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
-        self.scaler, self.add = kit.scaler(), kit.residual()
-        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
+        self.conv3 = kit.conv(channels, channels * self.expansion, 1)
+        self._finish(inputs, channels * self.expansion, stride, kit, shortcut)
 
-    def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(self.scaler(x)))
-        out = self.conv1(active)
-        out = self.conv2(F.relu(self.norm2(self.scaler(out))))
-        out = self.conv3(F.relu(self.norm3(self.scaler(out))))
-        return self.add(self.shortcut(active if self.activated else x), out)
+    def branch(self, active: Tensor) -> Tensor:
+        out = self.conv2(F.relu(self.norm2(self.scaler(self.conv1(active)))))
+        return self.conv3(F.relu(self.norm3(self.scaler(out))))
 
 
 def resnet(
@@ -168,7 +170,7 @@ def resnet(
         shortcut: see the blocks.
         final_norm: of pre-activation networks, whether norm and ReLU come before the pooling or are bypassed.
     """
-    pre = block in (PreBasicBlock, PreBottleneck)
+    pre = issubclass(block, PreActivation)
     now = spec.channels(channels[0], "section1")
     parts: dict[str, nn.Module] = {"stem": _stem(spec, now, bare=pre)}
     for i, (name, full, depth) in enumerate(zip(section_names(len(channels)), channels, spec.depth)):

@@ -18,7 +18,6 @@ class Dataset:
             as FedMR's released code does for every data set.
         owners: the natural owner (e.g. writer) of each training sample, int64 [N], on the CPU; None where a data
             set names none.
-        test_owners: the same for the test set, in the same numbering.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Dataset:
     classes: int
     top: int = 255
     owners: Tensor | None = None
-    test_owners: Tensor | None = None
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 images of any leading shape -> floats in [-1, 1].

@@ -32,7 +32,7 @@ def load(root: Path, download: bool) -> Dataset:
 
     Returns:
         x uint8 [N, 1, 28, 28], round(255 * LEAF's floats), in the order of writers; 62 classes (0-9, A-Z, a-z);
-        owners and test_owners number the writers of both parts together, sorted by name.
+        owners number the writers of both parts together, sorted by name.
 
     Raises:
         FLError: for files that are missing, which says where they come from, or damaged, which names the file.
@@ -48,8 +48,8 @@ def load(root: Path, download: bool) -> Dataset:
     train, test = (_read_part(source, root / "femnist" / part) for part in ("train", "test"))
     numbers = {writer: i for i, writer in enumerate(sorted({*train, *test}))}
     x, y, owners = _stack(train, numbers)
-    test_x, test_y, test_owners = _stack(test, numbers)
-    return Dataset("femnist", x, y, test_x, test_y, CLASSES, owners=owners, test_owners=test_owners)
+    test_x, test_y, _ = _stack(test, numbers)
+    return Dataset("femnist", x, y, test_x, test_y, CLASSES, owners=owners)
 
 
 def _read_part(source: Source, folder: Path) -> dict[str, Samples]:

@@ -55,7 +55,7 @@ def draw(partition: Partition, labels: Tensor, classes: int, title: str, path: P
     right.spines[["top", "right"]].set_visible(False)
     first = [*left, middle][0]
     first.set_ylabel("client")
-    first.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    first.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     first.set_ylim(clients - 0.5, -0.5)
     figure.suptitle(title, fontsize=11)
     save(figure, path)

@@ -33,4 +33,5 @@ def natural(owners: Tensor | None, clients: int, minimum: int, rng: np.random.Ge
             f"{clients}: use fewer clients or a smaller --min-samples"
         )
     chosen = np.sort(rng.choice(able, clients, replace=False))
-    return [torch.nonzero(owners == owner).flatten().cpu() for owner in chosen.tolist()]
+    parts = torch.from_numpy(np.argsort(owners.cpu().numpy(), kind="stable")).split(sizes.tolist())
+    return [parts[owner] for owner in chosen]

@@ -62,22 +62,8 @@ def graft(
     given = _tensors(root)
     origin = {id(tensor): name for name, tensor in given.items()}
     deeper, originals = copy_sharing(root)
-    edits, made, asked = [], {}, _asked(model, depths)
-    # From the last section to the first, so that renumbering moves no block that is still to be repeated.
-    for section, depth in reversed(asked):
-        extra = depth - len(section.blocks)
-        if extra < 0:
-            raise SurgeryError(
-                f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them"
-            )
-        if extra == 0:
-            continue
-        last = section.blocks[-1]
-        if not repeatable(root, section):
-            raise SurgeryError(_unrepeatable(root, section))
-        copies = [_copy_block(deeper, last, origin) for _ in range(extra)]
-        edits.insert(0, _insert(deeper, last, copies))
-        made[last] = copies
+    asked = _asked(model, depths)
+    edits, made = _repeat(root, deeper, asked, origin)
     entries: dict[str, list[Source]] = {name: [] for name in given}
     new = {id(tensor) for copies in made.values() for block in copies for tensor in _tensors(block).values()}
     new -= set(originals)
@@ -96,6 +82,28 @@ def graft(
     if isinstance(model, nn.Module):
         return deeper, plan
     return _tensors(deeper), Submodel(plan.entries, plan.shapes)
+
+
+def _repeat(
+    root: nn.Module, deeper: nn.Module, asked: list[tuple[Section, int]], origin: dict[int, str]
+) -> tuple[list[dict[str, Any]], dict[str, list[nn.Module]]]:
+    """Put copies behind the last blocks of `deeper`'s sections: the edits that this was, and the copies by block."""
+    edits, made = [], {}
+    # From the last section to the first, so that renumbering moves no block that is still to be repeated.
+    for section, depth in reversed(asked):
+        extra = depth - len(section.blocks)
+        if extra < 0:
+            raise SurgeryError(
+                f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them"
+            )
+        if extra == 0:
+            continue
+        last = section.blocks[-1]
+        if not repeatable(root, section):
+            raise SurgeryError(_unrepeatable(root, section))
+        made[last] = [_copy_block(deeper, last, origin) for _ in range(extra)]
+        edits.insert(0, _insert(deeper, last, made[last]))
+    return edits, made
 
 
 def ungraft(

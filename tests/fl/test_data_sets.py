@@ -181,4 +181,3 @@ def test_real_sets_are_balanced(data_root, name, classes):
     assert loaded.y.bincount().tolist() == [len(loaded.y) // classes] * classes
     assert loaded.test_y.bincount().tolist() == [1000] * classes
     assert loaded.owners is None
-    assert loaded.test_owners is None
