@@ -34,3 +34,19 @@ class Rng:
 
     def _sequence(self, purpose: str, client: int) -> np.random.SeedSequence:
         return np.random.SeedSequence([self.seed, zlib.crc32(purpose.encode()), self.round, client])
+
+
+def draw(n: int, k: int, generator: torch.Generator) -> list[int]:
+    """k distinct numbers below n, uniformly and in random order, in time and memory that do not grow with n.
+
+    They are the first k of torch.randperm(n); from some 200 million (2^32 / 20) on, that draws other numbers.
+
+    >>> draw(10**12, 3, Rng(0).torch("sample")) == draw(10**12, 4, Rng(0).torch("sample"))[:3]
+    True
+    """
+    moved, drawn = {}, []
+    for i in range(k):  # a Fisher-Yates shuffle that remembers only what is not in its own place any more
+        j = i + int(torch.randint(n - i, (), generator=generator))
+        drawn.append(moved.get(j, j))
+        moved[j] = moved.get(i, i)
+    return drawn

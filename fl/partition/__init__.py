@@ -9,11 +9,25 @@
 """
 
 from fl.partition.clusters import clusters
-from fl.partition.deal import KINDS, Partition, deal
+from fl.partition.deal import KINDS, Partition, check_text_kind, deal
 from fl.partition.dirichlet import dirichlet
 from fl.partition.iid import iid
 from fl.partition.natural import natural
 from fl.partition.shards import shards
-from fl.partition.split import Split, hold_out
+from fl.partition.split import Parts, Split, Splits, hold_out
 
-__all__ = ["KINDS", "Partition", "Split", "clusters", "deal", "dirichlet", "hold_out", "iid", "natural", "shards"]
+__all__ = [
+    "KINDS",
+    "Partition",
+    "Parts",
+    "Split",
+    "Splits",
+    "check_text_kind",
+    "clusters",
+    "deal",
+    "dirichlet",
+    "hold_out",
+    "iid",
+    "natural",
+    "shards",
+]

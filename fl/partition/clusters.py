@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from fl.errors import FLError
+from fl.partition.iid import even
 from fl.partition.shards import deal_classes
+from fl.partition.split import Parts
 
 _TABLE = {  # Table C.1: classes of each cluster, by the number of classes and of clusters on each level
     (100, (2, 5, 9)): (19, 7, 3),
@@ -24,7 +26,7 @@ def clusters(
     classes: Sequence[int],
     minimum: int,
     rng: np.random.Generator,
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[Parts, Tensor]:
     """Cluster-wise and multi-level skew: on each level the clients form clusters, each with classes of its own.
 
     One level: every cluster has `classes` of all classes; with more than there are they overlap, as little as they
@@ -40,7 +42,7 @@ def clusters(
         minimum: samples that every client must have.
 
     Returns:
-        One index tensor a client, disjoint, and the cluster of each client on each level, int64 [levels, clients].
+        The samples of each client, disjoint, and the cluster of each client on each level, int64 [levels, clients].
 
     Raises:
         FLError: for counts that do not fit the clients or the classes, and clients with too few samples.
@@ -68,22 +70,22 @@ def clusters(
         )
     structure = nested(counts, clients)
     pool = rng.permutation(len(names))
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    owners = np.full(len(y), -1)
     for level, (k, c) in enumerate(zip(counts, classes)):
         pool, mine = (pool, pool) if len(counts) == 1 else (pool[k * c :], pool[: k * c])
         dealt = mine[deal_classes(len(mine), k, c, rng)]  # [k, c]
         for label in mine:
-            owners = np.flatnonzero(np.isin(structure[level], np.flatnonzero((dealt == label).any(1))))
+            holders = np.flatnonzero(np.isin(structure[level], np.flatnonzero((dealt == label).any(1))))
             members = rng.permutation(np.flatnonzero(y == names[label]))
-            for client, piece in zip(rng.permutation(owners), np.array_split(members, max(1, len(owners)))):
-                parts[client].append(piece)
-    held = [np.sort(np.concatenate(part)) for part in parts]
-    if (fewest := min(map(len, held))) < minimum:
+            if len(holders):
+                owners[members] = np.repeat(rng.permutation(holders), even(len(members), len(holders)))
+    parts = Parts.owned(owners, clients)
+    if (fewest := int(parts.sizes.min())) < minimum:
         raise FLError(
             f"--clusters {_text(counts)} leave a client with {fewest} samples, fewer than --min-samples {minimum}: use "
             "fewer clients, more --cluster-classes or a smaller --min-samples"
         )
-    return [torch.from_numpy(part) for part in held], torch.from_numpy(structure)
+    return parts, torch.from_numpy(structure)
 
 
 def nested(counts: Sequence[int], clients: int) -> np.ndarray:

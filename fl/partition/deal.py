@@ -13,18 +13,19 @@ from fl.partition.dirichlet import dirichlet
 from fl.partition.iid import iid
 from fl.partition.natural import natural
 from fl.partition.shards import shards
+from fl.partition.split import Parts
 
 KINDS = ("iid", "dirichlet", "shards", "clusters", "natural")
 
 
 class Partition(NamedTuple):
     """Attributes:
-    parts: the samples of each client, index tensors into the training set.
+    parts: the samples of each client, indices into the training set.
     structure: the truth about who is like whom: the cluster of each client on each level, int64 [levels, clients].
         All are in one cluster where there is no skew, and each is its own where every client is different.
     """
 
-    parts: list[Tensor]
+    parts: Parts
     structure: Tensor
 
 
@@ -44,13 +45,15 @@ def deal(
     """Deal out samples to clients; see the function of that name for what it does with its options.
 
     Args:
-        labels: [N], int64.
+        labels: [N], int64; [N, T] of text, which only iid and natural can deal out.
         kind: iid, dirichlet, shards, clusters or natural.
         rng: the partition is a function of it and the other arguments.
 
     Raises:
         FLError: for an unknown kind, and for data that cannot be dealt out like this.
     """
+    if labels.ndim > 1:
+        check_text_kind(kind)
     alone, together = torch.arange(clients)[None], torch.zeros(1, clients, dtype=torch.int64)
     if kind == "iid":
         return Partition(iid(labels, clients, minimum, rng, unequal), together)
@@ -63,3 +66,9 @@ def deal(
     if kind == "natural":
         return Partition(natural(owners, clients, minimum, rng), alone)
     raise FLError(f"unknown partition {kind!r}: there are {', '.join(KINDS)}")
+
+
+def check_text_kind(kind: str) -> None:
+    """Raise FLError for a partition that goes by class labels, which text has not."""
+    if kind not in ("iid", "natural"):
+        raise FLError(f"--partition {kind} goes by class labels, and text has none: choose iid or natural")

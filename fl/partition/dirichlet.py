@@ -3,15 +3,15 @@
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fl.errors import FLError
+from fl.partition.split import Parts
 
 _TRIES = 200
 
 
-def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.random.Generator) -> list[Tensor]:
+def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.random.Generator) -> Parts:
     """Label skew by a Dirichlet distribution (Hsu et al. 2019), with FedMR's balance rule.
 
     For each class, shares p ~ Dir(alpha) over the clients; clients that already hold N / clients samples or more
@@ -24,7 +24,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
         minimum: samples that every client must have.
 
     Returns:
-        One index tensor a client, disjoint, together all samples.
+        The samples of each client, disjoint, together all.
 
     Raises:
         FLError: if no draw out of 200 gives every client enough.
@@ -39,19 +39,19 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
         )
     fewest = 0
     for _ in range(_TRIES):
-        parts = _draw(y, clients, alpha, rng)
-        fewest = min(map(len, parts), default=0)
+        owners, sizes = _draw(y, clients, alpha, rng)
+        fewest = sizes.min()
         if fewest >= minimum:
-            return [torch.from_numpy(np.sort(part)) for part in parts]
+            return Parts.owned(owners, clients)
     raise FLError(
         f"alpha={alpha:g} leaves a client with {fewest} of {minimum} samples in each of {_TRIES} draws over {clients} "
         "clients: use a larger --alpha, fewer clients or a smaller --min-samples"
     )
 
 
-def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    sizes = np.zeros(clients, dtype=np.int64)
+def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The client of each sample [N], and how many samples each client has [clients]."""
+    owners, sizes = np.empty(len(y), dtype=np.int64), np.zeros(clients, dtype=np.int64)
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
         open_ = sizes < len(y) / clients
@@ -59,7 +59,7 @@ def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -
         # A tiny alpha can put all of the mass on clients that are full: then the open ones share alike.
         share = share / share.sum() if share.sum() > 0 else open_ / open_.sum()
         cuts = (np.cumsum(share)[:-1] * len(members)).astype(np.int64)
-        for client, piece in enumerate(np.split(members, cuts)):
-            parts[client].append(piece)
-            sizes[client] += len(piece)
-    return [np.concatenate(part) for part in parts]
+        pieces = np.diff(cuts, prepend=0, append=len(members))
+        owners[members] = np.repeat(np.arange(clients), pieces)
+        sizes += pieces
+    return owners, sizes

@@ -16,12 +16,16 @@ from fl.plot import save
 def counts(partition: Partition, labels: Tensor, classes: int) -> np.ndarray:
     """Samples of each client and class, int64 [clients, classes].
 
-    >>> counts(Partition([torch.tensor([0, 2]), torch.tensor([1])], torch.zeros(1, 2)), torch.tensor([0, 1, 0]), 2)
+    >>> from fl.partition import Parts
+    >>> parts = Parts.of([torch.tensor([0, 2]), torch.tensor([1])])
+    >>> counts(Partition(parts, torch.zeros(1, 2)), torch.tensor([0, 1, 0]), 2)
     array([[2, 0],
            [0, 1]])
     """
-    rows = [torch.bincount(labels[part], minlength=classes) for part in partition.parts]
-    return torch.stack(rows).numpy()
+    parts = partition.parts
+    rows = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+    cells = rows * classes + labels[parts.samples].cpu()
+    return cells.bincount(minlength=len(parts) * classes).view(-1, classes).numpy()
 
 
 def draw(partition: Partition, labels: Tensor, classes: int, title: str, path: Path) -> None:

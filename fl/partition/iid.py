@@ -1,13 +1,13 @@
 """No skew: every client has a random sample of the whole."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fl.errors import FLError
+from fl.partition.split import Parts
 
 
-def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, unequal: bool = False) -> list[Tensor]:
+def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, unequal: bool = False) -> Parts:
     """Deal the samples out at random, in equal numbers (they differ by one where they must) or unequal ones.
 
     Args:
@@ -17,31 +17,43 @@ def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, un
             setting, section 5).
 
     Returns:
-        One index tensor a client, disjoint, together all samples.
+        The samples of each client, disjoint, together all.
 
-    >>> [len(part) for part in iid(torch.zeros(10), 3, 1, np.random.default_rng(0))]
-    [4, 3, 3]
-    >>> sizes = [len(part) for part in iid(torch.zeros(1000), 9, 1, np.random.default_rng(0), unequal=True)]
-    >>> sum(sizes), max(sizes) <= 2 * min(sizes)
+    >>> import torch
+    >>> iid(torch.zeros(10), 3, 1, np.random.default_rng(0)).sizes
+    tensor([4, 3, 3])
+    >>> sizes = iid(torch.zeros(1000), 9, 1, np.random.default_rng(0), unequal=True).sizes
+    >>> int(sizes.sum()), bool(sizes.max() <= 2 * sizes.min())
     (1000, True)
     """
     n = len(labels)
-    equal = [n // clients + (k < n % clients) for k in range(clients)]
-    sizes = _unequal(n, clients, rng) if unequal and n >= clients else equal
-    if min(sizes) < minimum:
+    sizes = _unequal(n, clients, rng) if unequal and n >= clients else even(n, clients)
+    if sizes.min() < minimum:
         raise FLError(
             f"{n} samples give {clients} clients fewer than {minimum} each: use fewer clients or smaller --min-samples"
         )
-    parts = np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
-    return [torch.from_numpy(np.sort(part)) for part in parts]
+    owners = np.empty(n, dtype=np.int64)
+    owners[rng.permutation(n)] = np.repeat(np.arange(clients), sizes)
+    return Parts.owned(owners, clients)
 
 
-def _unequal(n: int, clients: int, rng: np.random.Generator) -> list[int]:
+def even(n: int, clients: int) -> np.ndarray:
+    """n in equal shares, the first of which are one larger where they must [clients].
+
+    >>> even(10, 4)
+    array([3, 3, 2, 2])
+    """
+    return n // clients + (np.arange(clients) < n % clients)
+
+
+def _unequal(n: int, clients: int, rng: np.random.Generator) -> np.ndarray:
     """Sizes in proportion to uniform draws between 1 and 2, of which none is more than twice another."""
     shares = rng.uniform(1, 2, clients)
     ends = (np.cumsum(shares) / shares.sum() * n).round().astype(np.int64)
     sizes = np.diff(ends, prepend=0)  # rounded, which is mended:
-    while sizes.max() > 2 * sizes.min():
-        sizes[sizes.argmax()] -= 1
-        sizes[sizes.argmin()] += 1
-    return sizes.tolist()
+    while (largest := sizes.max()) > 2 * (smallest := sizes.min()):
+        high, low = np.flatnonzero(sizes == largest), np.flatnonzero(sizes == smallest)
+        pairs = min(len(high), len(low))
+        sizes[high[:pairs]] -= 1
+        sizes[low[:pairs]] += 1
+    return sizes

@@ -1,13 +1,13 @@
 """Each client holds a share of the classes, and equally many samples of each of these."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fl.errors import FLError
+from fl.partition.split import Parts
 
 
-def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> list[Tensor]:
+def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> Parts:
     """A share of the classes a client, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
 
     Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
@@ -19,11 +19,12 @@ def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.ran
         minimum: samples that every client must have.
 
     Returns:
-        One index tensor a client, disjoint, of equal length.
+        The samples of each client, disjoint and equally many.
 
     Raises:
         FLError: if the data cannot give every client enough.
 
+    >>> import torch
     >>> y = torch.arange(100) % 10
     >>> parts = shards(y, 10, 0.2, 1, np.random.default_rng(0))
     >>> {len(y[part].unique()) for part in parts}, {len(part) for part in parts}
@@ -44,12 +45,11 @@ def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.ran
             f"{clients} clients with {held.shape[1]} classes each get {count} samples of a class, too few for "
             f"--min-samples {minimum}: use fewer clients, a larger --class-share or a smaller --min-samples"
         )
-    taken = np.zeros(len(classes), dtype=np.int64)
-    parts = []
-    for mine in held:
-        parts.append(np.concatenate([members[c][taken[c] : taken[c] + count] for c in mine]))
-        taken[mine] += count
-    return [torch.from_numpy(np.sort(part)) for part in parts]
+    owners = np.full(len(y), -1)
+    for c, samples in enumerate(members):
+        mine = np.flatnonzero((held == c).any(1))
+        owners[samples[: count * len(mine)]] = np.repeat(mine, count)
+    return Parts.owned(owners, clients)
 
 
 def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,5 +1,7 @@
-"""What a client trains, validates and tests on."""
+"""What every client trains, validates and tests on, in a few tensors however many clients there are."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +19,120 @@ class Split(NamedTuple):
     test: Tensor
 
 
-def hold_out(parts: list[Tensor], valid: float, test: float, rng: np.random.Generator) -> list[Split]:
+@dataclass(frozen=True, eq=False)
+class Parts(Sequence[Tensor]):
+    """An index tensor a client, all of them in one; `parts[k]` is a view.
+
+    Attributes:
+        samples: those of one client after another, int64 [M], on the CPU.
+        offsets: int64 [clients + 1]; client k has samples[offsets[k] : offsets[k + 1]].
+
+    >>> parts = Parts.of([torch.tensor([3, 1]), torch.tensor([2])])
+    >>> len(parts), parts[-1], parts.sizes
+    (2, tensor([2]), tensor([2, 1]))
+    """
+
+    samples: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> "Parts":
+        """The same from a sequence of index tensors."""
+        if isinstance(parts, cls):
+            return parts
+        samples = torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in parts)])
+        return cls(samples, torch.tensor([0, *map(len, parts)]).cumsum(0))
+
+    @classmethod
+    def owned(cls, owners: np.ndarray, clients: int, samples: np.ndarray | None = None) -> "Parts":
+        """The samples of each of the clients, in ascending order.
+
+        Args:
+            owners: the client [M] that has each sample, -1 for none.
+            samples: [M]; 0, 1, 2, ... if not given.
+
+        >>> list(Parts.owned(np.array([1, -1, 0, 1]), clients=2))
+        [tensor([2]), tensor([0, 3])]
+        """
+        samples = np.arange(len(owners)) if samples is None else samples
+        taken = owners >= 0
+        owners, samples = owners[taken], samples[taken]
+        ends = np.bincount(owners, minlength=clients).cumsum()
+        base = samples.max(initial=0) + 1  # one sort of one number for both, several times faster than lexsort
+        ordered = np.sort(owners * base + samples) % base
+        return cls(torch.from_numpy(ordered), torch.from_numpy(np.append(0, ends)))
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of samples of each client, int64 [clients]."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, key):
+        if isinstance(key, slice):
+            return [self[k] for k in range(len(self))[key]]
+        k = range(len(self))[key]
+        begin, end = self.offsets[k : k + 2].tolist()
+        return self.samples[begin:end]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.samples.split(self.sizes.tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class Splits(Sequence[Split]):
+    """The `Split` of each client, as three `Parts`; `splits[k]` is a `Split` of views.
+
+    >>> splits = Splits.of([Split(torch.arange(3), torch.tensor([3]), torch.tensor([4]))])
+    >>> splits[0].train, splits.test.samples
+    (tensor([0, 1, 2]), tensor([4]))
+    """
+
+    train: Parts
+    valid: Parts
+    test: Parts
+
+    @classmethod
+    def of(cls, splits: Sequence[Split]) -> "Splits":
+        """The same from any sequence of `Split`."""
+        return splits if isinstance(splits, cls) else cls(*(Parts.of([split[i] for split in splits]) for i in range(3)))
+
+    def __post_init__(self) -> None:
+        if not len(self.train) == len(self.valid) == len(self.test):
+            raise FLError(
+                f"training, validation and test samples of {len(self.train)}, {len(self.valid)} and {len(self.test)} "
+                "clients: give an index tensor, empty if need be, for each client and part"
+            )
+
+    @property
+    def total(self) -> int:
+        """The number of samples of all clients."""
+        return sum(len(parts.samples) for parts in (self.train, self.valid, self.test))
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def __getitem__(self, key):
+        if isinstance(key, slice):
+            return [self[k] for k in range(len(self))[key]]
+        return Split(self.train[key], self.valid[key], self.test[key])
+
+    def __iter__(self) -> Iterator[Split]:
+        return map(Split, self.train, self.valid, self.test)
+
+
+def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.Generator) -> Splits:
     """Split each client's samples at random into train, validation and test by shares (0 leaves a part empty).
 
     A part whose share is above 0 gets at least one sample, and so does training.
+
+    Args:
+        parts: `Parts`, or any sequence of index tensors.
+
+    Raises:
+        FLError: for shares that leave nothing to train on, of all clients or of one.
 
     >>> split = hold_out([torch.arange(10)], valid=0.1, test=0.2, rng=np.random.default_rng(0))[0]
     >>> [len(part) for part in split]
@@ -28,13 +140,15 @@ def hold_out(parts: list[Tensor], valid: float, test: float, rng: np.random.Gene
     """
     if not (valid >= 0 and test >= 0 and valid + test < 1):
         raise FLError(f"--local-valid {valid} and --local-test {test} are shares whose sum must stay below 1")
-    splits = []
-    for client, part in enumerate(parts):
-        n = len(part)
-        v, t = (max(1, round(share * n)) if share else 0 for share in (valid, test))
-        if v + t >= n and n:
-            raise FLError(f"client {client} has {n} samples, too few to split off validation and test data")
-        order = part[torch.from_numpy(rng.permutation(n))] if v + t else part
-        pieces = order.split([n - v - t, v, t])
-        splits.append(Split(*(piece.sort().values for piece in pieces)))
-    return splits
+    parts = Parts.of(parts)
+    samples, sizes, starts = parts.samples.numpy(), parts.sizes.numpy(), parts.offsets[:-1].numpy()
+    place = np.zeros(len(samples), dtype=np.int8)  # 0 train, 1 valid, 2 test
+    if valid or test:
+        v, t = (np.maximum(np.rint(share * sizes), share > 0).astype(np.int64) for share in (valid, test))
+        if len(few := np.flatnonzero(v + t >= sizes)):
+            raise FLError(f"client {few[0]} has {sizes[few[0]]} samples, too few to split off validation and test data")
+        order = np.concatenate([start + rng.permutation(n) for start, n in zip(starts, sizes)])
+        left = np.repeat(starts + sizes, sizes) - np.arange(len(samples))  # from each position to the client's end
+        place[order] = np.where(left <= np.repeat(t, sizes), 2, left <= np.repeat(v + t, sizes))
+    owners = np.repeat(np.arange(len(parts)), sizes)
+    return Splits(*(Parts.owned(owners[place == k], len(parts), samples[place == k]) for k in range(3)))

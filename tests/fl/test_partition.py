@@ -13,7 +13,7 @@ from fl.partition.figure import counts, draw
 
 
 def assert_partition(parts, n):
-    assert torch.cat(parts).sort().values.tolist() == list(range(n))
+    assert parts.samples.sort().values.tolist() == list(range(n))
 
 
 def balanced(n, classes=10):
@@ -105,7 +105,7 @@ def test_impossible_shares_are_refused(valid, test):
 
 
 def assert_disjoint(parts, n):
-    held = torch.cat(parts)
+    held = parts.samples
     assert len(held.unique()) == len(held)
     assert held.max() < n
     assert held.min() >= 0

@@ -1,0 +1,134 @@
+"""Time a round of FedAvg with a cohort of 10 among 100, 10,000 and 1,000,000 clients.
+
+    python benchmarks/population.py          # prints the table, writes benchmarks/results/population-<device>.json
+    python benchmarks/population.py --quick  # fewer rounds, to see that it runs
+
+Every client has 20 samples of one resident data set of 8x8 images; clients share samples, so that populations differ
+in their indices only. A round is all of it: sampling the cohort, batches, local training and the weighted mean. The
+populations take turns in this process, so that what else the machine does hits all alike. Reported are the median
+milliseconds of a round with their range, the ratio to the round among 100 clients that ran next to it (median and
+range), the time to sample alone, the memory of all index tensors, and the time to pack them, check them and make the
+federation.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import zoo
+from fl.algorithm import Algorithm
+from fl.algorithms import fedavg
+from fl.data import Dataset
+from fl.federation import Federation
+from fl.partition import Parts, hold_out
+from fl.rng import Rng
+
+CLIENTS = (100, 10_000, 1_000_000)
+COHORT, EACH, BATCH, EPOCHS = 10, 20, 10, 5
+
+
+def resident(device: str) -> Dataset:
+    """Random images of ten classes (what is timed does not depend on the pixels)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (60_000, 1, 8, 8), generator=generator).byte().to(device)
+    y = torch.randint(10, (60_000,), generator=generator).to(device)
+    return Dataset("random", x, y, x[:1000], y[:1000], classes=10)
+
+
+def federation(clients: int, data: Dataset) -> tuple[Federation, float]:
+    """Clients that each have their own choice of samples, and the seconds that it took to make the federation."""
+    samples = torch.randint(len(data.y), (clients * EACH,), generator=torch.Generator().manual_seed(0))
+    net = zoo.create("cnn", torch.Generator().manual_seed(0), in_channels=1, image_size=8, width=0.25)
+    begin = time.perf_counter()
+    splits = hold_out(Parts(samples, torch.arange(clients + 1) * EACH), 0, 0, np.random.default_rng(0))
+    fed = Federation(net.to(data.x.device), data, splits, COHORT, EPOCHS, BATCH)
+    return fed, time.perf_counter() - begin
+
+
+def megabytes(fed: Federation) -> float:
+    """Of all index tensors."""
+    parts = (fed.clients.train, fed.clients.valid, fed.clients.test)
+    return sum(tensor.nbytes for part in parts for tensor in (part.samples, part.offsets)) / 1e6
+
+
+def seconds(fed: Federation, algorithm: Algorithm, number: int) -> tuple[float, float]:
+    """Wall-clock seconds of one round, and of the sampling in it."""
+    server, rng = algorithm.init(), Rng(0, number)
+    begin = time.perf_counter()
+    clients = fed.sample(rng)
+    sampled = time.perf_counter()
+    algorithm.round(server, clients, rng)
+    if fed.data.x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin, sampled - begin
+
+
+def measure(repetitions: int, device: str) -> list[dict]:
+    """A row for each population; they take turns, in an order that turns as well."""
+    data = resident(device)
+    made = {clients: federation(clients, data) for clients in CLIENTS}
+    algorithms = {clients: fedavg(fed) for clients, (fed, _) in made.items()}
+    times: dict[int, list[tuple[float, float]]] = {clients: [] for clients in CLIENTS}
+    for number in range(repetitions + 3):  # the first three warm up
+        turn = number % len(CLIENTS)
+        for clients in CLIENTS[turn:] + CLIENTS[:turn]:
+            times[clients].append(seconds(made[clients][0], algorithms[clients], number))
+    rounds = {clients: [1e3 * whole for whole, _ in pairs[3:]] for clients, pairs in times.items()}
+    rows = []
+    for clients, (fed, setup) in made.items():
+        own = rounds[clients]
+        ratios = [a / b for a, b in zip(own, rounds[CLIENTS[0]])]
+        rows.append(
+            {
+                "clients": clients,
+                "round_ms": round(statistics.median(own), 2), "low": round(min(own), 2), "high": round(max(own), 2),
+                "ratio": round(statistics.median(ratios), 3),
+                "ratio_low": round(min(ratios), 3), "ratio_high": round(max(ratios), 3),
+                "sample_ms": round(1e3 * statistics.median(part for _, part in times[clients][3:]), 3),
+                "index_mb": round(megabytes(fed), 3), "setup_s": round(setup, 4),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repetitions", type=int, default=61)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    if args.quick:
+        args.repetitions = 5
+    name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"{name}, torch {torch.__version__}; one round of FedAvg, {COHORT} clients of {EACH} samples each")
+    print(
+        f"{'clients':>10}{'round ms':>10}   {'range':18}{'ratio':>6}   {'range':16}{'sample ms':>9}"
+        f"{'MB':>10}{'set up s':>10}"
+    )
+    rows = measure(args.repetitions, args.device)
+    for row in rows:
+        times, ratios = f"{row['low']:.1f} to {row['high']:.1f}", f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+        print(
+            f"{row['clients']:>10,}{row['round_ms']:10.1f}   {times:18}{row['ratio']:6.2f}   {ratios:16}"
+            f"{row['sample_ms']:9.3f}{row['index_mb']:10.2f}{row['setup_s']:10.3f}"
+        )
+    result = {
+        "device": args.device, "name": name, "machine": platform.machine(), "torch": torch.__version__,
+        "repetitions": args.repetitions, "cohort": COHORT, "samples": EACH, "batch": BATCH, "epochs": EPOCHS,
+        "rows": rows,
+    }  # fmt: skip
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"population-{args.device}{'-quick' if args.quick else ''}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
