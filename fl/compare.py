@@ -15,6 +15,7 @@ import tyro
 from fl import plot
 from fl.config import Config
 from fl.console import guarded
+from fl.data import is_text
 from fl.errors import FLError
 from fl.metrics import Row, read
 
@@ -23,6 +24,7 @@ _NOT_COMPARED = {
     "checkpoint_every", "eval_every", "models_every", "chunk",
 }  # fmt: skip
 _TAIL = 10
+_EXTRA = {"f1": ("macro-F1 %", 100), "perplexity": ("perplexity", 1)}  # of images, of text
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,12 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _settings(config: Config) -> dict[str, object]:
-    """What a run is about; of the methods' own options only those of its method."""
+    """What a run is about; of the methods' own options only those of its method, and of text's only if it is text."""
     (method,) = config.algorithm
     result = {}
     for name, value in asdict(config).items():
         if isinstance(value, dict):
-            if name == method:
+            if name == method or (name == "text" and is_text(config.dataset)):
                 result |= {f"{name}.{option}": choice for option, choice in value.items()}
         elif name not in _NOT_COMPARED:
             result[name] = value
@@ -93,9 +95,14 @@ def _settings(config: Config) -> dict[str, object]:
 
 
 def table(groups: dict[str, list[Run]]) -> str:
-    """A table of final, late-mean and best accuracy, loss and macro-F1, mean ± sample standard deviation over seeds."""
+    """A table of final, late-mean and best accuracy, loss and macro-F1 (of text perplexity), mean ± sample standard
+    deviation over seeds.
+    """
     width = max(len("method"), *map(len, groups)) + 2
-    heads = ["seeds", "rounds", "final acc. %", f"mean last {_TAIL} %", "best acc. %", "final loss", "macro-F1 %"]
+    heads = ["seeds", "rounds", "final acc. %", f"mean last {_TAIL} %", "best acc. %", "final loss"]
+    rows = [row for runs in groups.values() for run in runs for row in run.rows]
+    extra = {key: what for key, what in _EXTRA.items() if any(key in row for row in rows)}
+    heads += [head for head, _ in extra.values()]
     lines = ["method".ljust(width) + "".join(head.rjust(16) for head in heads)]
     for label, runs in groups.items():
         measured = [[row for row in run.rows if "accuracy" in row] for run in runs]
@@ -107,8 +114,9 @@ def table(groups: dict[str, list[Run]]) -> str:
             _spread([100 * np.mean([row["accuracy"] for row in rows[-_TAIL:]]) for rows in measured]),
             _spread([100 * max(row["accuracy"] for row in rows) for rows in measured]),
             _spread([row["loss"] for row in finals], digits=3),
-            _spread([100 * row["f1"] for row in finals]),
         ]
+        for key, (_, factor) in extra.items():
+            cells.append(_spread([factor * row[key] for row in finals]) if key in finals[0] else "-")
         lines.append(label.ljust(width) + "".join(cell.rjust(16) for cell in cells))
     return "\n".join(lines)
 

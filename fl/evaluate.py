@@ -1,6 +1,7 @@
 """What is measured after a round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,39 +12,80 @@ from torch import Tensor
 from fl.federation import Federation
 from surgery import Stack, cosine, unstack
 
-
-class Scores(NamedTuple):
-    """Quality of predictions on a set of samples."""
-
-    accuracy: float
-    loss: float
-    f1: float
+_LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many to be held at once
 
 
-def score(logits: Tensor, labels: Tensor) -> Scores:
-    """Accuracy, mean cross entropy and macro-F1 (scikit-learn's, over the classes in labels or predictions).
+class Tally(NamedTuple):
+    """Sums over the predictions for some samples. They are on the samples' device, and nothing has waited for it yet.
 
-    >>> score(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))._replace(loss=0)
-    Scores(accuracy=0.5, loss=0, f1=0.3333333333333333)
+    Attributes:
+        sums: float64 [2]: how many predictions are right, and the loss of all.
+        labels, predicted: [N]; of text the labels [N, T] alone, since nothing asks for the predictions.
     """
-    predicted = logits.argmax(1)
-    return Scores(
-        accuracy=(predicted == labels).double().mean().item(),
-        loss=F.cross_entropy(logits.double(), labels).item(),
-        f1=float(f1_score(labels.cpu(), predicted.cpu(), average="macro", zero_division=0)),
-    )
+
+    sums: Tensor
+    labels: Tensor
+    predicted: Tensor | None
+
+
+def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
+    """Accuracy, mean cross entropy (`loss`), and of images macro-F1 (`f1`), of text perplexity.
+
+    The F1 is scikit-learn's, over the classes in labels or predictions. Of text every token counts alike, and the
+    perplexity is exp(loss).
+
+    Args:
+        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with as many samples as give
+            about 16 million logits.
+        x, y: samples and labels, as in `Dataset`.
+
+    >>> score(lambda x: x, torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), 2) | {"loss": 0}
+    {'accuracy': 0.5, 'loss': 0, 'f1': 0.3333333333333333}
+    >>> round(score(lambda x: torch.zeros(*x.shape, 5), torch.ones(2, 3), torch.ones(2, 3).long(), 5)["perplexity"], 9)
+    5.0
+    """
+    return _scores([_tally(predict, x, y, classes)])[0]
+
+
+def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [n, classes] and labels [n] of one piece of the samples after another; of text n counts tokens."""
+    size = max(1, _LOGITS // (classes * y[0].numel()))
+    for some, labels in zip(x.split(size), y.split(size)):
+        yield predict(some).flatten(0, -2), labels.flatten()
+
+
+def _tally(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Tally:
+    sums, predicted = torch.zeros(2, dtype=torch.float64, device=y.device), []
+    for logits, labels in _pieces(predict, x, y, classes):
+        predicted.append(logits.argmax(1))
+        right = (predicted[-1] == labels).double().sum()
+        sums += torch.stack([right, F.cross_entropy(logits.double(), labels, reduction="sum")])
+    return Tally(sums, y, torch.cat(predicted) if y.ndim == 1 else None)
+
+
+def _scores(tallies: Sequence[Tally]) -> list[dict[str, float]]:
+    """What `score` returns, for each tally; waits for the device once for all sums, and for all predictions."""
+    means = torch.stack([tally.sums / tally.labels.numel() for tally in tallies]).cpu()
+    rows = [dict(zip(("accuracy", "loss"), mean)) for mean in means.tolist()]
+    if tallies[0].predicted is None:
+        return [row | {"perplexity": value} for row, value in zip(rows, means[:, 1].exp().tolist())]
+    both = torch.stack([torch.cat([t.labels for t in tallies]), torch.cat([t.predicted for t in tallies])]).cpu()
+    pairs = both.split([len(tally.labels) for tally in tallies], dim=1)
+    return [row | {"f1": float(f1_score(*pair, average="macro", zero_division=0))} for row, pair in zip(rows, pairs)]
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
     """Scores of the deployed model on the common test set."""
-    return score(predict(fed.data.test_x), fed.data.test_y)._asdict()
+    return score(predict, fed.data.test_x, fed.data.test_y, fed.data.classes)
 
 
 def evaluate_models(fed: Federation, models: Stack) -> dict[str, float]:
     """Mean and spread over the K trained models of their accuracy on the common test set."""
-    labels = fed.data.test_y
-    hits = [(fed.predict(m, fed.data.test_x).argmax(1) == labels).double().mean() for m in unstack(models)]
-    accuracy = torch.stack(hits)
+    hits = []
+    for state in unstack(models):
+        pieces = _pieces(partial(fed.predict, state), fed.data.test_x, fed.data.test_y, fed.data.classes)
+        hits.append(torch.stack([(logits.argmax(1) == labels).sum() for logits, labels in pieces]).sum())
+    accuracy = torch.stack(hits).double() / fed.data.test_y.numel()
     return {"models_accuracy": accuracy.mean().item(), "models_std": accuracy.std(correction=0).item()}
 
 
@@ -64,22 +106,21 @@ def evaluate_local(fed: Federation, predict: Callable[[Tensor, int], Tensor]) ->
     """Mean and spread over all clients of the scores on their own held-out samples, where they have any.
 
     Args:
-        predict: (images, client) -> logits.
+        predict: (samples, client) -> logits.
     """
     result = {}
     for part in ("valid", "test"):
-        indices = [getattr(split, part) for split in fed.clients]
-        if not all(map(len, indices)):
+        indices = getattr(fed.clients, part)
+        if not len(indices.samples) or not indices.sizes.all():  # the former spares a look at every client
             continue
-        scores = []
+        tallies = []
         for client, index in enumerate(indices):
             index = index.to(fed.data.x.device)
-            scores.append(score(predict(fed.data.x[index], client), fed.data.y[index]))
-        accuracy, loss, f1 = (torch.tensor(column, dtype=torch.float64) for column in zip(*scores))
-        result |= {
-            f"local_{part}_accuracy": accuracy.mean().item(),
-            f"local_{part}_std": accuracy.std(correction=0).item(),
-            f"local_{part}_loss": loss.mean().item(),
-            f"local_{part}_f1": f1.mean().item(),
-        }
+            tallies.append(
+                _tally(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
+            )
+        rows = _scores(tallies)
+        columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
+        result |= {f"local_{part}_{key}": column.mean().item() for key, column in columns.items()}
+        result[f"local_{part}_std"] = columns["accuracy"].std(correction=0).item()
     return result

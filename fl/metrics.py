@@ -11,13 +11,14 @@ from fl.files import replacing
 Row = dict[str, float]
 
 COLUMNS = [
-    "round", "seconds", "train_loss", "dropped", "accuracy", "loss", "f1",
+    "round", "seconds", "train_loss", "dropped", "accuracy", "loss", "f1", "perplexity",
     "models_accuracy", "models_std", "models_cosine",
-    *[f"local_{part}_{what}" for part in ("valid", "test") for what in ("accuracy", "std", "loss", "f1")],
+    *[f"local_{part}_{what}" for part in ("valid", "test") for what in ("accuracy", "std", "loss", "f1", "perplexity")],
 ]  # fmt: skip
 
 PART = dict.fromkeys(("models_accuracy", "models_std"), "models")
-PART |= {column: "global" for column in COLUMNS if column in ("accuracy", "loss", "f1") or column.startswith("local_")}
+_GLOBAL = ("accuracy", "loss", "f1", "perplexity")
+PART |= {column: "global" for column in COLUMNS if column in _GLOBAL or column.startswith("local_")}
 """Columns that are not measured in every round, and with what."""
 
 

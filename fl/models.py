@@ -1,4 +1,6 @@
-"""The models that can be trained: those of the zoo, and any image classifier of timm and torchvision by name."""
+"""The models that can be trained: those of the zoo for images and for text, and any image classifier of timm and
+torchvision by name.
+"""
 
 import copy
 import dataclasses
@@ -21,31 +23,39 @@ def make_spec(
     width: float | tuple[float, ...] = 1.0,
     depth: int | tuple[int, ...] | None = None,
     norm: str | None = None,
+    tokens: int | None = None,
+    dropout: float | None = None,
 ) -> zoo.Spec:
-    """The spec of a model that can be trained on such images, without dropout and stochastic depth.
-
-    These draw from torch's global generator, so that runs could not be repeated.
+    """The spec of a model that can be trained on such images or text.
 
     Args:
         name: of the zoo, timm:NAME or torchvision:NAME.
         width, depth, norm: see `zoo.Spec`; a library's models have one width, at most 1, and their own norms.
+        tokens: the length of sequences, for text; None for images.
+        dropout: its rate; None is the model's own.
 
     Raises:
-        FLError: for a name, width, depth or norm that cannot be had.
+        FLError: for a name, width, depth or norm that cannot be had, and for a model of images for text or of text for
+            images.
 
-    >>> make_spec("vgg11", 10, image_size=32).dropout
-    0.0
+    >>> make_spec("vgg11", 10, image_size=32).dropout, make_spec("vgg11", 10, image_size=32, dropout=0.1).dropout
+    (0.5, 0.1)
     """
     values: dict[str, Any] = {"name": name, "num_classes": num_classes, "width": width, "depth": depth}
     try:
         takes = zoo.Spec(name).member.defaults
-        if "image_size" not in takes:
-            raise FLError(f"--model {name} is made for text, and the data sets are images: choose another model")
+        if "tokens" in takes and tokens is None:
+            raise FLError(f"--model {name} is made for text, and the data set is images: choose --dataset pydoc, say")
+        if "tokens" not in takes and tokens is not None:
+            raise FLError(f"--model {name} is made for images, and the data set is text: choose --model transformer")
         library = ":" in name
         if library and norm is not None:
             raise FLError(f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model")
-        off = {key: 0.0 for key in ("dropout", "drop_path") if key in takes}
-        spec = zoo.Spec(**values, in_channels=in_channels, image_size=image_size, norm=norm, **off)
+        if dropout is not None and "dropout" not in takes:
+            raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
+        spec = zoo.Spec(
+            **values, in_channels=in_channels, image_size=image_size, tokens=tokens, norm=norm, dropout=dropout
+        )
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
     return spec

@@ -19,9 +19,9 @@ Objective: TypeAlias = Callable[[Call, State, Any, Batch], Tensor]
 
 
 def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    """Mean cross entropy over the batch."""
+    """Mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens."""
     x, y = batch
-    return F.cross_entropy(call(params, x), y)
+    return F.cross_entropy(call(params, x).flatten(0, -2), y.flatten())
 
 
 def proximal(mu: float) -> Objective:

@@ -15,6 +15,7 @@ from fl.metrics import Row
 _LABELS = {
     "accuracy": "test accuracy",
     "loss": "test loss",
+    "perplexity": "test perplexity",
     "models_cosine": "mean pairwise cosine of the models",
 }
 
@@ -49,7 +50,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
 
     axes[1].plot(*series(rows, "loss"), color="C0", label="test, global model")
     axes[1].plot(*series(rows, "train_loss"), color="C3", lw=1.2, label="training, mean over participants")
-    _finish(axes[1], "cross entropy")
+    text = any("perplexity" in row for row in rows)
+    _finish(axes[1], "cross entropy of a token (the logarithm of perplexity)" if text else "cross entropy")
     if with_cosine:
         axes[2].plot(*series(rows, "models_cosine"), color="C0")
         _finish(axes[2], _LABELS["models_cosine"], legend=False)
@@ -64,6 +66,8 @@ def comparison_figure(groups: Mapping[str, Sequence[Sequence[Row]]], title: str,
         groups: label -> the rows of each of its runs (one run a seed).
     """
     keys = [key for key in _LABELS if any(key in row for runs in groups.values() for rows in runs for row in rows)]
+    if all(any("perplexity" in row for row in rows) for runs in groups.values() for rows in runs):
+        keys.remove("loss")  # which says the same
     figure = Figure(figsize=(4.6 * len(keys), 3.8), layout="constrained")
     for axis, key in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys):
         for color, (label, runs) in enumerate(groups.items()):
@@ -71,6 +75,8 @@ def comparison_figure(groups: Mapping[str, Sequence[Sequence[Row]]], title: str,
             axis.plot(r, mean, color=f"C{color}", label=label)
             axis.fill_between(r, mean - std, mean + std, color=f"C{color}", alpha=0.2, lw=0)
         _finish(axis, _LABELS[key], percent=key == "accuracy")
+        if key == "perplexity":
+            axis.set_yscale("log")
     figure.suptitle(title, fontsize=11)
     save(figure, path)
 

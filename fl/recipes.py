@@ -18,6 +18,20 @@ def digits() -> Config:
     return Config()
 
 
+def pydoc() -> Config:
+    """FedAvg on the words of Python's documentation, topics as clients: a narrow Transformer, measured by perplexity.
+
+    python -m fl.run pydoc
+
+    Measured with one thread of a busy machine (`OMP_NUM_THREADS=1`, seed 0, Python 3.11's text): 87 s, perplexity 175,
+    18.7% of the words right. The words' frequencies alone give 289 and 2.7%.
+    """
+    return Config(
+        algorithm=("fedavg",), dataset="pydoc", partition="natural", clients=40, min_samples=5, participants=5,
+        model="transformer", width=0.25, rounds=30, local_epochs=2, lr=0.1, clip=1.0, models_every=0,
+    )  # fmt: skip
+
+
 def fashion_mnist() -> Config:
     """FedAvg and FedMR on Fashion-MNIST: 100 clients, Dirichlet 0.5, 10 a round, McMahan's CNN, two seeds.
 
@@ -54,6 +68,7 @@ FEDMR_PAPER = Config(
 
 RECIPES = {
     "digits": digits,
+    "pydoc": pydoc,
     "fashion-mnist": fashion_mnist,
     "fedmr-cifar10-cnn-dir0.5": fedmr_cifar10_cnn_dir05,
 }

@@ -7,10 +7,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from fl.data import DATASETS, Dataset
+from fl import data
+from fl.data import Dataset, TextOptions
 from fl.errors import FLError
 from fl.flags import Integers, Sizes
-from fl.partition import KINDS, Partition, deal
+from fl.partition import KINDS, Partition, check_text_kind, deal
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class DataSettings:
     """A data set and its partition over clients."""
 
     dataset: str = "digits"
-    """digits (bundled), mnist, fashion-mnist, emnist-balanced, cifar10, cifar100, femnist, tiny-imagenet, ..."""
+    """digits (bundled), mnist, fashion-mnist, emnist-balanced, cifar10, cifar100, femnist, tiny-imagenet, ...; text:
+    pydoc (bundled), wikitext-2, shakespeare, text:FILE"""
     clients: int = 20
     """number of clients that share out the training data"""
     partition: str = "dirichlet"
-    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several) or natural"""
+    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several) or natural; text knows
+    only iid and natural"""
     alpha: float = 0.5
     """dirichlet: concentration; smaller is more heterogeneous"""
     unequal: bool = False
@@ -39,16 +42,31 @@ class DataSettings:
     """where data sets lie [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
     download: bool = True
     """fetch a data set that is missing"""
+    text: TextOptions = TextOptions()
 
     def check_data(self) -> None:
         """Raise FLError for a data set or a partition that there is not; how many samples there are is not known."""
-        choice("data set", [self.dataset], DATASETS)
+        data.check_name(self.dataset)
         choice("partition", [self.partition], KINDS)
+        if data.is_text(self.dataset):
+            check_text_kind(self.partition)
+        self.text.check()
         for flag in ("clients", "min_samples"):
             if getattr(self, flag) < 1:
                 raise FLError(f"--{flag.replace('_', '-')} must be 1 or more, got {getattr(self, flag)}")
         if not 0 < self.alpha < math.inf:
             raise FLError(f"--alpha must be a finite number above 0, got {self.alpha}")
+
+    def check_options(self, start: "DataSettings") -> None:
+        """Raise FLError for an option that was changed from `start` while its partition was not chosen."""
+        for name, kind in _PARTITION_OF.items():
+            if kind != self.partition and getattr(self, name) != getattr(start, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise FLError(f"{flag} is for --partition {kind}, not for {self.partition}: leave one of them out")
+
+    def load(self) -> Dataset:
+        """The data set."""
+        return data.load(self.dataset, self.data_root, self.download, self.text)
 
     def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
         """The samples of each client, and the true structure."""
@@ -79,6 +97,16 @@ class DataSettings:
             "clusters": ",".join(map(str, self.clusters)),
         }
         return self.partition + detail.get(self.partition, "")
+
+
+_PARTITION_OF = {
+    "alpha": "dirichlet",
+    "unequal": "iid",
+    "class_share": "shards",
+    "clusters": "clusters",
+    "cluster_classes": "clusters",
+}
+"""From an option to the partition that reads it."""
 
 
 def choice(what: str, values, valid) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import tyro
 
 from fl.console import guarded
-from fl.data import Dataset, load
+from fl.data import Dataset, is_text
 from fl.errors import FLError
 from fl.partition import Partition
 from fl.partition.figure import counts, draw
@@ -26,21 +27,25 @@ class Look(DataSettings):
     seed: int = 0
     """the split is a function of it, the same as that of `fl.run --seeds`"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """print one JSON object instead: samples of each client and class, and the true clusters"""
+    """print one JSON object instead: samples of each client and class (of text one for all), and the true clusters"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """draw clients x classes into a .png, .svg or .pdf"""
 
     def run(self) -> int:
         """Carry out the command."""
         self.check_data()
+        self.check_options(DataSettings())
         if not 0 <= self.seed < 2**32:
             raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        dataset = load(self.dataset, self.data_root, self.download)
+        if self.plot and is_text(self.dataset):
+            raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")
+        dataset = self.load()
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
-        table = counts(partition, dataset.y, dataset.classes)
+        labels, classes = (torch.zeros(len(dataset.y)).long(), 1) if dataset.text else (dataset.y, dataset.classes)
+        table = counts(partition, labels, classes)
         if self.plot:
             title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
-            draw(partition, dataset.y, dataset.classes, title, self.plot)
+            draw(partition, labels, classes, title, self.plot)
         if self.json:
             print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist()}))
         else:
@@ -52,12 +57,12 @@ class Look(DataSettings):
         shape = "x".join(map(str, dataset.x.shape[1:]))
         lines = [
             f"{dataset.name}: {len(dataset.y):,} training and {len(dataset.test_y):,} test samples of {shape}, "
-            f"{dataset.classes} classes",
+            + (f"{dataset.classes:,} different tokens" if dataset.text else f"{dataset.classes} classes"),
             f"{self.spread()}: {self.clients} clients, seed {self.seed}",
             "",
             f"samples used      {table.sum():,} of {len(dataset.y):,}",
             f"samples a client  {_range(table.sum(1))}",
-            f"classes a client  {_range((table > 0).sum(1))}",
+            *([] if dataset.text else [f"classes a client  {_range((table > 0).sum(1))}"]),
             f"true clusters     {_clusters(partition.structure.numpy())}",
         ]
         return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot else lines)

@@ -1,4 +1,4 @@
-"""The form that every data set has once it is loaded: uint8 images and labels, resident on one device."""
+"""The form that every data set has once it is loaded: images and labels, or text, resident on one device."""
 
 from dataclasses import dataclass, replace
 
@@ -8,16 +8,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels of the training set (which clients share out) and of the common test set.
+    """Samples of the training set (which clients share out) and of the common test set: images or sequences of text.
 
     Attributes:
-        x, y: training images, uint8 [N, C, H, W], and labels, int64 [N] from 0 to classes - 1.
+        x, y: training images, uint8 [N, C, H, W], and labels, int64 [N] from 0 to classes - 1; or sequences of
+            tokens, int32 [N, T], and the token that comes after each, int64 [N, T].
         test_x, test_y: the same for the test set.
-        classes: number of classes.
+        classes: number of classes; of text the size of the vocabulary.
         top: the largest pixel value, which becomes 1 (0 becomes -1): normalisation with mean = std = 0.5,
             as FedMR's released code does for every data set.
         owners: the natural owner (e.g. writer) of each training sample, int64 [N], on the CPU; None where a data
             set names none.
+        vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.
     """
 
     name: str
@@ -28,14 +30,22 @@ class Dataset:
     classes: int
     top: int = 255
     owners: Tensor | None = None
+    vocabulary: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> bool:
+        """Whether samples are sequences of tokens, with a label for each token, and no images."""
+        return self.x.ndim == 2
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """uint8 images of any leading shape -> floats in [-1, 1].
+        """What a model takes: uint8 images of any leading shape -> floats in [-1, 1]; tokens -> int64.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
         tensor([-1.,  0.,  1.])
         """
+        if self.text:
+            return images.long()
         return images.to(dtype).mul_(2 / self.top).sub_(1)
 
     def to(self, device: torch.device | str) -> "Dataset":

@@ -1,0 +1,184 @@
+"""Texts: Python's documentation topics (bundled), WikiText-2, Shakespeare's speakers, and any file of plain text."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from urllib.request import urlopen
+
+from fl.data.dataset import Dataset
+from fl.data.source import Source, reason
+from fl.data.text import TextOptions, dataset
+from fl.files import replacing
+
+_LOG = logging.getLogger("fl")
+
+WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
+SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+MD5 = {  # of the files there; train.txt has none that we could verify
+    "wikitext-2/valid.txt": "d756d22ab2310e7e60c094bea5c5a8eb",
+    "wikitext-2/test.txt": "781c9418ab9414bd09e4aad825aae752",
+    "tinyshakespeare/input.txt": "6fb458f1232090904fb40fe944165e91",
+}
+
+
+def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
+    """The topics of Python's own documentation (`help("if")`), which own their text; a tenth of each is for testing.
+
+    Source: `pydoc_data.topics` of the Python that runs; the text differs a little from version to version. Long topics
+    repeat short ones (a fifth of all is repetition), so that every paragraph is kept once, in the shortest topic that
+    has it: what is tested on has not been trained on under another title.
+
+    Args:
+        root, download: unused; the text comes with Python.
+
+    >>> topics = pydoc(Path(), False)
+    >>> topics.x.shape[1], topics.vocabulary[0], "statement" in topics.vocabulary, len(topics.owners.unique()) > 40
+    (64, '<unk>', True, True)
+    """
+    del root, download
+    from pydoc_data.topics import topics
+
+    return dataset("pydoc", list(_unrepeated(topics).values()), options)
+
+
+def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
+    """WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; its own test part.
+
+    The files are tokenised already, and rare words are <unk> in them; `--text.vocabulary 0` keeps the 33,278 words that
+    are left. They lie in root/wikitext-2 under their published names (wiki.train.tokens, ...) or as train.txt,
+    valid.txt and test.txt, as the download has them. If only the training file is missing and cannot be downloaded,
+    the validation file takes its place, with a warning.
+
+    Args:
+        root: the folder that holds wikitext-2/.
+        download: fetch missing files from PyTorch's examples.
+
+    Raises:
+        FLError: for files that are missing or damaged.
+    """
+    names = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
+    origin = "The names train.txt, valid.txt and test.txt are taken as well"
+    source = Source("WikiText-2", root, tuple(f"wikitext-2/{name}" for name in names), origin)
+
+    def find(part: str) -> str | None:
+        either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
+        return next((file for file in either if (root / file).is_file()), None)
+
+    failure = "download is off"
+    if not (find("train") and find("test")) and download:
+        try:
+            for part in ("train", "test"):
+                if not find(part):
+                    _fetch(WIKITEXT, root, f"wikitext-2/{part}.txt")
+        except (OSError, ValueError) as error:
+            failure = f"download failed ({reason(error)})"
+    train, test = find("train"), find("test")
+    if test and not train and (train := find("valid")):
+        _LOG.warning(
+            "warning: %s has no wiki.train.tokens (%s): training on %s instead", root / "wikitext-2", failure, train
+        )
+    if not train or not test:
+        missing = [file for part, file in zip(("train", "valid", "test"), source.files) if not find(part)]
+        raise source.error(f"missing {', '.join(missing)}; {failure}")
+    parts = [_articles(_read(source, file)) for file in (train, test)]
+    return dataset("wikitext-2", parts[0], options, test=parts[1], spaced=True)
+
+
+def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
+    """40,000 lines of Shakespeare (Karpathy's tiny Shakespeare); speakers own their lines, of which a tenth is to test.
+
+    What a speaker says is one document, in the file's order, without the name above every speech.
+
+    Args:
+        root: the folder that holds tinyshakespeare/input.txt.
+        download: fetch it from github.com/karpathy/char-rnn if it is missing.
+
+    Raises:
+        FLError: for a file that is missing or damaged.
+    """
+    file = "tinyshakespeare/input.txt"
+    source = Source("Shakespeare", root, (file,))
+    if not (root / file).is_file():
+        if not download:
+            raise source.error(f"missing {file}; download is off")
+        try:
+            _fetch(SHAKESPEARE, root, file)
+        except (OSError, ValueError) as error:
+            raise source.error(f"missing {file}; download failed ({reason(error)})") from error
+    speeches: dict[str, list[str]] = {}
+    for block in _read(source, file).split("\n\n"):
+        name, _, speech = block.strip("\n").partition("\n")
+        if not name.endswith(":"):
+            raise source.damaged(file, f"{name[:40]!r} where a speaker's name and a colon should be")
+        speeches.setdefault(name, []).append(speech + "\n")
+    return dataset("shakespeare", ["\n".join(said) for said in speeches.values()], options)
+
+
+def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:
+    """A file of text in UTF-8, as one document without owners; its last tenth is for testing.
+
+    Args:
+        path: of the file, relative to root or absolute.
+
+    Raises:
+        FLError: for a file that is missing or no text.
+    """
+    name, file = f"text:{path}", Path(path).expanduser()
+    source = Source(name, root, (path,))
+    if not (root / file).is_file():
+        raise source.error(f"missing {path}")
+    return dataset(name, [_read(source, file)], options, owned=False)
+
+
+def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
+    r"""Every paragraph once, in the shortest text that has it (apart from how its lines are broken); texts by name.
+
+    >>> _unrepeated({"long": "One and\ntwo.\n\nThree.", "short": "One\nand two."})
+    {'long': 'Three.', 'short': 'One\nand two.'}
+    """
+    seen: set[str] = set()
+    kept = {}
+    for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
+        paragraphs = {" ".join(text.split()): text for text in re.split(r"\n\s*\n", topics[name])}
+        kept[name] = "\n\n".join(text for key, text in paragraphs.items() if key not in seen)
+        seen |= paragraphs.keys()
+    return {name: kept[name] for name in sorted(kept)}
+
+
+def _articles(text: str) -> list[str]:
+    r"""WikiText's articles: each begins with its title, ` = Title = ` between blank lines.
+
+    >>> _articles(" \n = A = \n \n a \n = b = \n \n = = C = = \n \n = D = \n \n")
+    [' \n = A = \n \n a \n = b = \n \n = = C = = \n \n', ' = D = \n \n']
+    """
+    lines = text.splitlines(keepends=True)
+    blank = [not line.strip() for line in lines]
+    starts = [
+        i
+        for i, line in enumerate(lines)
+        if re.match(r" = [^=].* = *$", line) and all(blank[max(0, i - 1) : i] + blank[i + 1 : i + 2])
+    ]
+    cuts = [0, *starts[1:], len(lines)]
+    return ["".join(lines[a:b]) for a, b in pairwise(cuts)]
+
+
+def _read(source: Source, file: str | Path) -> str:
+    try:
+        return (source.root / file).read_text("utf-8")
+    except (OSError, ValueError) as error:  # text that is no UTF-8 raises a ValueError
+        raise source.damaged(str(file), error) from error
+
+
+def _fetch(address: str, root: Path, file: str) -> None:
+    """Download a file into root, whole or not at all; OSError or ValueError if that fails."""
+    path = root / file
+    with urlopen(address + path.name, timeout=60) as answer:
+        content = answer.read()
+    if file in MD5 and hashlib.md5(content).hexdigest() != MD5[file]:
+        raise ValueError(f"{address}{path.name} is another file than it was")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)

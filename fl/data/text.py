@@ -1,0 +1,111 @@
+"""From documents to a Dataset: tokens, the part to test on, and sequences of equal length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl.data.dataset import Dataset
+from fl.data.tokens import encode_bytes, encode_words, vocabulary_of, words
+from fl.errors import FLError
+
+TOKENS = ("word", "byte")
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Text."""
+
+    tokens: str = "word"
+    """what a token is: word or byte"""
+    vocabulary: int = 10_000
+    """word: the most frequent words that are told apart, all others being <unk>; 0: all of the training part"""
+    length: int = 64
+    """tokens of a sequence, which is a sample"""
+
+    def check(self) -> None:
+        """Raise FLError for values that cannot be.
+
+        >>> TextOptions(length=0).check()
+        Traceback (most recent call last):
+        fl.errors.FLError: --text.length must be 1 or more, got 0
+        """
+        if self.tokens not in TOKENS:
+            raise FLError(f"unknown --text.tokens {self.tokens!r}: there are {', '.join(TOKENS)}")
+        if self.length < 1:
+            raise FLError(f"--text.length must be 1 or more, got {self.length}")
+        if self.vocabulary != 0 and self.vocabulary < 2:
+            raise FLError(f"--text.vocabulary must be 2 or more (one is <unk>), or 0 for all, got {self.vocabulary}")
+
+
+def dataset(
+    name: str,
+    documents: Sequence[str],
+    options: TextOptions,
+    test: Sequence[str] | None = None,
+    owned: bool = True,
+    spaced: bool = False,
+) -> Dataset:
+    """Text as a data set of sequences and what comes next in them.
+
+    A document is cut into consecutive sequences of T tokens; they do not run over its end, where up to T tokens, too
+    few for one more sequence, are left out. (A document that is too short has none, and its number does not occur in
+    `owners`.) The test documents are cut as one stream, since nobody owns them, so that short ones count as well.
+    Which tokens are for testing does not depend on T.
+
+    Args:
+        documents: training documents, numbered as owners.
+        test: test documents; None takes the last tenth of the tokens of each training document away for it.
+        owned: False: the documents are no owners.
+        spaced: see `words`.
+
+    Returns:
+        x int32 [N, T], y int64 [N, T] with y[:, :-1] = x[:, 1:]; as many classes as there are words in the vocabulary,
+        which the training part alone makes, or 256; see `Dataset`.
+
+    Raises:
+        FLError: for options that cannot be, and text that is too short.
+
+    >>> small = dataset("abc", ["abcdefghij" * 4], TextOptions("byte", length=3))
+    >>> bytes(small.x[1].tolist()), bytes(small.y[1].tolist()), len(small.x), bytes(small.test_x[0].tolist())
+    (b'def', b'efg', 11, b'ghi')
+    """
+    options.check()
+    by_word, vocabulary = options.tokens == "word", ()
+    train, held = ([words(d, spaced) if by_word else encode_bytes(d) for d in part] for part in (documents, test or ()))
+    if test is None:
+        cuts = [len(document) - len(document) // 10 for document in train]
+        held = [document[cut:] for document, cut in zip(train, cuts)]
+        train = [document[:cut] for document, cut in zip(train, cuts)]
+    if by_word:
+        vocabulary = vocabulary_of(train, options.vocabulary)
+        numbers = {word: number for number, word in enumerate(vocabulary)}
+        train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
+    stream = np.concatenate(held)
+    for part, longest in (("longest training document", max(map(len, train), default=0)), ("test part", len(stream))):
+        if longest <= options.length:
+            raise FLError(
+                f"{name} is too short: its {part} has {longest} tokens, a sequence takes --text.length "
+                f"{options.length} and one more"
+            )
+    pieces = [windows(document, options.length) for document in train]
+    x, y = (torch.cat(part) for part in zip(*pieces))
+    owners = torch.repeat_interleave(torch.tensor([len(x) for x, _ in pieces])) if owned else None
+    classes = len(vocabulary) or 256
+    return Dataset(name, x, y, *windows(stream, options.length), classes, owners=owners, vocabulary=vocabulary)
+
+
+def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
+    """Consecutive sequences x, int32 [n, length], of a stream of tokens, and the next tokens y, int64.
+
+    >>> windows(np.arange(8), 3)
+    (tensor([[0, 1, 2],
+            [3, 4, 5]], dtype=torch.int32), tensor([[1, 2, 3],
+            [4, 5, 6]]))
+    """
+    count = max(0, len(stream) - 1) // length
+    tokens = torch.from_numpy(np.ascontiguousarray(stream[: count * length + 1]))
+    x, y = tokens[: count * length], tokens[1 : count * length + 1]
+    return x.view(count, length).int(), y.view(count, length).long()

@@ -1,0 +1,77 @@
+"""Tokens of text: words of a vocabulary, or bytes.
+
+Words are what a text splits into, so that joined by spaces they split into the same words again. The end of a line is
+a word of its own, as in WikiText's published counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+UNKNOWN = "<unk>"
+"""Stands for every word that the vocabulary does not have; its token is 0. WikiText's files have it as a word."""
+
+_WORDS = re.compile(rf"\n|{UNKNOWN}|\w+(?:'\w+)*|[^\w\s]")
+_SPACED = re.compile(r"\n|\S+")
+
+
+def words(text: str, spaced: bool = False) -> list[str]:
+    r"""The words of a text: runs of letters, digits and underscores, single other characters, and ends of lines.
+
+    Args:
+        spaced: the text is tokenised already: words are what stands between spaces.
+
+    >>> words("Don't panic:\nit's <unk>.")
+    ["Don't", 'panic', ':', '\n', "it's", '<unk>', '.']
+    >>> words("a U.S. film @-@ maker", spaced=True)
+    ['a', 'U.S.', 'film', '@-@', 'maker']
+    """
+    return (_SPACED if spaced else _WORDS).findall(text)
+
+
+def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0) -> tuple[str, ...]:
+    """`<unk>` and the most frequent words of the documents, ties in the order of characters.
+
+    Args:
+        limit: how many words at most, `<unk>` among them; 0 is all.
+
+    >>> vocabulary_of([["b", "a", "c"], ["c"]], limit=3)
+    ('<unk>', 'c', 'a')
+    """
+    counts = Counter(word for document in documents for word in document)
+    del counts[UNKNOWN]
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return (UNKNOWN, *(ranked[: limit - 1] if limit else ranked))
+
+
+def encode_words(document: Sequence[str], numbers: dict[str, int]) -> np.ndarray:
+    """The tokens of words, int32 [n]; 0 for words that have no number.
+
+    >>> encode_words(["c", "a", "d"], {"<unk>": 0, "c": 1, "a": 2})
+    array([1, 2, 0], dtype=int32)
+    """
+    return np.fromiter((numbers.get(word, 0) for word in document), np.int32, len(document))
+
+
+def encode_bytes(text: str) -> np.ndarray:
+    """The bytes of a text in UTF-8, int32 [n] from 0 to 255.
+
+    >>> encode_bytes("né")
+    array([110, 195, 169], dtype=int32)
+    """
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
+    """The text of tokens [n]: words joined by spaces, or without a vocabulary bytes.
+
+    >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
+    ('spam <unk>', 'né')
+    """
+    numbers = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+    if not vocabulary:
+        return bytes(numbers).decode(errors="replace")  # a sequence may begin or end within a character
+    return " ".join(vocabulary[number] for number in numbers)
