@@ -1,13 +1,14 @@
-"""Time a round of FedAvg: `loop` against `vmap`, for several models, cohorts and batch sizes.
+"""Time a round of FedAvg with every backend of the engine, for several models, cohorts and batch sizes.
 
     python benchmarks/engine.py                     # prints the table, writes benchmarks/results/engine-<device>.json
+    python benchmarks/engine.py --threads 1,2       # with one intra-op thread and with two (CPU)
     python benchmarks/engine.py --quick             # a few rows, to see that it runs
 
 A round is all of it: sampling, batches, local training of K ragged clients (their numbers of steps spread from half
-to one and a half times the mean) and the weighted mean. Both backends run it in this process, alternating, so that
-what else the machine does hits both alike. Reported is the ratio loop / vmap (above 1: vmap is faster): the median
-over the repetitions and their range. The rows are what `--backend auto` decides by: it takes the nearest one (copy
-the JSON to fl/engine/ to update it).
+to one and a half times the mean) and the weighted mean. The backends run it in this process, taking turns, so that
+what else the machine does hits all alike. Reported is the ratio loop / backend (above 1: faster than the loop): the
+median over the repetitions and their range. The rows are what `--backend auto` decides by: it takes the nearest one
+(copy the JSON to fl/engine/ to update it).
 """
 
 import argparse
@@ -24,7 +25,7 @@ import zoo
 from fl.algorithms import fedavg
 from fl.batches import make_batches
 from fl.data import Dataset
-from fl.engine import BACKENDS, Job
+from fl.engine import Job
 from fl.engine.auto import work
 from fl.federation import Federation
 from fl.objectives import cross_entropy
@@ -65,53 +66,62 @@ def seconds(fed: Federation, backend: str, number: int) -> float:
     return time.perf_counter() - begin
 
 
-def measure(model: str, k: int, batch: int, repetitions: int, device: str) -> dict:
-    """One row: alternate the backends, pair by pair."""
+def measure(model: str, k: int, batch: int, threads: int, repetitions: int, device: str) -> dict:
+    """One row: the backends take turns."""
+    torch.set_num_threads(threads)
+    able = ["loop", "vmap", *(["graphs"] if device == "cuda" else ["workers"] if threads > 1 else [])]
     probe = federation(model, k, batch, 1, device)
     seconds(probe, "loop", 0)
     steps = max(2, min(20, round(0.4 / seconds(probe, "loop", 1))))  # about the same time for every row
     fed = federation(model, k, batch, steps, device)
-    times = {backend: [] for backend in BACKENDS}
+    times = {backend: [] for backend in able}
     for number in range(repetitions + 1):  # the first warms up
-        order = list(BACKENDS) if number % 2 else list(BACKENDS)[::-1]
-        for backend in order:
+        for backend in able if number % 2 else able[::-1]:
             times[backend].append(seconds(fed, backend, number))
     times = {backend: values[1:] for backend, values in times.items()}
-    ratios = [a / b for a, b in zip(times["loop"], times["vmap"])]
+    ratios = {b: [one / other for one, other in zip(times["loop"], times[b])] for b in able[1:]}
     batches = make_batches([fed.clients[0].train], [0], 1, batch, Rng(0), device)
     return {
-        "model": model, "k": k, "batch": batch, "steps": steps,
-        "work": work(Job(fed.model, fed.data, batches, fed.sgd, cross_entropy)),
-        **{f"{b}_ms": round(1e3 * statistics.median(t), 1) for b, t in times.items()},
-        "ratio": round(statistics.median(ratios), 3), "low": round(min(ratios), 3), "high": round(max(ratios), 3),
+        "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
+        "work": work(Job(fed.model, fed.data, batches, fed.optimizer, cross_entropy)),
+        "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
+        "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
+        "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", default=str(torch.get_num_threads()))
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    grid = [(m, k, b) for m in MODELS for k in (2, 10, 20) for b in (10, 50)]
+    grid = [
+        (m, k, b, t) for t in map(int, args.threads.split(",")) for m in MODELS for k in (2, 10, 20) for b in (10, 50)
+    ]
     if args.quick:
-        grid, args.repetitions = [("cnn 8x8", 2, 10), ("cnn 8x8", 10, 10)], 3
-    name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{name}, torch {torch.__version__}; milliseconds for one round of FedAvg with K ragged clients")
-    print(f"{'model':22}{'K':>4}{'batch':>7}{'steps':>7}{'loop':>10}{'vmap':>10}{'loop/vmap':>11}   range")
+        grid, args.repetitions = [("cnn 8x8", k, 10, int(args.threads.split(",")[-1])) for k in (2, 10)], 3
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
+    print(
+        f"{name}, torch {torch.__version__}; one round of FedAvg with K ragged clients: milliseconds of the loop, and"
+    )
+    print("how many times faster the others are, median and range")
+    print(f"{'model':21}{'K':>3}{'batch':>6}{'threads':>8}{'steps':>6}{'loop ms':>9}")
     rows = []
-    for model, k, batch in grid:
-        row = measure(model, k, batch, args.repetitions, args.device)
+    for case in grid:
+        row = measure(*case, args.repetitions, args.device)
         rows.append(row)
+        others = "".join(
+            f"   {b} {row['ratio'][b]:.2f} ({row['range'][b][0]:.2f} to {row['range'][b][1]:.2f})" for b in row["ratio"]
+        )
         print(
-            f"{model:22}{k:4}{batch:7}{row['steps']:7}{row['loop_ms']:10.1f}{row['vmap_ms']:10.1f}{row['ratio']:11.2f}"
-            f"   {row['low']:.2f} to {row['high']:.2f}",
+            f"{row['model']:21}{row['k']:3}{row['batch']:6}{row['threads']:8}{row['steps']:6}{row['ms']['loop']:9.1f}{others}",
             flush=True,
         )
     result = {
-        "device": args.device, "name": name, "machine": platform.machine(), "torch": torch.__version__,
-        "repetitions": args.repetitions, "rows": rows,
+        "device": args.device, "name": name, "torch": torch.__version__, "repetitions": args.repetitions, "rows": rows,
     }  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"engine-{args.device}{'-quick' if args.quick else ''}.json"

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fl.rng import Rng
 
@@ -15,10 +16,13 @@ class Batches(NamedTuple):
     Attributes:
         index: samples of every step, int64 [K, S, B], S the largest number of steps; rows past a client's
             own steps are padding that nobody reads.
+        keys: a random number for each client and step, int32 [K, S], from which everything else that is random in
+            the step is drawn (see `fl.draws`).
         steps: each client's number of steps, known on the host.
     """
 
     index: Tensor
+    keys: Tensor
     steps: tuple[int, ...]
 
 
@@ -43,11 +47,12 @@ def make_batches(
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
     ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
     """
-    rows = []
+    rows, keys = [], []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))
         positions = torch.arange(-(-n // size) * size) % n
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions]] for _ in range(epochs)]
         rows.append(torch.cat(epoch_rows).view(-1, size))
-    index = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return Batches(index.to(device, non_blocking=True), tuple(len(r) for r in rows))
+        keys.append(torch.randint(-(2**31), 2**31, (len(rows[-1]),), generator=generator, dtype=torch.int32))
+    index, numbers = (pad_sequence(part, batch_first=True).to(device, non_blocking=True) for part in (rows, keys))
+    return Batches(index, numbers, tuple(len(r) for r in rows))

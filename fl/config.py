@@ -12,7 +12,9 @@ import yaml
 import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions
-from fl.engine import backend_names
+from fl.data import is_text
+from fl.engine import SGD, Adam, Optimizer, backend_names
+from fl.engine.precision import NAMES as PRECISIONS
 from fl.errors import FLError
 from fl.flags import Depths, Integers, Names, Rates
 from fl.schedule import Schedule, schedule
@@ -26,13 +28,16 @@ class Config(DataSettings):
     algorithm: Names = ("fedmr",)
     """methods, comma-separated: fedavg, fedprox, fedmr, indep. Several run on the same splits and are compared"""
     model: str = "cnn"
-    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME"""
+    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; for text
+    transformer, or transformer_masked (15% of the tokens are hidden, and all are asked for)"""
     width: Rates = (1.0,)
     """rates of the hidden widths: one for all, or one for each section of the model"""
     depth: Depths = ()
     """blocks of the model's sections: one number for all sections, or one for each"""
     norm: str = "default"
     """norm layers: batch, static_batch, group, layer, none, or the model's default"""
+    dropout: float | None = None
+    """dropout's rate [the model's own]"""
 
     participants: int | float = 5
     """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
@@ -42,14 +47,22 @@ class Config(DataSettings):
     """passes of a client over its data in a round"""
     batch_size: int = 10
     """samples of a step"""
+    crop: int = 0
+    """augmentation: pixels of zeros around an image, which is then cut back at a random place; 0: none"""
+    flip: bool = False
+    """augmentation: mirror half of the images"""
+    optimizer: str = "sgd"
+    """the clients' optimizer, sgd or adam; what it remembers of a round is gone in the next"""
     lr: float = 0.02
-    """learning rate of the clients' SGD"""
+    """the clients' learning rate"""
     momentum: float = 0.9
-    """momentum of the clients' SGD; its buffer starts afresh every round"""
+    """sgd: momentum"""
     nesterov: bool = False
-    """Nesterov's momentum"""
+    """sgd: Nesterov's momentum"""
+    betas: Rates = (0.9, 0.999)
+    """adam: decay of its two moments"""
     weight_decay: float = 0.0
-    """weight decay of the clients' SGD"""
+    """weight decay (added to the gradient)"""
     clip: float = 0.0
     """largest norm of a client's gradient; 0 does not clip"""
     lr_schedule: str = "constant"
@@ -81,7 +94,12 @@ class Config(DataSettings):
     chunk: int = 0
     """clients of a round that train at a time, to save memory; 0: all"""
     backend: str = "auto"
-    """how a round's clients train: loop (one after another), vmap (side by side), or what was measured faster"""
+    """how a round's clients train: loop (one after another), workers (in threads, on the CPU), vmap (as one program),
+    graphs (CUDA graphs), or what was measured to be fastest"""
+    precision: str = "float32"
+    """float32; tf32 (on CUDA); bf16, with weights in float32"""
+    channels_last: bool = False
+    """memory layout of images and convolutions: often faster (not with vmap)"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
     """parent of run folders"""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -115,11 +133,23 @@ class Config(DataSettings):
             raise FLError(f"--lr must be above 0, got {self.lr}")
         if not all(0 <= seed < 2**32 for seed in self.seeds):
             raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
+        choice("optimizer", [self.optimizer], ("sgd", "adam"))
+        choice("precision", [self.precision], PRECISIONS)
+        if self.optimizer == "adam" and (self.nesterov or not all(0 <= beta < 1 for beta in self.betas)):
+            raise FLError("--optimizer adam takes two --betas of at least 0 and below 1, and no --nesterov")
+        if len(self.betas) != 2:
+            raise FLError(f"--betas are two numbers, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
             raise FLError("--nesterov needs a --momentum above 0")
         self.schedule()
         self.cohort()
         self.spec()
+
+    def local_optimizer(self) -> Optimizer:
+        """The clients' optimizer."""
+        if self.optimizer == "adam":
+            return Adam(self.lr, *self.betas, weight_decay=self.weight_decay, clip=self.clip)
+        return SGD(self.lr, self.momentum, self.weight_decay, self.nesterov, self.clip)
 
     def schedule(self) -> Schedule:
         """The factor of the learning rate in each round."""
@@ -138,7 +168,7 @@ class Config(DataSettings):
         return k
 
     def spec(self, num_classes: int | None = None, in_channels: int | None = None, image_size: int | None = None):
-        """The `zoo.Spec` of the model, for data with such images and classes."""
+        """The `zoo.Spec` of the model, for data with such images and classes, or for text."""
         if not self.width:
             raise FLError("give at least one --width")
         return models.make_spec(
@@ -149,6 +179,8 @@ class Config(DataSettings):
             width=self.width[0] if len(self.width) == 1 else self.width,
             depth=self.depth[0] if len(self.depth) == 1 else self.depth or None,
             norm=None if self.norm == "default" else self.norm,
+            tokens=self.text.length if is_text(self.dataset) else None,
+            dropout=self.dropout,
         )
 
     def runs(self) -> list["Config"]:
@@ -160,9 +192,12 @@ class Config(DataSettings):
 
         >>> Config(seeds=(0, 1)).title()
         'fedmr-digits-cnn-dirichlet0.5-seed0,1'
+        >>> Config(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
+        'fedmr-emma-transformer-iid-seed0'
         """
+        dataset = self.dataset if ":" not in self.dataset else Path(self.dataset.partition(":")[2]).stem
         seeds = ",".join(map(str, self.seeds))
-        return f"{','.join(self.algorithm)}-{self.dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
+        return f"{','.join(self.algorithm)}-{dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self) -> str:
         """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
@@ -198,10 +233,10 @@ class Config(DataSettings):
             raise FLError(f"{path}: {error}") from None
 
 
-_TUPLES = ("algorithm", "seeds", "width", "depth", "clusters", "cluster_classes", "lr_steps")
+_TUPLES = ("algorithm", "seeds", "width", "depth", "clusters", "cluster_classes", "lr_steps", "betas")
 _LEAST = {
     "rounds": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1,
-    "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0, "clip": 0, "chunk": 0,
+    "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0, "clip": 0, "chunk": 0, "crop": 0,
 }  # fmt: skip
 
 

@@ -1,19 +1,21 @@
 """Clients that diverge are dropped from their round, so that one of them does not end a run."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fl.engine import Trained
 from fl.errors import FLError
-from surgery import Stack
+from surgery import Stack, State
 
 _log = logging.getLogger("fl")
 
 
-def drop_failed(trained: Trained, starts: Stack, clients: Sequence[int], sizes: Sequence[int], round: int) -> Trained:
+def drop_failed(
+    trained: Trained, starts: Stack | Sequence[State], clients: Sequence[int], sizes: Sequence[int], round: int
+) -> Trained:
     """Give clients whose loss or weights are not finite any more their start back, and the size 0.
 
     One that diverges and is still finite, however large, stays in.
@@ -21,13 +23,15 @@ def drop_failed(trained: Trained, starts: Stack, clients: Sequence[int], sizes: 
     Waits for the device, once a round. A warning names the clients and the round.
 
     Args:
-        starts: what the clients started from.
+        starts: what the clients started from: a stack, or a list of states, as those trained.
         sizes: their numbers of training samples.
 
     Raises:
         FLError: if no client is left.
     """
-    finite = torch.stack([trained.loss.isfinite(), *_finite_rows(trained.states, starts)]).all(0)
+    mixed = isinstance(trained.states, list)
+    pairs = zip(map(_single, trained.states), map(_single, starts)) if mixed else [(trained.states, starts)]
+    finite = trained.loss.isfinite() & torch.cat([_finite_rows(states, before) for states, before in pairs])
     kept = finite.tolist()
     if all(kept):
         return trained._replace(sizes=tuple(sizes))
@@ -43,16 +47,25 @@ def drop_failed(trained: Trained, starts: Stack, clients: Sequence[int], sizes: 
         round,
         ", ".join(map(str, lost)),
     )
-    states = {
-        name: torch.where(finite.view(-1, *[1] * (tensor.ndim - 1)), tensor, starts[name])
-        for name, tensor in trained.states.items()
-    }
+    if mixed:
+        states = [state if keep else start for state, start, keep in zip(trained.states, starts, kept)]
+    else:
+        states = {
+            name: torch.where(finite.view(-1, *[1] * (tensor.ndim - 1)), tensor, starts[name])
+            for name, tensor in trained.states.items()
+        }
     return Trained(states, trained.loss, tuple(n if keep else 0 for n, keep in zip(sizes, kept)))
 
 
-def _finite_rows(stack: Stack, starts: Stack) -> Iterator[Tensor]:
-    """For each floating-point tensor [K, ...] of a stack, which of its K entries are finite where they began so [K]."""
+def _single(state: State) -> Stack:
+    return {name: tensor[None] for name, tensor in state.items()}
+
+
+def _finite_rows(stack: Stack, starts: Stack) -> Tensor:
+    """Which of the K entries of a stack are finite, in all floating-point tensors, where they began so: bool [K]."""
+    rows = []
     for name, tensor in stack.items():
         if tensor.is_floating_point() and tensor.numel():
             fine = tensor.isfinite() | ~starts[name].isfinite()  # a mask of -inf, say, is as it should be
-            yield fine.reshape(len(tensor), -1).all(1)
+            rows.append(fine.reshape(len(tensor), -1).all(1))
+    return torch.stack(rows).all(0)

@@ -11,17 +11,17 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 import surgery
+from fl.augment import Augment
 from fl.batches import make_batches
 from fl.data import Dataset
-from fl.engine import SGD, Job, Trained, train
+from fl.engine import SGD, Group, Job, Optimizer, Precision, Trained, train
 from fl.errors import FLError
 from fl.failure import drop_failed
 from fl.objectives import Objective, cross_entropy
-from fl.partition import Split
-from fl.rng import Rng
+from fl.partition import Splits
+from fl.rng import Rng, draw
 from fl.schedule import Schedule
-from surgery import Stack, State, count
-from zoo.kit import dropout_rate
+from surgery import Stack, State, count, stack, unstack
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass in evaluation: small enough for the cache, large enough to be busy
@@ -35,35 +35,40 @@ class Federation:
         model: the architecture and its initial weights, on the device of the data. Its weights are never
             changed; its mode (training, evaluation) is.
         data: the data set, on the device that trains.
-        clients: each client's samples, index tensors on the CPU.
+        clients: each client's samples, indices on the CPU; any sequence of `Split` is taken and packed.
         participants: K, how many clients train in a round.
-        epochs, batch_size, sgd: local training.
+        epochs, batch_size, optimizer: local training; the optimizer starts afresh every round.
         backend: see `fl.engine`.
         schedule: the learning rate's factor in each round, see `fl.schedule`.
         chunk: how many clients train at a time, to save memory; 0 is all of a round's.
+        augment: what training images go through.
+        precision: in which numbers and memory layout clients train.
     """
 
     model: nn.Module
     data: Dataset
-    clients: Sequence[Split]
+    clients: Splits
     participants: int
     epochs: int = 5
     batch_size: int = 50
-    sgd: SGD = SGD()
+    optimizer: Optimizer = SGD()
     backend: str = "auto"
     schedule: Schedule = lambda _: 1.0
     chunk: int = 0
+    augment: Augment = Augment()
+    precision: Precision = Precision()
     _collected: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", Splits.of(self.clients))
         if not 1 <= self.participants <= len(self.clients):
             raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
-        if empty := [k for k, split in enumerate(self.clients) if not len(split.train)]:
-            raise FLError(f"client {empty[0]} has no training samples ({len(empty)} such clients)")
+        if len(empty := (self.clients.train.sizes == 0).nonzero()):
+            raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)")
         if not any(p.requires_grad for p in self.model.parameters()):
             raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
-        if any((rate := dropout_rate(m)) and getattr(m, rate) for m in self.model.modules()):
-            raise FLError("dropout draws from torch's global generator, so runs could not be repeated: set p=0")
+        if self.data.text and (self.augment.crop or self.augment.flip):
+            raise FLError("text is not cropped or flipped: leave --crop and --flip out")
 
     def initial(self) -> State:
         """The state that training starts from."""
@@ -71,7 +76,7 @@ class Federation:
 
     def sample(self, rng: Rng) -> list[int]:
         """K distinct clients, uniformly and in random order, the same for every method with that seed and round."""
-        return torch.randperm(len(self.clients), generator=rng.torch("sample"))[: self.participants].tolist()
+        return draw(len(self.clients), self.participants, rng.torch("sample"))
 
     def train(
         self,
@@ -91,26 +96,87 @@ class Federation:
         """
         if count(starts) != len(clients):
             raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
-        parts = [self.clients[c].train for c in clients]
-        sgd = self.sgd._replace(lr=self.sgd.lr * self.schedule(rng.round))
-        size, pieces = self.chunk or len(clients), []
-        for first in range(0, len(clients), size):
-            some = slice(first, first + size)
-            batches = make_batches(parts[some], clients[some], self.epochs, self.batch_size, rng, self.data.x.device)
+        pieces = []
+        for some in self._chunks(clients):
             mine, extra = tree_map(lambda t, some=some: t[some], (starts, context or {}))
-            pieces.append(train(Job(self.model, self.data, batches, sgd, objective), mine, extra, self.backend))
+            pieces += train([self._group(self.model, clients[some], mine, extra, rng, objective)], self.backend)
         trained = tree_map(lambda *parts: torch.cat(parts), *pieces) if len(pieces) > 1 else pieces[0]
-        return drop_failed(trained, starts, clients, list(map(len, parts)), rng.round)
+        return drop_failed(trained, starts, clients, self._sizes(clients), rng.round)
+
+    def train_mixed(
+        self,
+        models: Sequence[nn.Module],
+        starts: Sequence[State],
+        clients: Sequence[int],
+        rng: Rng,
+        objective: Objective = cross_entropy,
+        context: Sequence[Any] | None = None,
+    ) -> Trained:
+        """Train the k-th of the clients with the k-th of the models, from the k-th of the starts.
+
+        The same as training them one by one: batches and random numbers depend on the client alone.
+
+        Args:
+            models: architectures; those that are the same object train together.
+            context: the objective's input for each client, without a leading axis.
+
+        Returns:
+            Trained, its states a list of K states.
+
+        Raises:
+            FLError: as `train`.
+        """
+        if not len(models) == len(starts) == len(clients) == len(context or clients):
+            raise FLError(
+                f"{len(models)} models, {len(starts)} starting states and {len(context or clients)} contexts for "
+                f"{len(clients)} clients: give one each"
+            )
+        states, losses = [{}] * len(clients), [torch.empty(0)] * len(clients)
+        for some in self._chunks(clients):
+            alike: dict[int, list[int]] = {}
+            for k in range(len(clients))[some]:
+                alike.setdefault(id(models[k]), []).append(k)
+            groups = []
+            for members in alike.values():
+                mine = stack([starts[k] for k in members])
+                extra = tree_map(lambda *t: torch.stack(t), *[context[k] for k in members]) if context else None
+                groups.append(
+                    self._group(models[members[0]], [clients[k] for k in members], mine, extra, rng, objective)
+                )
+            for members, trained in zip(alike.values(), train(groups, self.backend)):
+                for k, state, loss in zip(members, unstack(trained.states), trained.loss):
+                    states[k], losses[k] = state, loss
+        trained = Trained(states, torch.stack(losses))
+        return drop_failed(trained, starts, clients, self._sizes(clients), rng.round)
+
+    def _chunks(self, clients: Sequence[int]) -> list[slice]:
+        size = self.chunk or len(clients)
+        return [slice(first, first + size) for first in range(0, len(clients), size)]
+
+    def _sizes(self, clients: Sequence[int]) -> list[int]:
+        return [len(self.clients[c].train) for c in clients]
+
+    def _group(
+        self, model: nn.Module, clients: Sequence[int], starts: Stack, context: Any, rng: Rng, objective: Objective
+    ) -> Group:
+        """Clients of one architecture, as the engine takes them."""
+        parts = [self.clients[c].train for c in clients]
+        batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device)
+        optimizer = self.optimizer._replace(lr=self.optimizer.lr * self.schedule(rng.round))
+        return Job(model, self.data, batches, optimizer, objective, self.augment, self.precision), starts, context
 
     @torch.no_grad()
     def predict(self, state: State, images: Tensor) -> Tensor:
-        """Logits [N, classes] of one model in evaluation mode, for uint8 images [N, C, H, W] on the device.
+        """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images
+        [N, C, H, W], [N, T, classes] for tokens [N, T]: take few of these at a time.
 
         Static batch norms are given the state's statistics over all training data first.
         """
         state = {**state, **self.statistics(state)}
         self.model.eval()
         dtype = next(t.dtype for t in state.values() if t.is_floating_point())
+        if self.augment.mask:  # of a masked language model is asked what stands behind the masks, here always the same
+            images = self.augment(images, torch.zeros((), dtype=torch.int32, device=images.device))
         chunks = images.split(_CHUNK)
         return torch.cat([functional_call(self.model, state, self.data.normalise(x, dtype)) for x in chunks])
 
@@ -129,7 +195,7 @@ class Federation:
         same = (m == n and a is b and v == w for (m, a, v), (n, b, w) in zip(seen, key))
         if key and len(seen) == len(key) and all(same):
             return dict(result)
-        index = torch.cat([split.train for split in self.clients])
+        index = self.clients.train.samples
         dtype = next(t.dtype for t in state.values() if t.is_floating_point())
         batches = index.to(self.data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
         images = (self.data.normalise(self.data.x[batch], dtype) for batch in batches)

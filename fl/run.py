@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     """Run every method and seed of the command, and compare them if there are several."""
     config, folder = parse(argv)
     config.check()
-    dataset = data.load(config.dataset, config.data_root, config.download).to(pick_device(config.device))
+    dataset = config.load().to(pick_device(config.device))
     folder = folder or new_folder(config)
     runs = config.runs()
     try:
@@ -85,6 +85,7 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
         start = RECIPES[name]()
     config = _cli(argv, start)
     if config.resume is None:
+        config.check_options(start)
         return config, None
     if recipe:
         raise FLError("--resume takes the settings of the folder: leave the recipe out")
@@ -130,9 +131,10 @@ def describe(summary: dict) -> str:
     final, best = summary["final"], summary["best"]
     if not final:
         return f"{head} no round was evaluated"
+    other = f"perplexity {final['perplexity']:.2f}" if "perplexity" in final else f"macro-F1 {final['f1']:.2%}"
     return (
         f"{head} test accuracy {final['accuracy']:.2%} in round {final['round']}, best {best['accuracy']:.2%} in round "
-        f"{best['round']}; loss {final['loss']:.3f}, macro-F1 {final['f1']:.2%}\n{summary['seconds']:.0f} s of training"
+        f"{best['round']}; loss {final['loss']:.3f}, {other}\n{summary['seconds']:.0f} s of training"
     )
 
 

@@ -1,8 +1,10 @@
 """From settings to a trained model: build the federation, run its rounds, keep the run folder up to date."""
 
+import logging
 import platform
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +15,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
 from fl.algorithms import ALGORITHMS
+from fl.augment import Augment
 from fl.config import Config
-from fl.engine import SGD
+from fl.engine import Precision
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.files import write_json, write_text
@@ -22,6 +25,10 @@ from fl.metrics import Metrics
 from fl.rng import Rng
 from surgery import Stack
 from zoo import Spec
+
+_log = logging.getLogger("fl")
+
+_MASKED = 0.15  # of the tokens, as HeteroFL's released code
 
 
 def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federation, Algorithm]:
@@ -41,9 +48,13 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         raise FLError("these are the settings of several runs: take one of config.runs()")
     (name,), (seed,) = config.algorithm, config.seeds
     device = pick_device(config.device)
-    dataset = dataset or data.load(config.dataset, config.data_root, config.download)
+    dataset = dataset or config.load()
     rng = Rng(seed)
     parts, _ = config.deal(dataset, rng.numpy("partition"))
+    augment = Augment(config.crop, config.flip)
+    if config.model == "transformer_masked":  # asked for the tokens themselves, of which it does not see all
+        dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
+        augment = Augment(mask=_MASKED, token=dataset.classes)
     model = models.create(rng.torch("weights"), model_spec(config, dataset))
     fed = Federation(
         model.to(device),
@@ -52,16 +63,20 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         config.cohort(),
         config.local_epochs,
         config.batch_size,
-        SGD(config.lr, config.momentum, config.weight_decay, config.nesterov, config.clip),
+        config.local_optimizer(),
         config.backend,
         config.schedule(),
         config.chunk,
+        augment,
+        Precision(config.precision, config.channels_last),
     )
     return fed, ALGORITHMS[name](fed, config)
 
 
 def model_spec(config: Config, dataset: data.Dataset) -> Spec:
-    """The model of the settings for the images and classes of a data set."""
+    """The model of the settings for the images and classes, or the vocabulary, of a data set."""
+    if dataset.text:
+        return replace(config.spec(dataset.classes), tokens=dataset.x.shape[1])
     return config.spec(dataset.classes, dataset.x.shape[1], dataset.x.shape[-1])
 
 
@@ -91,11 +106,14 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
             training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
-    dataset = dataset or data.load(config.dataset, config.data_root, config.download)
+    dataset = dataset or config.load()
     fed, algorithm = build(config, dataset)
     server, done = begin(config, folder, algorithm) if resume else (algorithm.init(), 0)
     if not resume:
         create_folder(folder)
+    used, known = fed.clients.total, len(dataset.y)
+    if used < known and config.partition != "natural":  # there --clients says how many of the owners take part
+        _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     write_text(folder / "config.yaml", config.to_yaml())
     spec = model_spec(config, dataset)
@@ -212,7 +230,7 @@ def create_folder(folder: Path) -> None:
 
 
 def load_model(folder: str | Path) -> nn.Module:
-    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1].
+    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens.
 
     Raises FLError if the folder holds no run, or several.
     """

@@ -1,69 +1,93 @@
 """Local training: K clients, each from a start of its own, on its own data, for its own number of steps.
 
-Backends share one signature, `train(job, starts, context) -> Trained`, follow the same batches and give the same
-result (to float32 rounding): `loop` trains one client after another and is the reference; `vmap` trains them side by
-side in stacked tensors; `auto` picks the one that was measured to be faster for the job's size.
+Backends share one signature, `train(groups) -> results`, follow the same batches and random numbers and give the same
+result (to float32 rounding):
+
+    loop      one client after another: the reference
+    workers   one client a thread, for the CPU
+    vmap      all clients of one architecture as one program over stacked tensors
+    graphs    each client's step as a CUDA graph, several of them on streams side by side
+
+`auto` picks the one that was measured to be fastest for jobs of this size.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from fl.engine import loop, vmap
+from fl.engine import graphs, loop, vmap, workers
 from fl.engine.auto import choose
-from fl.engine.job import Job, Trained
-from fl.engine.sgd import SGD
+from fl.engine.job import Group, Job, Trained
+from fl.engine.optimizers import SGD, Adam, Optimizer
+from fl.engine.precision import Precision, products
 from fl.errors import FLError
-from surgery import Stack, broadcast, count
+from surgery import broadcast, count
 from surgery.state import owners
 
-__all__ = ["BACKENDS", "SGD", "Job", "Trained", "backend_names", "train"]
+__all__ = ["BACKENDS", "SGD", "Adam", "Group", "Job", "Optimizer", "Precision", "Trained", "backend_names", "train"]
 
-BACKENDS: dict[str, Callable[[Job, Stack, Any], Trained]] = {"loop": loop.train, "vmap": vmap.train}
+BACKENDS: dict[str, Callable[[Sequence[Group]], list[Trained]]] = {
+    "loop": loop.train,
+    "workers": workers.train,
+    "vmap": vmap.train,
+    "graphs": graphs.train,
+}
 
 
 def backend_names() -> list[str]:
     """What `train` takes as a backend.
 
     >>> backend_names()
-    ['auto', 'loop', 'vmap']
+    ['auto', 'loop', 'workers', 'vmap', 'graphs']
     """
     return ["auto", *BACKENDS]
 
 
-def train(job: Job, starts: Stack, context: Any = None, backend: str = "auto") -> Trained:
-    """Train K clients.
+def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
+    """Train the clients of a round.
 
     Args:
-        job: what they have in common, see `Job`.
-        starts: stack of the K starting states; it is not changed.
-        context: per-client inputs of the objective: tensors with a leading axis K, in nested dicts.
+        groups: clients of one architecture each, as (job, starts, context): what they have in common, see `Job`; the
+            stack of their starting states; per-client inputs of the objective, tensors with a leading axis K in nested
+            dicts, or None. Nothing of it is changed.
         backend: one of `backend_names()`.
 
     Raises:
-        FLError: for a backend that is unknown or cannot run the model, and a model that draws random numbers.
+        FLError: for a backend that is unknown or cannot run the model or the device, and a model that draws random
+            numbers in another way than by dropout or `Tensor.bernoulli_`.
     """
-    if count(starts) != len(job.batches.steps):
-        raise FLError(f"{count(starts)} starting states for {len(job.batches.steps)} clients: give one each")
+    for job, starts, _ in groups:
+        if count(starts) != len(job.batches.steps):
+            raise FLError(f"{count(starts)} starting states for {len(job.batches.steps)} clients: give one each")
+        job.precision.check(job.device)
     if backend == "auto":
-        backend = choose(job, starts)
+        backend = choose(groups)
     if backend not in BACKENDS:
         raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
-    # Buffers that are no state (non-persistent) start from the model's own in each client, and end with the round.
+    device = groups[0][0].device
+    before = _global_rng(device)
+    with torch.enable_grad(), products(groups[0][0].precision, device):
+        done = BACKENDS[backend]([(job, _with_passing(job, starts), context or {}) for job, starts, context in groups])
+    if not all(map(torch.equal, before, _global_rng(device))):
+        raise FLError(
+            f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} draws from torch's global generator in "
+            "training, so that runs could not be repeated: use torch's dropout or none"
+        )
+    return [
+        result._replace(states={name: result.states[name] for name in starts})
+        for result, (_, starts, _) in zip(done, groups)
+    ]
+
+
+def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The starts and the model's buffers that are no state (non-persistent): each client begins with the model's own,
+    and they end with the round.
+    """
     known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()}
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}
-    before = _global_rng(job)
-    trained = BACKENDS[backend](job, {**starts, **broadcast(passing, count(starts))}, context or {})
-    if not all(map(torch.equal, before, _global_rng(job))):
-        raise FLError(
-            f"{type(job.model).__name__} draws from torch's global generator in training (dropout, drop path?), so "
-            "that runs could not be repeated: set its rate to 0"
-        )
-    return Trained({name: trained.states[name] for name in starts}, trained.loss)
+    return {**starts, **broadcast(passing, count(starts))}
 
 
-def _global_rng(job: Job) -> list[Tensor]:
-    device = job.data.x.device
+def _global_rng(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -1,9 +1,10 @@
-"""Choose the backend that was measured to be faster for a job of this size."""
+"""Choose the backend that was measured to be fastest for jobs of this size."""
 
 import copy
 import functools
 import json
 import math
+from collections.abc import Sequence
 from importlib import resources
 from weakref import WeakKeyDictionary
 
@@ -11,25 +12,33 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl.engine.job import Job
-from surgery import Stack, count
+from fl.engine.job import Group, Job
 from surgery.state import owners
 
 
-def choose(job: Job, starts: Stack) -> str:
-    """The faster backend of the nearest row of this device's measurements (`benchmarks/engine.py`).
+def choose(groups: Sequence[Group]) -> str:
+    """The fastest backend of the nearest row of this device's measurements (`benchmarks/engine.py`).
 
-    Near is by the logarithms of the cohort's size and of the work of a step. A device without measurements
-    gets `vmap`, since accelerators wait for the launches of many small kernels.
+    Near is by the logarithms of the number of threads, of the cohort's size and of the work of a step. A device
+    without measurements gets `vmap` where it can be had, since accelerators wait for the launches of many small
+    kernels.
     """
-    rows = _rows(job.data.x.device.type)
+    job = groups[0][0]
+    able = {"loop", "workers"} if job.device.type == "cpu" else {"loop", "graphs"}
+    if len(groups) == 1 and not job.precision.channels_last:
+        able.add("vmap")
+    rows = _rows(job.device.type)
     if not rows:
-        return "vmap"
-    if not (flops := work(job)):
+        return "vmap" if "vmap" in able else "loop"
+    clients = [len(job.batches.steps) for job, _, _ in groups]
+    flops = sum(n * work(job) for n, (job, _, _) in zip(clients, groups)) // sum(clients)
+    if not flops:
         return "loop"
-    k, size = math.log(count(starts)), math.log(flops)
-    nearest = min(rows, key=lambda r: (math.log(r["k"]) - k) ** 2 + (math.log(r["work"]) - size) ** 2)
-    return "vmap" if nearest["ratio"] > 1 else "loop"
+    here = [math.log(n) for n in (torch.get_num_threads(), sum(clients), flops)]
+    nearest = min(
+        rows, key=lambda row: sum((math.log(row[n]) - x) ** 2 for n, x in zip(("threads", "k", "work"), here))
+    )
+    return min(able & nearest["ms"].keys(), key=nearest["ms"].get)
 
 
 def work(job: Job) -> int:
@@ -38,22 +47,23 @@ def work(job: Job) -> int:
     Running clients side by side pays where single operations are too small to keep the device busy. 0 if the
     model cannot run on the meta device, where nothing is computed.
     """
-    image = job.data.x.shape[1:]
+    sample = job.data.x.shape[1:]
     known = _FLOPS.setdefault(job.model, {})
-    if image not in known:
-        known[image] = _flops_per_layer(job.model, image)
-    return known[image] * job.batches.index.shape[-1]
+    if sample not in known:
+        known[sample] = _flops_per_layer(job, sample)
+    return known[sample] * job.batches.index.shape[-1]
 
 
 _FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
 
 
-def _flops_per_layer(model: nn.Module, image: torch.Size) -> int:
-    shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
+def _flops_per_layer(job: Job, sample: torch.Size) -> int:
+    shadow = copy.deepcopy(job.model).to("meta").eval().requires_grad_(False)
     dtype = next(p.dtype for p in shadow.parameters())
+    two = torch.zeros(2, *sample, device="meta", dtype=job.data.x.dtype)  # static batch norms refuse one image
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            shadow(torch.zeros(2, *image, device="meta", dtype=dtype))  # static batch norms refuse one image
+            shadow(job.data.normalise(two, dtype))
     except (RuntimeError, ValueError, AssertionError, TypeError):  # an operation whose result depends on data
         return 0
     return counter.get_total_flops() // 2 // max(1, len(list(owners(shadow))))

@@ -1,15 +1,19 @@
-"""What backends share: the job, its result, and one way to call the model."""
+"""What backends share: the job, its result, and how a batch is fetched and a loss computed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fl.augment import Augment
 from fl.batches import Batches
 from fl.data import Dataset
-from fl.engine.sgd import SGD
-from fl.objectives import Objective
+from fl.draws import Drawing, Draws
+from fl.engine.optimizers import Optimizer
+from fl.engine.precision import Precision
+from fl.objectives import Batch, Call, Objective
 from surgery import Stack, State
 
 
@@ -17,13 +21,13 @@ class Trained(NamedTuple):
     """What local training leaves.
 
     Attributes:
-        states: of the K models.
+        states: of the K models: a stack, or a list of K states where the models differ.
         loss: each client's mean over its steps [K].
         sizes: each client's number of training samples, 0 if it was dropped from the round. `Federation.train` fills
             them in.
     """
 
-    states: Stack
+    states: Stack | list[State]
     loss: Tensor
     sizes: tuple[int, ...] = ()
 
@@ -41,19 +45,51 @@ class Job:
     model: nn.Module
     data: Dataset
     batches: Batches
-    sgd: SGD
+    optimizer: Optimizer
     objective: Objective
+    augment: Augment = Augment()
+    precision: Precision = Precision()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the clients train."""
+        return self.data.x.device
 
     def trainable(self) -> list[str]:
         """Names of the parameters that are trained; the rest of the state (buffers, frozen parameters) is carried."""
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def loss(self, params: State, rest: State, context: Any, index: Tensor) -> Tensor:
-        """The objective of one client on one batch of samples, index [B]. Updates the buffers in `rest` in place."""
-        dtype = next(iter(params.values())).dtype
-        batch = self.data.normalise(self.data.x[index], dtype), self.data.y[index]
+    def fetch(self, index: Tensor, key: Tensor, dtype: torch.dtype) -> Batch:
+        """The samples of a step, ready for the model: index [*leading, B], key [*leading]."""
+        x = self.data.normalise(self.augment(self.data.x[index], key), dtype)
+        if self.precision.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x, self.data.y[index]
 
-        def call(params: State, x: Tensor) -> Tensor:
-            return functional_call(self.model, {**rest, **params}, (x,))
+    def loss(self, call: Call, params: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
+        """The objective of one client on one batch."""
+        with Drawing(Draws(key)), self.precision.autocast(self.device):
+            return self.objective(call, params, context, batch)
 
-        return self.objective(call, params, context, batch)
+
+Group: TypeAlias = tuple[Job, Stack, Any]
+"""Clients of one architecture: (job, starts, context)."""
+
+
+class Results:
+    """Where the K clients of a group leave what they have trained."""
+
+    def __init__(self, group: Group) -> None:
+        job, starts, _ = group
+        self.states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
+        dtype = next(tensor.dtype for tensor in starts.values() if tensor.is_floating_point())
+        self.loss = torch.empty(len(job.batches.steps), dtype=dtype, device=job.device)
+
+    def trained(self) -> Trained:
+        return Trained(self.states, self.loss)
+
+
+def longest_first(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    """(group, client) of all clients, those with many steps first, so that none is left to run alone at the end."""
+    every = [(g, k) for g, (job, _, _) in enumerate(groups) for k in range(len(job.batches.steps))]
+    return sorted(every, key=lambda at: -groups[at[0]][0].batches.steps[at[1]])

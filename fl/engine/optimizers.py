@@ -1,9 +1,13 @@
-"""Stochastic gradient descent, in place and fused over all tensors, for one client or a stack of clients alike."""
+"""The clients' optimizers: fused steps over all tensors, in place, of one client or a stack of clients alike."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+Memory: TypeAlias = dict[str, list[Tensor]]
+"""What an optimizer keeps from step to step: by name, a tensor a parameter."""
 
 
 class SGD(NamedTuple):
@@ -14,35 +18,97 @@ class SGD(NamedTuple):
             of its parameters); 0 leaves it as it is.
     """
 
-    lr: float = 0.01
+    lr: float | Tensor = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
     nesterov: bool = False
     clip: float = 0.0
 
-    def step(self, params: list[Tensor], momentum: list[Tensor], gradients: list[Tensor | None], lead: int = 0) -> None:
-        """One step; momentum starts at zero.
+    def memory(self, params: Sequence[Tensor]) -> Memory:
+        """What is kept, before the first step."""
+        return {"momentum": [torch.zeros_like(p) for p in params]} if self.momentum else {}
+
+    def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
+        """One step.
 
         Args:
-            params, momentum, gradients: of one client, or with `lead=1` stacks [K, ...] of several. A parameter
-                without gradient (the model did not use it) is left alone, as torch.optim does.
+            params, memory, gradients: of one client, or with `lead=1` stacks [K, ...] of several that have made
+                equally many steps. A parameter without gradient (the model did not use it) is left alone, as
+                torch.optim does.
         """
-        if any(g is None for g in gradients):
-            used = [row for row in zip(params, momentum, gradients) if row[2] is not None]
-            params, momentum, gradients = map(list, zip(*used))
-        if self.clip:
-            gradients = clipped(gradients, self.clip, lead)
-        if self.weight_decay:
-            gradients = torch._foreach_add(gradients, params, alpha=self.weight_decay)
-        if self.momentum:
-            torch._foreach_mul_(momentum, self.momentum)
-            torch._foreach_add_(momentum, gradients)
-            ahead = torch._foreach_add(gradients, momentum, alpha=self.momentum) if self.nesterov else momentum
-            gradients = ahead
-        torch._foreach_add_(params, gradients, alpha=-self.lr)
+        params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
+        torch._fused_sgd_(
+            params,
+            gradients,
+            memory.get("momentum", []),
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            dampening=0.0,
+            maximize=False,
+            is_first_step=False,
+        )
 
 
-def clipped(gradients: list[Tensor], bound: float, lead: int) -> list[Tensor]:
+class Adam(NamedTuple):
+    """The settings of torch.optim.Adam, with fresh moments every round, and of gradient clipping (see `SGD`)."""
+
+    lr: float | Tensor = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 0.0
+
+    def memory(self, params: Sequence[Tensor]) -> Memory:
+        """What is kept, before the first step."""
+        first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+        return {"first": first, "second": second, "steps": [torch.zeros((), device=p.device) for p in params]}
+
+    def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
+        """One step, see `SGD.step`."""
+        params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
+        torch._foreach_add_(memory["steps"], 1)
+        torch._fused_adam_(
+            params,
+            gradients,
+            memory["first"],
+            memory["second"],
+            [],
+            memory["steps"],
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+Optimizer: TypeAlias = SGD | Adam
+
+
+def _ready(
+    params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], clip: float, lead: int
+) -> tuple[list[Tensor], Memory, list[Tensor]]:
+    """What a fused kernel can take: parameters with gradients, clipped, and laid out in memory as they are."""
+    if any(g is None for g in gradients):
+        used = [i for i, g in enumerate(gradients) if g is not None]
+        params, gradients = [params[i] for i in used], [gradients[i] for i in used]
+        memory = {name: [tensors[i] for i in used] for name, tensors in memory.items()}
+    if clip:
+        gradients = clipped(gradients, clip, lead)
+    # The kernels walk through memory and do not look at strides.
+    alike = [
+        g if g.stride() == p.stride() else torch.empty_like(p, requires_grad=False).copy_(g)
+        for g, p in zip(gradients, params)
+    ]
+    return params, memory, alike
+
+
+def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
     """The gradients, scaled down for each client whose norm over all of them is above `bound`.
 
     >>> torch.cat(clipped([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)

@@ -1,48 +1,63 @@
 """All clients side by side: one step of K models is one call over stacked tensors (torch.func.vmap)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from fl.engine.job import Job, Trained
+from fl.engine.job import Group, Job, Trained
 from fl.errors import FLError
-from surgery import Stack
+from fl.objectives import Batch
+from surgery import State
 
 
-def train(job: Job, starts: Stack, context: Any) -> Trained:
-    """Train K clients in stacked tensors. See `fl.engine.train`.
+def train(groups: Sequence[Group]) -> list[Trained]:
+    """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`."""
+    return [_train(*group) for group in groups]
 
-    Clients are sorted by their number of steps, so that those still training are a leading slice: a finished
+
+def _train(job: Job, starts: State, context: Any) -> Trained:
+    """Clients are sorted by their number of steps, so that those still training are a leading slice: a finished
     client neither changes nor costs anything.
     """
+    if job.precision.channels_last:
+        raise FLError("channels_last is a layout of one client's tensors: use --backend loop, workers or graphs")
     job.model.train()
     steps = job.batches.steps
-    device = job.batches.index.device
-    order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k]), device=device)
-    rest, context, index = tree_map(lambda t: t.index_select(0, order), (starts, context, job.batches.index))
+    order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])).to(job.device, non_blocking=True)
+    rest, context, index, keys = tree_map(
+        lambda t: t.index_select(0, order), (starts, context, job.batches.index, job.batches.keys)
+    )
     params = {name: rest.pop(name) for name in job.trainable()}
-    momentum = {name: torch.zeros_like(p) for name, p in params.items()}
-    total = torch.zeros(len(steps), device=device, dtype=next(iter(params.values())).dtype)
-    losses = vmap(job.loss)
+    memory = job.optimizer.memory(list(params.values()))
+    dtype = next(iter(params.values())).dtype
+    total = torch.zeros(len(steps), device=job.device, dtype=dtype)
 
+    def one(params: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
+        def call(params: State, x: Tensor) -> Tensor:
+            return functional_call(job.model, {**rest, **params}, (x,))
+
+        return job.loss(call, params, context, batch, key)
+
+    losses = vmap(one)
     for s in range(max(steps)):
         active = sum(n > s for n in steps)
-        p, r, m, c, i = tree_map(lambda t, active=active: t[:active], (params, rest, momentum, context, index[:, s]))
+        p, r, c, i, key = tree_map(lambda t, n=active: t[:n], (params, rest, context, index[:, s], keys[:, s]))
+        kept = tree_map(lambda t, n=active: t[:n] if t.ndim else t, memory)  # Adam's count of steps is one for all
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in p.items()}  # views of params
         # Clients do not share anything, so the gradient of the sum holds each one's own: ordinary autograd around
         # vmap does, which spares the backward pass the layers of torch.func.grad inside it.
-        loss = _vectorised(losses, job.model, leaves, r, c, i)
+        loss = _vectorised(losses, job.model, leaves, r, c, job.fetch(i, key, dtype), key)
         gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
-        job.sgd.step(list(p.values()), list(m.values()), list(gradients), lead=1)
+        job.optimizer.step(list(p.values()), kept, gradients, lead=1)
         total[:active] += loss.detach()
 
     back = order.argsort()
     states = {**rest, **params}
-    counts = torch.tensor(steps, device=device)
+    counts = torch.tensor(steps).to(job.device, non_blocking=True)
     return Trained({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
 
 

@@ -11,8 +11,8 @@ from torch import nn
 import surgery
 from fl.batches import make_batches
 from fl.config import Config
-from fl.engine import SGD, Job, auto, train
-from fl.engine.sgd import clipped
+from fl.engine import SGD, Job, Precision, auto, train
+from fl.engine.optimizers import clipped
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
@@ -32,8 +32,8 @@ def several_rounds(fed, backend, rounds=3, objective=cross_entropy):
         rng = Rng(0, number)
         clients = fed.sample(rng)
         batches = make_batches([fed.clients[c].train for c in clients], clients, 2, 4, rng, "cpu")
-        job = Job(fed.model, fed.data, batches, fed.sgd, objective)
-        trained = train(job, models, {"anchor": models}, backend)
+        job = Job(fed.model, fed.data, batches, fed.optimizer, objective)
+        (trained,) = train([(job, models, {"anchor": models})], backend)
         models = trained.states
         history.append(trained)
     return history
@@ -41,7 +41,7 @@ def several_rounds(fed, backend, rounds=3, objective=cross_entropy):
 
 @pytest.mark.parametrize(("model", "norm"), MODELS)
 def test_vmap_equals_loop_over_rounds_with_ragged_clients(make_federation, model, norm):
-    fed = make_federation(model, norm=norm, sgd=SGD(lr=0.01, momentum=0.9, weight_decay=1e-3))
+    fed = make_federation(model, norm=norm, optimizer=SGD(lr=0.01, momentum=0.9, weight_decay=1e-3))
     assert len({len(split.train) for split in fed.clients}) == 4  # ragged: different numbers of steps
     for loop, vmap in zip(several_rounds(fed, "loop"), several_rounds(fed, "vmap"), strict=True):
         torch.testing.assert_close(vmap.loss, loop.loss, rtol=1e-5, atol=1e-5)
@@ -50,7 +50,7 @@ def test_vmap_equals_loop_over_rounds_with_ragged_clients(make_federation, model
             torch.testing.assert_close(vmap.states[name], loop.states[name], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 @pytest.mark.parametrize("mu", [0.0, 0.3])
 @pytest.mark.parametrize(("model", "norm"), MODELS)
 def test_backends_equal_plain_pytorch(make_federation, backend, mu, model, norm):
@@ -58,7 +58,7 @@ def test_backends_equal_plain_pytorch(make_federation, backend, mu, model, norm)
     assert_equal_to_plain_pytorch(make_federation, backend, SGD(0.05, 0.9, 1e-2), mu, model, norm)
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 @pytest.mark.parametrize(
     "sgd",
     [
@@ -73,14 +73,15 @@ def test_every_setting_of_sgd_equals_plain_pytorch(make_federation, backend, sgd
 
 
 def assert_equal_to_plain_pytorch(make_federation, backend, sgd, mu, model, norm):
-    fed = make_federation(model, norm=norm, dtype=torch.float64, sgd=sgd)
+    fed = make_federation(model, norm=norm, dtype=torch.float64, optimizer=sgd)
     rng, clients = Rng(3, 1), [2, 0, 3]
     starts = surgery.stack(
         [{n: t + 0.01 * k if t.is_floating_point() else t for n, t in fed.initial().items()} for k in range(3)]
     )
     before = {name: tensor.clone() for name, tensor in starts.items()}
     batches = make_batches([fed.clients[c].train for c in clients], clients, 2, 4, rng, "cpu")
-    trained = train(Job(fed.model, fed.data, batches, sgd, proximal(mu)), starts, {"anchor": starts}, backend)
+    job = Job(fed.model, fed.data, batches, sgd, proximal(mu))
+    (trained,) = train([(job, starts, {"anchor": starts})], backend)
     assert all(torch.equal(starts[name], before[name]) for name in starts)  # the starts stay as they were
 
     for k, client in enumerate(clients):
@@ -97,7 +98,7 @@ def assert_equal_to_plain_pytorch(make_federation, backend, sgd, mu, model, norm
             torch.testing.assert_close(trained.states[name][k], expected[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_a_torchvision_model_with_step_counters_trains(make_federation, backend):
     """Integer buffers advance by the client's own number of steps and stay integers."""
     net = torchvision.models.resnet18(num_classes=3, weights=None)
@@ -108,7 +109,7 @@ def test_a_torchvision_model_with_step_counters_trains(make_federation, backend)
     assert surgery.average(trained.states)["bn1.num_batches_tracked"].item() == 4
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_frozen_parameters_are_carried_unchanged(make_federation, backend):
     fed = make_federation("cnn", backend=backend)
     fed.model.conv1.requires_grad_(False)
@@ -118,7 +119,7 @@ def test_frozen_parameters_are_carried_unchanged(make_federation, backend):
     assert not torch.equal(trained.states["conv2.weight"], surgery.broadcast(start, 3)["conv2.weight"])
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_tied_parameters_stay_tied(make_federation, backend):
     class Tied(nn.Module):
         def __init__(self):
@@ -154,9 +155,9 @@ class Counting(nn.Module):
         return out - self.mean
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_non_persistent_buffers_do_not_leak_and_unused_parameters_stay(make_federation, backend):
-    fed = make_federation(Counting().double(), backend=backend, sgd=SGD(weight_decay=0.1))
+    fed = make_federation(Counting().double(), backend=backend, optimizer=SGD(weight_decay=0.1))
     start = surgery.broadcast(fed.initial(), 3)
     trained = fed.train(start, [2, 1, 0], Rng(0, 1))
     assert fed.model.mean.abs().max() == 0
@@ -167,18 +168,19 @@ def test_non_persistent_buffers_do_not_leak_and_unused_parameters_stay(make_fede
 
 
 def test_models_that_cannot_be_trained_are_refused_by_name(make_federation):
-    class Functional(nn.Module):
+    class Noisy(nn.Module):
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(64, 3)
 
         def forward(self, x):
-            return self.fc(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+            return self.fc(nn.functional.rrelu(x.flatten(1), training=self.training))
 
     counting = nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None), nn.Flatten())
     for net, backend, message in (
-        (Functional(), "loop", "Functional draws from torch's global generator"),
-        (Functional(), "vmap", "Functional cannot train side by side"),
+        (Noisy(), "loop", "Noisy draws from torch's global generator"),
+        (Noisy(), "workers", "Noisy draws from torch's global generator"),
+        (Noisy(), "vmap", "Noisy cannot train side by side"),
         (counting, "vmap", "cannot train side by side.*--backend loop"),
     ):
         fed = make_federation(net, backend=backend)
@@ -188,7 +190,7 @@ def test_models_that_cannot_be_trained_are_refused_by_name(make_federation):
         make_federation(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).requires_grad_(False))
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_one_start_a_client(make_federation, backend):
     fed = make_federation("cnn", backend=backend)
     for k in (2, 4):
@@ -232,24 +234,31 @@ def test_batches_of_a_client_do_not_depend_on_the_others():
     assert not torch.equal(alone.index, later.index)
 
 
-def test_unknown_backends_and_dropout_are_refused(make_federation):
+def test_unknown_backends_are_refused(make_federation):
     fed = make_federation("cnn", backend="magic")
-    with pytest.raises(FLError, match="there are auto, loop, vmap"):
+    with pytest.raises(FLError, match="there are auto, loop, workers, vmap, graphs"):
         fed.train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1))
-    with pytest.raises(FLError, match="dropout"):
-        make_federation(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)))
+    with pytest.raises(FLError, match="graphs needs a CUDA device"):
+        make_federation("cnn", backend="graphs").train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1))
 
 
 def test_auto_follows_the_measured_table(make_federation, monkeypatch):
     fed = make_federation("cnn")
     batches = make_batches([fed.clients[0].train] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
-    job, starts = Job(fed.model, fed.data, batches, fed.sgd, cross_entropy), surgery.broadcast(fed.initial(), 3)
-    size = auto.work(job)
-    rows = [{"k": 3, "work": size, "ratio": 1.5}, {"k": 3, "work": size * 1000, "ratio": 0.5}]
+    job, starts = Job(fed.model, fed.data, batches, fed.optimizer, cross_entropy), surgery.broadcast(fed.initial(), 3)
+    here = {"threads": torch.get_num_threads(), "k": 3, "work": auto.work(job)}
+    rows = [
+        {**here, "ms": {"loop": 3.0, "vmap": 1.0, "workers": 2.0}},
+        {**here, "work": 1000 * here["work"], "ms": {"loop": 1.0, "vmap": 3.0, "workers": 2.0}},
+    ]
     monkeypatch.setattr(auto, "_rows", lambda device: rows)
-    assert auto.choose(job, starts) == "vmap"
-    rows[0]["ratio"] = 0.9
-    assert auto.choose(job, starts) == "loop"
+    group = (job, starts, {})
+    assert auto.choose([group]) == "vmap"
+    assert auto.choose([group, group]) == "workers"  # several architectures cannot be stacked
+    last = (dataclasses.replace(job, precision=Precision(channels_last=True)), starts, {})
+    assert auto.choose([last]) == "workers"
+    rows[0]["ms"]["loop"] = 0.5
+    assert auto.choose([group]) == "loop"
     monkeypatch.undo()
     root = Path(__file__).parents[2]
     shipped, measured = (root / part / "engine-cpu.json" for part in ("fl/engine", "benchmarks/results"))
@@ -257,7 +266,7 @@ def test_auto_follows_the_measured_table(make_federation, monkeypatch):
     assert auto._rows("cpu") == json.loads(measured.read_text())["rows"]
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 9])
 def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
     whole = make_federation("resnet20", backend=backend, dtype=torch.float64)
@@ -272,12 +281,12 @@ def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
 
 
 def test_the_learning_rate_follows_its_schedule(make_federation):
-    fed = make_federation("cnn", sgd=SGD(0.1))
+    fed = make_federation("cnn", optimizer=SGD(0.1))
     late = dataclasses.replace(fed, schedule=schedule("step", 8))
     starts = surgery.broadcast(fed.initial(), 2)
     for number, lr in ((4, 0.1), (5, 0.01), (7, 0.001)):
         trained = late.train(starts, [0, 1], Rng(0, number))
-        expected = dataclasses.replace(fed, sgd=SGD(lr)).train(starts, [0, 1], Rng(0, number))
+        expected = dataclasses.replace(fed, optimizer=SGD(lr)).train(starts, [0, 1], Rng(0, number))
         for name in trained.states:
             torch.testing.assert_close(trained.states[name], expected.states[name])
 

@@ -15,11 +15,11 @@ from fl.rng import Rng
 def test_scores_are_scikit_learn_s():
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(200, 5, generator=generator), torch.randint(5, (200,), generator=generator)
-    result = evaluate.score(logits, labels)
+    result = evaluate.score(lambda x: x, logits, labels, 5)
     probabilities = logits.double().softmax(1).numpy()
-    assert result.accuracy == pytest.approx(accuracy_score(labels, logits.argmax(1)))
-    assert result.loss == pytest.approx(log_loss(labels, probabilities, labels=range(5)))
-    assert result.f1 == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
+    assert result["accuracy"] == pytest.approx(accuracy_score(labels, logits.argmax(1)))
+    assert result["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(5)))
+    assert result["f1"] == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
 
 
 def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch):

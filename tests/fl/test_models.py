@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from fl_flags import TINY
@@ -6,6 +8,7 @@ import fl
 from fl import models
 from fl import run as cli
 from fl.config import Config
+from fl.draws import Drawing, Draws
 from fl.errors import FLError
 from fl.metrics import read
 from fl.simulation import build
@@ -48,11 +51,23 @@ def test_images_may_be_of_another_size_than_the_model_was_made_for():
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_dropout_is_switched_off():
-    model = make("torchvision:efficientnet_b0", in_channels=3, image_size=32).train()
-    before = torch.get_rng_state()
-    model(torch.zeros(2, 3, 32, 32))
+@pytest.mark.parametrize(
+    "name", ["vgg11", "efficientnetv2_cifar", "torchvision:mobilenet_v3_small", "timm:repvit_m0_9"]
+)
+def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
+    model = make(name, in_channels=3, image_size=32, width=0.25).train()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    drops = name != "timm:repvit_m0_9"  # has none
+    before, outputs = torch.get_rng_state(), []
+    for key in (1, 1, 2):
+        with torch.no_grad(), Drawing(Draws(torch.tensor(key, dtype=torch.int32))):
+            outputs.append(copy.deepcopy(model)(images))
     assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2]) != drops
+    assert models.make_spec("vgg11", 10, dropout=0.0).dropout == 0
+    with pytest.raises(FLError, match=r"--dropout 0\.1: cnn has no dropout to set"):
+        models.make_spec("cnn", 10, dropout=0.1)
 
 
 def test_the_zoo_is_as_it_was():

@@ -237,7 +237,7 @@ BAD = [
     (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, mnist, "),
     (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
     (["--partition", "iidd"], "unknown partition 'iidd': there are iid, dirichlet"),
-    (["--backend", "gpu"], "unknown backend 'gpu': there are auto, loop, vmap"),
+    (["--backend", "gpu"], "unknown backend 'gpu': there are auto, loop, workers, vmap, graphs"),
     (["--norm", "instance"], "unknown norm 'instance': there are default, none, batch, static_batch, group, layer"),
     (["--participants", "5"], "--participants 5 of --clients 4"),
     (["--participants", "1.5"], "share in (0, 1]"),
@@ -432,7 +432,8 @@ def test_help_shows_every_setting():
     command = [sys.executable, "-m", "fl.run", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for flag in vars(Config()):
-        if flag not in ("fedprox", "fedmr"):
+        if flag not in ("fedprox", "fedmr", "text"):
             assert f"--{flag.replace('_', '-')}" in text
-    assert "--fedmr.stage1-rounds" in text
+    for flag in ("--fedmr.stage1-rounds", "--text.tokens", "--text.vocabulary", "--text.length"):
+        assert flag in text
     assert "fashion-mnist" in text

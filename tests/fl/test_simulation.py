@@ -17,7 +17,7 @@ def test_every_setting_reaches_the_federation():
     )  # fmt: skip
     fed, _ = build(config)
     assert (fed.participants, fed.epochs, fed.batch_size, fed.backend) == (3, 2, 9, "vmap")
-    assert fed.sgd == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
+    assert fed.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
     assert fed.chunk == 2
     assert [fed.schedule(number) for number in (2, 3)] == [1, 0.5]
     assert fed.model.head.in_features == 32

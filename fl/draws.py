@@ -1,0 +1,123 @@
+"""Random numbers within a step (dropout, stochastic depth, augmentation) without a generator's state.
+
+What is drawn is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
+comes from the client's own generator (`fl.batches`). So it is the same on every device and in every backend: one
+client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_GOLDEN = -0x61C88647  # 2^32 / golden ratio: spreads the numbers of draws and streams over 32 bits
+
+
+class Draws:
+    """A sequence of draws that depends on a key alone.
+
+    Args:
+        key: int32, of any leading shape: one draw for each.
+        stream: those of one key do not overlap.
+
+    >>> key = torch.tensor([1, 1, 2], dtype=torch.int32)
+    >>> a, b, c = Draws(key).uniform((4,))
+    >>> torch.equal(a, b), torch.equal(a, c)
+    (True, False)
+    """
+
+    def __init__(self, key: Tensor, stream: int = 0) -> None:
+        self.key, self.drawn = key, stream << 16
+
+    def bits(self, shape: tuple[int, ...]) -> Tensor:
+        """Random int32 [*leading, *shape]."""
+        self.drawn += 1
+        start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
+        position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
+        key = self.key.view(*self.key.shape, *[1] * len(shape))
+        return _mixed(_mixed(position.add_(start)) ^ key)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Random float32 in [0, 1), multiples of 2^-24."""
+        return (self.bits(shape) & 0xFFFFFF) * 2**-24
+
+    def below(self, bound: int, shape: tuple[int, ...]) -> Tensor:
+        """Random int64 from 0 to bound - 1, which is at most 2^20 or so."""
+        return (self.uniform(shape) * bound).long()
+
+    def keep(self, probability: float, shape: tuple[int, ...]) -> Tensor:
+        """Random truth, with this probability."""
+        return self.uniform(shape) < probability
+
+
+def _mixed(h: Tensor) -> Tensor:
+    """A bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in place.
+
+    Products wrap; the masks make shifts of negative numbers those of unsigned ones.
+    """
+    h ^= (h >> 16) & 0xFFFF
+    h *= 0x7FEB352D
+    h ^= (h >> 15) & 0x1FFFF
+    h *= -0x7B935975
+    h ^= (h >> 16) & 0xFFFF
+    return h
+
+
+class Drawing(TorchFunctionMode):
+    """Within it, dropout of every kind takes its random numbers from `draws` instead of torch's global generator.
+
+    What else draws from the global generator is left alone, and found by `fl.engine.train`.
+
+    >>> with Drawing(Draws(torch.tensor(7, dtype=torch.int32))):
+    ...     F.dropout(torch.ones(6), 0.5)
+    tensor([0., 0., 0., 0., 2., 0.])
+    """
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self.draws = draws
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if replaced := _REPLACED.get(function):
+            return replaced(self.draws, *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _dropout(dims: int | None) -> Callable[..., Tensor]:
+    """Dropout of single entries (None), or of whole channels of `dims` dimensions."""
+
+    def dropout(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        if not training or p == 0:
+            return input
+        lead = input.ndim if dims is None else input.ndim - dims
+        shape = (*input.shape[:lead], *[1] * (input.ndim - lead))
+        mask = draws.keep(1 - p, shape).to(input.dtype) / (1 - p if p < 1 else 1)
+        return input.mul_(mask) if inplace else input * mask
+
+    return dropout
+
+
+def _bernoulli_(draws: Draws, self: Tensor, p: float = 0.5) -> Tensor:
+    """`tensor.bernoulli_(p)`, which stochastic depth uses."""
+    drawn = draws.keep(p, tuple(self.shape)).to(self.dtype)
+    try:
+        return self.copy_(drawn)
+    except RuntimeError:  # under vmap a tensor that is one for all clients cannot hold a number for each of them:
+        self.fill_(math.nan)  # whoever reads it, instead of what is returned, is to notice
+        return drawn
+
+
+_REPLACED = {
+    F.dropout: _dropout(None),
+    torch.dropout: lambda draws, input, p, train: _dropout(None)(draws, input, p, train),
+    F.dropout1d: _dropout(1),
+    F.dropout2d: _dropout(2),
+    F.dropout3d: _dropout(3),
+    Tensor.bernoulli_: _bernoulli_,
+}

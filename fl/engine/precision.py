@@ -1,0 +1,52 @@
+"""In which numbers and memory layout a step is computed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+
+from fl.errors import FLError
+
+NAMES = ("float32", "tf32", "bf16")
+
+
+class Precision(NamedTuple):
+    """How forward and backward passes are computed; parameters and optimizer states keep their dtype.
+
+    Attributes:
+        name: `float32` as the model is; `tf32` lets CUDA round the factors of products to 10 bits of mantissa;
+            `bf16` is torch's autocast to bfloat16.
+        channels_last: images and convolutions with channels as the last axis in memory.
+    """
+
+    name: str = "float32"
+    channels_last: bool = False
+
+    def check(self, device: torch.device) -> None:
+        """Raise FLError for what there is not, in general or on this device."""
+        if self.name not in NAMES:
+            raise FLError(f"unknown precision {self.name!r}: there are {', '.join(NAMES)}")
+        if self.name == "tf32" and device.type != "cuda":
+            raise FLError(f"--precision tf32 needs a CUDA device, not {device}: use float32 or bf16")
+
+    def autocast(self, device: torch.device):
+        """The context of a forward pass."""
+        return torch.autocast(device.type, torch.bfloat16) if self.name == "bf16" else nullcontext()
+
+
+@contextmanager
+def products(precision: Precision, device: torch.device) -> Iterator[None]:
+    """The context of a round: CUDA's matrix products and convolutions in TF32 or not, as they were before afterwards.
+
+    Torch lets convolutions have TF32 unless it is told otherwise, so `float32` says so too.
+    """
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if device.type == "cuda" else ()
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "tf32" if precision.name == "tf32" else "ieee"
+        yield
+    finally:
+        for switch, value in zip(switches, before):
+            switch.fp32_precision = value

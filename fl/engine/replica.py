@@ -1,0 +1,75 @@
+"""A copy of the model in which clients train one after another, in plain eager steps."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from fl.engine.job import Group, Results
+from surgery import State
+
+
+class Replica:
+    """The model, its gradients and the optimizer's memory for one client at a time.
+
+    Args:
+        group: whose clients will train here; nothing of it is changed.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.job, self.starts, self.context = group
+        self.model = copy.deepcopy(self.job.model).train()
+        if self.job.precision.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        named = dict(self.model.named_parameters())
+        self.params: State = {name: named[name] for name in self.job.trainable()}
+        self.values = list(self.params.values())
+        self.dtype = self.values[0].dtype
+        self.memory = self.job.optimizer.memory(self.values)
+        self.total = torch.zeros((), dtype=self.dtype, device=self.job.device)
+
+    def train(self, k: int, results: Results) -> None:
+        """Train the k-th client from its start, all of its steps."""
+        mine = self.load(k)
+        for s in range(self.job.batches.steps[k]):
+            self.step(self.job.batches.index[k, s], self.job.batches.keys[k, s], mine)
+        self.save(k, results)
+
+    @torch.no_grad()
+    def load(self, k: int) -> Any:
+        """Put the k-th client's start in place; the optimizer forgets. Returns the client's context."""
+        for name, tensor in self._state().items():
+            tensor.copy_(self.starts[name][k])
+        for tensor in [self.total, *(t for kept in self.memory.values() for t in kept)]:
+            tensor.zero_()
+        return tree_map(lambda tensor: tensor[k], self.context)
+
+    def step(self, index: Tensor, key: Tensor, context: Any) -> None:
+        """One step on the samples index [B]."""
+        batch = self.job.fetch(index, key, self.dtype)
+        for p in self.values:
+            p.grad = None
+        loss = self.job.loss(self.call, self.params, context, batch, key)
+        loss.backward()
+        with torch.no_grad():
+            self.job.optimizer.step(self.values, self.memory, [p.grad for p in self.values])
+            self.total += loss.detach()
+
+    def call(self, params: State, x: Tensor) -> Tensor:
+        """The model at `params`; its own need no detour."""
+        return self.model(x) if params is self.params else functional_call(self.model, params, (x,))
+
+    @torch.no_grad()
+    def save(self, k: int, results: Results) -> None:
+        """Leave the k-th client's results."""
+        for name, tensor in self._state().items():
+            results.states[name][k].copy_(tensor)
+        results.loss[k] = self.total / self.job.batches.steps[k]
+
+    def _state(self) -> State:
+        """The tensors in place now (a model may put new buffers in place of old ones)."""
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {name: tensors[name] for name in self.starts}

@@ -1,0 +1,54 @@
+"""Clients side by side in threads, for the CPU: each thread trains one client at a time in a replica of its own.
+
+A small step cannot keep several cores busy, several steps can. Torch lets go of Python's lock while it computes.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.replica import Replica
+from fl.errors import FLError
+
+
+def train(groups: Sequence[Group]) -> list[Trained]:
+    """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
+    if (device := groups[0][0].device).type != "cpu":
+        raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
+    results = [Results(group) for group in groups]
+    clients = longest_first(groups)
+    allowed = torch.get_num_threads()
+    count = min(allowed, len(clients))
+    queue, lock, failed = iter(clients), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        torch.set_num_threads(allowed // count)
+        replicas: dict[int, Replica] = {}
+        try:
+            while not failed.is_set():
+                with lock:
+                    g, k = next(queue, (None, None))
+                if g is None:
+                    return
+                if g not in replicas:
+                    replicas[g] = Replica(groups[g])
+                replicas[g].train(k, results[g])
+        except BaseException:
+            failed.set()  # the others stop after their client
+            raise
+
+    try:
+        with ThreadPoolExecutor(count, thread_name_prefix="fl-client") as pool:
+            futures = [pool.submit(work) for _ in range(count)]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # Ctrl-C, too
+                failed.set()
+                raise
+    finally:
+        torch.set_num_threads(allowed)  # a setting of the process as well as of the thread
+    return [result.trained() for result in results]
