@@ -18,9 +18,9 @@ class Augment(NamedTuple):
 
     >>> images = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     >>> Augment(crop=1, flip=True)(images, torch.tensor(5, dtype=torch.int32))
-    tensor([[[[0, 0, 0],
-              [1, 2, 3],
-              [4, 5, 6]]]], dtype=torch.uint8)
+    tensor([[[[4, 5, 6],
+              [7, 8, 9],
+              [0, 0, 0]]]], dtype=torch.uint8)
     """
 
     crop: int = 0

@@ -43,17 +43,24 @@ def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State
         temporary.write_bytes(serialise(tensors, metadata=header))  # save_file makes files private to the user
 
 
-def restore(folder: Path, like: Server) -> tuple[Server, int]:
+def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     """(server, round) from a run folder.
 
     Args:
         like: a server of the same method and model, `algorithm.init()`; its devices and dtypes are taken.
+        spec: of the model.
 
     Raises:
         FLError: if the file is missing, damaged, of another format, or holds another model or method.
     """
     tensors, header = _read(folder)
     tensors = {k: t for k, t in tensors.items() if not k.startswith(f"{_STATISTICS}/")}
+    wanted = json.loads(json.dumps(dataclasses.asdict(spec)))
+    if other := [name for name in wanted if header["model"].get(name) != wanted[name]]:
+        raise FLError(
+            f"{folder / FILE} holds another model: {other[0]} was {header['model'].get(other[0])}, the settings now "
+            f"mean {wanted[other[0]]}; start a new run"
+        )
     try:
         check_same(flatten(like), tensors, "this run", "the checkpoint")
     except SurgeryError as error:

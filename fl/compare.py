@@ -21,7 +21,7 @@ from fl.metrics import Row, read
 
 _NOT_COMPARED = {
     "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
-    "checkpoint_every", "eval_every", "models_every", "chunk",
+    "checkpoint_every", "eval_every", "models_every", "chunk", "channels_last",
 }  # fmt: skip
 _TAIL = 10
 _EXTRA = {"f1": ("macro-F1 %", 100), "perplexity": ("perplexity", 1)}  # of images, of text

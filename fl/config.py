@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import tyro
 import yaml
@@ -36,7 +36,7 @@ class Config(DataSettings):
     """blocks of the model's sections: one number for all sections, or one for each"""
     norm: str = "default"
     """norm layers: batch, static_batch, group, layer, none, or the model's default"""
-    dropout: float | None = None
+    dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """dropout's rate [the model's own]"""
 
     participants: int | float = 5
@@ -54,7 +54,7 @@ class Config(DataSettings):
     optimizer: str = "sgd"
     """the clients' optimizer, sgd or adam; what it remembers of a round is gone in the next"""
     lr: float = 0.02
-    """the clients' learning rate"""
+    """the clients' learning rate (for adam rather 0.001)"""
     momentum: float = 0.9
     """sgd: momentum"""
     nesterov: bool = False
@@ -99,13 +99,20 @@ class Config(DataSettings):
     precision: str = "float32"
     """float32; tf32 (on CUDA); bf16, with weights in float32"""
     channels_last: bool = False
-    """memory layout of images and convolutions: often faster (not with vmap)"""
+    """memory layout of images and convolutions: channels as the last axis (not with vmap)"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
     """parent of run folders"""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """the run folder's name; must be new [made from the settings]"""
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """continue the run in this folder, with its settings; --rounds may be raised with a constant --lr-schedule"""
+
+    read_by: ClassVar[dict[tuple[str, str], tuple[str, ...]]] = {
+        **DataSettings.read_by,
+        ("optimizer", "sgd"): ("momentum", "nesterov"),
+        ("optimizer", "adam"): ("betas",),
+        ("lr_schedule", "step"): ("lr_factor", "lr_steps"),
+    }
 
     def __post_init__(self) -> None:
         for name, kind in (("width", float), ("depth", int)):  # Config(width=0.5, depth=2) says what it means
@@ -123,7 +130,7 @@ class Config(DataSettings):
             raise FLError("give at least one --algorithm and one of --seeds")
         if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
             raise FLError("--algorithm and --seeds name each method and seed once")
-        for flag, value in _flat(dataclasses.asdict(self)).items():
+        for flag, value in flat(dataclasses.asdict(self)).items():
             if any(isinstance(v, float) and not math.isfinite(v) for v in (value if type(value) is tuple else [value])):
                 raise FLError(f"--{flag} must be a finite number, got {value}")
         for flag, bound in _LEAST.items():
@@ -135,12 +142,12 @@ class Config(DataSettings):
             raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
         choice("optimizer", [self.optimizer], ("sgd", "adam"))
         choice("precision", [self.precision], PRECISIONS)
-        if self.optimizer == "adam" and (self.nesterov or not all(0 <= beta < 1 for beta in self.betas)):
-            raise FLError("--optimizer adam takes two --betas of at least 0 and below 1, and no --nesterov")
-        if len(self.betas) != 2:
-            raise FLError(f"--betas are two numbers, got {','.join(map(str, self.betas))}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise FLError(f"--betas are two numbers of at least 0 and below 1, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
             raise FLError("--nesterov needs a --momentum above 0")
+        if is_text(self.dataset) and (self.crop or self.flip):
+            raise FLError("--crop and --flip are for images, and the data set is text: leave them out")
         self.schedule()
         self.cohort()
         self.spec()
@@ -240,7 +247,7 @@ _LEAST = {
 }  # fmt: skip
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Flags and values, those of methods as `method.option`."""
     result = {}
     for name, value in values.items():
@@ -266,6 +273,8 @@ def _filled(default: Any, values: Any, where: str) -> Any:
             kind = type(old[0]) if old else int  # numbers of blocks and classes, empty by default
             value = tuple(float(v) if kind is float and type(v) is int else v for v in value)
             fits = all(type(item) is kind for item in value)
+        elif name == "dropout":
+            fits = value is None or type(value) in (int, float)
         elif old is None:
             fits = value is None or isinstance(value, str)
         else:

@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fl.errors import FLError
 
 _GOLDEN = -0x61C88647  # 2^32 / golden ratio: spreads the numbers of draws and streams over 32 bits
 
@@ -38,8 +41,8 @@ class Draws:
         self.drawn += 1
         start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
         position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
-        key = self.key.view(*self.key.shape, *[1] * len(shape))
-        return _mixed(_mixed(position.add_(start)) ^ key)
+        key = _mixed(self.key.clone()).view(*self.key.shape, *[1] * len(shape))
+        return _mixed(_mixed(position.add_(start)) + key)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """Random float32 in [0, 1), multiples of 2^-24."""
@@ -74,7 +77,7 @@ class Drawing(TorchFunctionMode):
 
     >>> with Drawing(Draws(torch.tensor(7, dtype=torch.int32))):
     ...     F.dropout(torch.ones(6), 0.5)
-    tensor([0., 0., 0., 0., 2., 0.])
+    tensor([0., 0., 0., 0., 0., 2.])
     """
 
     def __init__(self, draws: Draws) -> None:
@@ -82,20 +85,40 @@ class Drawing(TorchFunctionMode):
         self.draws = draws
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if replaced := _REPLACED.get(function):
-            return replaced(self.draws, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if (replaced := _REPLACED.get(function)) and kwargs.get("generator") is None:
+            return replaced(self.draws, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+class NoDraws(TorchDispatchMode):
+    """Within it nothing may be random: for a backward pass, in which activation checkpointing would repeat the forward
+    pass with other masks. It looks at every operation, which takes time.
+
+    Raises:
+        FLError: from what draws.
+    """
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise FLError(
+                "dropout within activation checkpointing has other masks in the backward pass: use one of the two"
+            )
         return function(*args, **(kwargs or {}))
 
 
 def _dropout(dims: int | None) -> Callable[..., Tensor]:
-    """Dropout of single entries (None), or of whole channels of `dims` dimensions."""
+    """Dropout of single entries (None), or of whole channels of `dims` dimensions, for a batch or, where torch takes
+    that, a single sample.
+    """
 
     def dropout(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         if not training or p == 0:
             return input
-        lead = input.ndim if dims is None else input.ndim - dims
+        single = dims in (1, 3) and input.ndim == dims + 1
+        lead = input.ndim if dims is None else 2 - single
         shape = (*input.shape[:lead], *[1] * (input.ndim - lead))
         mask = draws.keep(1 - p, shape).to(input.dtype) / (1 - p if p < 1 else 1)
         return input.mul_(mask) if inplace else input * mask
@@ -103,8 +126,12 @@ def _dropout(dims: int | None) -> Callable[..., Tensor]:
     return dropout
 
 
-def _bernoulli_(draws: Draws, self: Tensor, p: float = 0.5) -> Tensor:
+def _bernoulli_(draws: Draws, self: Tensor, p: float = 0.5, generator: None = None) -> Tensor:
     """`tensor.bernoulli_(p)`, which stochastic depth uses."""
+    if not self.is_floating_point():
+        raise FLError(
+            f"bernoulli_ of {self.dtype} cannot be trained by clients side by side: draw floating-point numbers"
+        )
     drawn = draws.keep(p, tuple(self.shape)).to(self.dtype)
     try:
         return self.copy_(drawn)

@@ -14,7 +14,8 @@ import surgery
 from fl.augment import Augment
 from fl.batches import make_batches
 from fl.data import Dataset
-from fl.engine import SGD, Group, Job, Optimizer, Precision, Trained, train
+from fl.engine import SGD, Group, Job, Optimizer, Precision, Trained, check, train
+from fl.engine.precision import products
 from fl.errors import FLError
 from fl.failure import drop_failed
 from fl.objectives import Objective, cross_entropy
@@ -67,8 +68,13 @@ class Federation:
             raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)")
         if not any(p.requires_grad for p in self.model.parameters()):
             raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
+        check(self.backend, self.data.x.device, self.precision)
         if self.data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")
+        if not self.data.text and self.augment.crop >= min(self.data.x.shape[-2:]):
+            raise FLError(
+                f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
+            )
 
     def initial(self) -> State:
         """The state that training starts from."""
@@ -178,7 +184,8 @@ class Federation:
         if self.augment.mask:  # of a masked language model is asked what stands behind the masks, here always the same
             images = self.augment(images, torch.zeros((), dtype=torch.int32, device=images.device))
         chunks = images.split(_CHUNK)
-        return torch.cat([functional_call(self.model, state, self.data.normalise(x, dtype)) for x in chunks])
+        with products(self.precision, self.data.x.device):
+            return torch.cat([functional_call(self.model, state, self.data.normalise(x, dtype)) for x in chunks])
 
     @torch.no_grad()
     def statistics(self, state: State) -> State:
@@ -199,6 +206,7 @@ class Federation:
         dtype = next(t.dtype for t in state.values() if t.is_floating_point())
         batches = index.to(self.data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
         images = (self.data.normalise(self.data.x[batch], dtype) for batch in batches)
-        result = collect_statistics(self.model, images, state)
+        with products(self.precision, self.data.x.device):
+            result = collect_statistics(self.model, images, state)
         self._collected["last"] = key, result
         return dict(result)

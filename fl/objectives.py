@@ -3,6 +3,9 @@
 An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
 model in training mode with that client's buffers; `context` is what the algorithm handed along for the client
 (anchors, masks, cached logits), a dict of tensors. The engine differentiates the loss with respect to `params`.
+
+An objective is a function of its arguments alone: what changes from round to round belongs into the context, since CUDA
+graphs repeat the numbers that they were captured with.
 """
 
 from collections.abc import Callable

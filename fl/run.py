@@ -5,19 +5,19 @@ import itertools
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import tyro
 
 from fl import data
 from fl.compare import compare
-from fl.config import Config
+from fl.config import Config, flat
 from fl.console import guarded
 from fl.errors import FLError
 from fl.files import write_text
 from fl.recipes import RECIPES
-from fl.simulation import begin, build, create_folder, pick_device, simulate
+from fl.simulation import begin, build, create_folder, model_spec, pick_device, simulate
 
 _MAY_CHANGE = {
     "rounds",
@@ -62,7 +62,7 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
     """One run folder a method and seed within `folder`, then one table and one figure of all."""
     inside = {one: folder / f"{one.algorithm[0]}-seed{one.seeds[0]}" for one in runs}
     for one, path in inside.items():  # what the last of them refuses is told before the first trains
-        begin(one, path, build(one, dataset)[1])
+        begin(one, path, build(one, dataset)[1], model_spec(one, dataset))
     if not config.resume:
         create_folder(folder)
     write_text(folder / "config.yaml", config.to_yaml())
@@ -94,9 +94,9 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
     resumed = _cli(argv, replace(saved, resume=None))
     changed = [f.name for f in fields(Config) if getattr(resumed, f.name) != getattr(saved, f.name)]
     if fixed := [name for name in changed if name not in _MAY_CHANGE]:
-        raise FLError(
-            f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed (it had {getattr(saved, fixed[0])})"
-        )
+        was, now = (flat(asdict(config)) for config in (saved, resumed))
+        flag = next(f for f in was if was[f] != now[f] and f.split(".")[0] == fixed[0].replace("_", "-"))
+        raise FLError(f"--{flag} cannot change when a run is resumed (it had {was[flag]})")
     if "rounds" in changed and resumed.lr_schedule != "constant":
         raise FLError(f"--rounds cannot change with --lr-schedule {resumed.lr_schedule}, which depends on their number")
     return resumed, folder

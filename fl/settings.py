@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import tyro
@@ -57,12 +57,26 @@ class DataSettings:
         if not 0 < self.alpha < math.inf:
             raise FLError(f"--alpha must be a finite number above 0, got {self.alpha}")
 
+    read_by: ClassVar[dict[tuple[str, str], tuple[str, ...]]] = {
+        ("partition", "dirichlet"): ("alpha",),
+        ("partition", "iid"): ("unequal",),
+        ("partition", "shards"): ("class_share",),
+        ("partition", "clusters"): ("clusters", "cluster_classes"),
+    }
+    """From the value of a setting to the options that are read with it only."""
+
     def check_options(self, start: "DataSettings") -> None:
-        """Raise FLError for an option that was changed from `start` while its partition was not chosen."""
-        for name, kind in _PARTITION_OF.items():
-            if kind != self.partition and getattr(self, name) != getattr(start, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise FLError(f"{flag} is for --partition {kind}, not for {self.partition}: leave one of them out")
+        """Raise FLError for an option that was changed from `start` while nothing reads it, see `read_by`."""
+        if self.text != start.text and not data.is_text(self.dataset):
+            raise FLError(f"--text options are for data sets of text, not for {self.dataset}: leave them out")
+        if self.text.vocabulary != start.text.vocabulary and self.text.tokens == "byte":
+            raise FLError("--text.vocabulary is for --text.tokens word, not for byte: leave one of them out")
+        for (setting, value), names in self.read_by.items():
+            for name in names:
+                got = getattr(self, setting)
+                if got != value and getattr(self, name) != getattr(start, name):
+                    flag, setting = (f"--{part.replace('_', '-')}" for part in (name, setting))
+                    raise FLError(f"{flag} is for {setting} {value}, not for {got}: leave one of them out")
 
     def load(self) -> Dataset:
         """The data set."""
@@ -97,16 +111,6 @@ class DataSettings:
             "clusters": ",".join(map(str, self.clusters)),
         }
         return self.partition + detail.get(self.partition, "")
-
-
-_PARTITION_OF = {
-    "alpha": "dirichlet",
-    "unequal": "iid",
-    "class_share": "shards",
-    "clusters": "clusters",
-    "cluster_classes": "clusters",
-}
-"""From an option to the partition that reads it."""
 
 
 def choice(what: str, values, valid) -> None:

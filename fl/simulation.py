@@ -54,7 +54,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     augment = Augment(config.crop, config.flip)
     if config.model == "transformer_masked":  # asked for the tokens themselves, of which it does not see all
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
-        augment = Augment(mask=_MASKED, token=dataset.classes)
+        augment = augment._replace(mask=_MASKED, token=dataset.classes)
     model = models.create(rng.torch("weights"), model_spec(config, dataset))
     fed = Federation(
         model.to(device),
@@ -108,7 +108,8 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     """
     dataset = dataset or config.load()
     fed, algorithm = build(config, dataset)
-    server, done = begin(config, folder, algorithm) if resume else (algorithm.init(), 0)
+    spec = model_spec(config, dataset)
+    server, done = begin(config, folder, algorithm, spec) if resume else (algorithm.init(), 0)
     if not resume:
         create_folder(folder)
     used, known = fed.clients.total, len(dataset.y)
@@ -116,7 +117,6 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     write_text(folder / "config.yaml", config.to_yaml())
-    spec = model_spec(config, dataset)
     finished, saved = done, None
     try:
         for finished, after in rounds(config, fed, algorithm, server, done, metrics):
@@ -136,11 +136,11 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     return summary
 
 
-def begin(config: Config, folder: Path, algorithm: Algorithm) -> tuple[Server, int]:
+def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
     """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint."""
     if not (folder / checkpoint.FILE).exists():
         return algorithm.init(), 0
-    server, done = checkpoint.restore(folder, algorithm.init())
+    server, done = checkpoint.restore(folder, algorithm.init(), spec)
     if done > config.rounds:
         raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
     return server, done

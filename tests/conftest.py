@@ -12,6 +12,12 @@ from fl.federation import Federation
 from fl.partition import Split
 
 
+@pytest.fixture(autouse=True, scope="session")
+def two_threads():
+    """With one thread there would be no clients side by side to test."""
+    torch.set_num_threads(max(2, torch.get_num_threads()))
+
+
 @pytest.fixture
 def data_root() -> Path:
     """The folder with real data sets, for tests that need more than digits."""

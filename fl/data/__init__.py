@@ -8,7 +8,7 @@ classes, LEAF's FEMNIST with its writers as natural owners, Tiny-ImageNet, WikiT
     torchvision_sets.py   mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
     femnist.py            femnist
     tiny_imagenet.py      tiny-imagenet
-    corpora.py            pydoc, wikitext-2, shakespeare, text:FILE
+    corpora.py            pydoc, wikitext-2 (-valid), shakespeare, text:FILE
     text.py               from documents to sequences for training and testing
     tokens.py             words of a vocabulary, or bytes
     source.py             where files are expected; errors about missing and damaged ones
@@ -43,6 +43,7 @@ DATASETS: dict[str, Callable[[Path, bool], Dataset]] = {
 TEXTS: dict[str, Callable[[Path, bool, TextOptions], Dataset]] = {
     "pydoc": corpora.pydoc,
     "wikitext-2": corpora.wikitext2,
+    "wikitext-2-valid": partial(corpora.wikitext2, training="valid"),
     "shakespeare": corpora.shakespeare,
 }
 """The same for text: name -> function of (root, download, options)."""

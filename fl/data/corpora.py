@@ -1,7 +1,6 @@
 """Texts: Python's documentation topics (bundled), WikiText-2, Shakespeare's speakers, and any file of plain text."""
 
 import hashlib
-import logging
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -11,9 +10,8 @@ from urllib.request import urlopen
 from fl.data.dataset import Dataset
 from fl.data.source import Source, reason
 from fl.data.text import TextOptions, dataset
+from fl.errors import FLError
 from fl.files import replacing
-
-_LOG = logging.getLogger("fl")
 
 WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
@@ -44,47 +42,47 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
     return dataset("pydoc", list(_unrepeated(topics).values()), options)
 
 
-def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
+def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
     """WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; its own test part.
 
     The files are tokenised already, and rare words are <unk> in them; `--text.vocabulary 0` keeps the 33,278 words that
     are left. They lie in root/wikitext-2 under their published names (wiki.train.tokens, ...) or as train.txt,
-    valid.txt and test.txt, as the download has them. If only the training file is missing and cannot be downloaded,
-    the validation file takes its place, with a warning.
+    valid.txt and test.txt, as the download has them.
 
     Args:
         root: the folder that holds wikitext-2/.
         download: fetch missing files from PyTorch's examples.
+        training: the part to train on; `valid` is for small experiments (`--dataset wikitext-2-valid`).
 
     Raises:
         FLError: for files that are missing or damaged.
     """
-    names = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
-    origin = "The names train.txt, valid.txt and test.txt are taken as well"
-    source = Source("WikiText-2", root, tuple(f"wikitext-2/{name}" for name in names), origin)
+    needed = (training, "test")
+    origin = f"The names {training}.txt and test.txt are taken as well"
+    source = Source("WikiText-2", root, tuple(f"wikitext-2/wiki.{part}.tokens" for part in needed), origin)
 
     def find(part: str) -> str | None:
         either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
         return next((file for file in either if (root / file).is_file()), None)
 
     failure = "download is off"
-    if not (find("train") and find("test")) and download:
+    if download:
         try:
-            for part in ("train", "test"):
+            for part in needed:
                 if not find(part):
                     _fetch(WIKITEXT, root, f"wikitext-2/{part}.txt")
         except (OSError, ValueError) as error:
             failure = f"download failed ({reason(error)})"
-    train, test = find("train"), find("test")
-    if test and not train and (train := find("valid")):
-        _LOG.warning(
-            "warning: %s has no wiki.train.tokens (%s): training on %s instead", root / "wikitext-2", failure, train
+    if missing := [file for part, file in zip(needed, source.files) if not find(part)]:
+        other = (
+            "; --dataset wikitext-2-valid trains on the validation file"
+            if training == "train" and find("valid")
+            else ""
         )
-    if not train or not test:
-        missing = [file for part, file in zip(("train", "valid", "test"), source.files) if not find(part)]
-        raise source.error(f"missing {', '.join(missing)}; {failure}")
-    parts = [_articles(_read(source, file)) for file in (train, test)]
-    return dataset("wikitext-2", parts[0], options, test=parts[1], spaced=True)
+        raise source.error(f"missing {', '.join(missing)}; {failure}{other}")
+    train, test = (_articles(_read(source, find(part))) for part in needed)
+    name = "wikitext-2" if training == "train" else f"wikitext-2-{training}"
+    return dataset(name, train, options, test=test, spaced=True)
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
@@ -121,16 +119,17 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
     """A file of text in UTF-8, as one document without owners; its last tenth is for testing.
 
     Args:
-        path: of the file, relative to root or absolute.
+        path: of the file, relative to the working directory or, if it is not there, to root; or absolute.
 
     Raises:
         FLError: for a file that is missing or no text.
     """
     name, file = f"text:{path}", Path(path).expanduser()
-    source = Source(name, root, (path,))
-    if not (root / file).is_file():
-        raise source.error(f"missing {path}")
-    return dataset(name, [_read(source, file)], options, owned=False)
+    where = Path() if file.is_file() else root
+    if not (where / file).is_file():
+        also = "" if file.is_absolute() else f", nor in {root}"
+        raise FLError(f"--dataset {name}: there is no file {path}{also}")
+    return dataset(name, [_read(Source(name, where, (path,)), file)], options, owned=False)
 
 
 def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:

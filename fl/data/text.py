@@ -21,7 +21,8 @@ class TextOptions:
     tokens: str = "word"
     """what a token is: word or byte"""
     vocabulary: int = 10_000
-    """word: the most frequent words that are told apart, all others being <unk>; 0: all of the training part"""
+    """word: the most frequent words that are told apart; all others are <unk>, as are those that the training part
+    has once only; 0: no limit"""
     length: int = 64
     """tokens of a sequence, which is a sample"""
 
@@ -80,7 +81,8 @@ def dataset(
         held = [document[cut:] for document, cut in zip(train, cuts)]
         train = [document[:cut] for document, cut in zip(train, cuts)]
     if by_word:
-        vocabulary = vocabulary_of(train, options.vocabulary)
+        # Without rare words in training nobody would learn what <unk> is, of which the test part has some.
+        vocabulary = vocabulary_of(train, options.vocabulary, least=1 if spaced else 2)
         numbers = {word: number for number, word in enumerate(vocabulary)}
         train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
     stream = np.concatenate(held)

@@ -32,18 +32,19 @@ def words(text: str, spaced: bool = False) -> list[str]:
     return (_SPACED if spaced else _WORDS).findall(text)
 
 
-def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0) -> tuple[str, ...]:
+def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int = 1) -> tuple[str, ...]:
     """`<unk>` and the most frequent words of the documents, ties in the order of characters.
 
     Args:
         limit: how many words at most, `<unk>` among them; 0 is all.
+        least: how often a word must occur.
 
     >>> vocabulary_of([["b", "a", "c"], ["c"]], limit=3)
     ('<unk>', 'c', 'a')
     """
     counts = Counter(word for document in documents for word in document)
     del counts[UNKNOWN]
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    ranked = sorted((word for word, n in counts.items() if n >= least), key=lambda word: (-counts[word], word))
     return (UNKNOWN, *(ranked[: limit - 1] if limit else ranked))
 
 

@@ -12,20 +12,34 @@ result (to float32 rounding):
 """
 
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl.engine import graphs, loop, vmap, workers
 from fl.engine.auto import choose
 from fl.engine.job import Group, Job, Trained
+from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, products
 from fl.errors import FLError
 from surgery import broadcast, count
 from surgery.state import owners
 
-__all__ = ["BACKENDS", "SGD", "Adam", "Group", "Job", "Optimizer", "Precision", "Trained", "backend_names", "train"]
+__all__ = [
+    "BACKENDS",
+    "SGD",
+    "Adam",
+    "Group",
+    "Job",
+    "Optimizer",
+    "Precision",
+    "Trained",
+    "backend_names",
+    "check",
+    "train",
+]
 
 BACKENDS: dict[str, Callable[[Sequence[Group]], list[Trained]]] = {
     "loop": loop.train,
@@ -44,6 +58,19 @@ def backend_names() -> list[str]:
     return ["auto", *BACKENDS]
 
 
+def check(backend: str, device: torch.device, precision: Precision) -> None:
+    """Raise FLError for a backend or a precision that there is not, in general or on this device."""
+    if backend not in backend_names():
+        raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
+    if backend == "workers" and device.type != "cpu":
+        raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
+    if backend == "graphs" and device.type != "cuda":
+        raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
+    if backend == "vmap" and precision.channels_last:
+        raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
+    precision.check(device)
+
+
 def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
     """Train the clients of a round.
 
@@ -60,15 +87,14 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
     for job, starts, _ in groups:
         if count(starts) != len(job.batches.steps):
             raise FLError(f"{count(starts)} starting states for {len(job.batches.steps)} clients: give one each")
-        job.precision.check(job.device)
-    if backend == "auto":
-        backend = choose(groups)
-    if backend not in BACKENDS:
-        raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
+        check(backend, job.device, job.precision)
     device = groups[0][0].device
+    if device.type == "cpu":
+        keep_freed_memory()
     before = _global_rng(device)
-    with torch.enable_grad(), products(groups[0][0].precision, device):
-        done = BACKENDS[backend]([(job, _with_passing(job, starts), context or {}) for job, starts, context in groups])
+    whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
+    with torch.inference_mode(False), torch.enable_grad(), products(groups[0][0].precision, device):
+        done = _automatic(whole) if backend == "auto" else BACKENDS[backend](whole)
     if not all(map(torch.equal, before, _global_rng(device))):
         raise FLError(
             f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} draws from torch's global generator in "
@@ -78,6 +104,22 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
         result._replace(states={name: result.states[name] for name in starts})
         for result, (_, starts, _) in zip(done, groups)
     ]
+
+
+_REFUSED: WeakSet[nn.Module] = WeakSet()
+"""Models that vmap does not take."""
+
+
+def _automatic(groups: Sequence[Group]) -> list[Trained]:
+    """By the backend that should be fastest; by the next one where the model cannot be stacked."""
+    stackable = not any(job.model in _REFUSED for job, _, _ in groups)
+    if (backend := choose(groups, stackable)) != "vmap":
+        return BACKENDS[backend](groups)
+    try:
+        return vmap.train(groups)
+    except FLError:
+        _REFUSED.update(job.model for job, _, _ in groups)
+        return BACKENDS[choose(groups, stackable=False)](groups)
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,16 +16,19 @@ from fl.engine.job import Group, Job
 from surgery.state import owners
 
 
-def choose(groups: Sequence[Group]) -> str:
+def choose(groups: Sequence[Group], stackable: bool = True) -> str:
     """The fastest backend of the nearest row of this device's measurements (`benchmarks/engine.py`).
 
     Near is by the logarithms of the number of threads, of the cohort's size and of the work of a step. A device
     without measurements gets `vmap` where it can be had, since accelerators wait for the launches of many small
     kernels.
+
+    Args:
+        stackable: whether vmap takes the models.
     """
     job = groups[0][0]
     able = {"loop", "workers"} if job.device.type == "cpu" else {"loop", "graphs"}
-    if len(groups) == 1 and not job.precision.channels_last:
+    if stackable and len(groups) == 1 and not job.precision.channels_last:
         able.add("vmap")
     rows = _rows(job.device.type)
     if not rows:

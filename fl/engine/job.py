@@ -1,6 +1,7 @@
 """What backends share: the job, its result, and how a batch is fetched and a loss computed."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -55,6 +56,11 @@ class Job:
         """Where the clients train."""
         return self.data.x.device
 
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """In which losses are summed: that of the parameters, if it is not too short for it."""
+        return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+
     def trainable(self) -> list[str]:
         """Names of the parameters that are trained; the rest of the state (buffers, frozen parameters) is carried."""
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
@@ -66,9 +72,9 @@ class Job:
             x = x.contiguous(memory_format=torch.channels_last)
         return x, self.data.y[index]
 
-    def loss(self, call: Call, params: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
-        """The objective of one client on one batch."""
-        with Drawing(Draws(key)), self.precision.autocast(self.device):
+    def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
+        """The objective of one client on one batch. It takes random numbers from `draws`; None: it needs none."""
+        with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
 
 
@@ -82,8 +88,7 @@ class Results:
     def __init__(self, group: Group) -> None:
         job, starts, _ = group
         self.states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
-        dtype = next(tensor.dtype for tensor in starts.values() if tensor.is_floating_point())
-        self.loss = torch.empty(len(job.batches.steps), dtype=dtype, device=job.device)
+        self.loss = torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device)
 
     def trained(self) -> Trained:
         return Trained(self.states, self.loss)

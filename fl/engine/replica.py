@@ -1,6 +1,8 @@
 """A copy of the model in which clients train one after another, in plain eager steps."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -8,8 +10,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from fl.draws import Draws, NoDraws
 from fl.engine.job import Group, Results
+from fl.errors import FLError
 from surgery import State
+from surgery.errors import first_line
 
 
 class Replica:
@@ -21,7 +26,13 @@ class Replica:
 
     def __init__(self, group: Group) -> None:
         self.job, self.starts, self.context = group
-        self.model = copy.deepcopy(self.job.model).train()
+        try:
+            self.model = copy.deepcopy(self.job.model).train()
+        except RuntimeError as error:
+            raise FLError(
+                f"{type(self.job.model).__name__} cannot be copied: {first_line(error)}; use --backend vmap, or "
+                "torch.nn.utils.parametrizations instead of the older weight_norm"
+            ) from error
         if self.job.precision.channels_last:
             self.model.to(memory_format=torch.channels_last)
         named = dict(self.model.named_parameters())
@@ -29,13 +40,15 @@ class Replica:
         self.values = list(self.params.values())
         self.dtype = self.values[0].dtype
         self.memory = self.job.optimizer.memory(self.values)
-        self.total = torch.zeros((), dtype=self.dtype, device=self.job.device)
+        self.total = torch.zeros((), dtype=self.job.loss_dtype, device=self.job.device)
+        self.random: bool | None = None  # whether the model draws random numbers; None: not known yet
 
-    def train(self, k: int, results: Results) -> None:
-        """Train the k-th client from its start, all of its steps."""
+    def train(self, k: int, results: Results) -> Iterator[None]:
+        """Train the k-th client from its start, all of its steps; yields after each."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
             self.step(self.job.batches.index[k, s], self.job.batches.keys[k, s], mine)
+            yield
         self.save(k, results)
 
     @torch.no_grad()
@@ -52,8 +65,12 @@ class Replica:
         batch = self.job.fetch(index, key, self.dtype)
         for p in self.values:
             p.grad = None
-        loss = self.job.loss(self.call, self.params, context, batch, key)
-        loss.backward()
+        draws = Draws(key) if self.random is not False else None
+        loss = self.job.loss(self.call, self.params, context, batch, draws)
+        with NoDraws() if self.random is None else nullcontext():
+            loss.backward(inputs=self.values)
+        # A model that did not draw in its first step is spared the detour; should it draw later, `train` notices.
+        self.random = draws is not None and draws.drawn > 0
         with torch.no_grad():
             self.job.optimizer.step(self.values, self.memory, [p.grad for p in self.values])
             self.total += loss.detach()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
+from fl.draws import Draws
 from fl.engine.job import Group, Job, Trained
 from fl.errors import FLError
 from fl.objectives import Batch
@@ -23,24 +24,28 @@ def _train(job: Job, starts: State, context: Any) -> Trained:
     """Clients are sorted by their number of steps, so that those still training are a leading slice: a finished
     client neither changes nor costs anything.
     """
-    if job.precision.channels_last:
-        raise FLError("channels_last is a layout of one client's tensors: use --backend loop, workers or graphs")
     job.model.train()
     steps = job.batches.steps
     order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])).to(job.device, non_blocking=True)
-    rest, context, index, keys = tree_map(
-        lambda t: t.index_select(0, order), (starts, context, job.batches.index, job.batches.keys)
-    )
+    rest, index, keys = tree_map(lambda t: t.index_select(0, order), (starts, job.batches.index, job.batches.keys))
+    context = tree_map(lambda t: t.index_select(0, order) if t.stride(0) else t, context)  # one for all stays one
     params = {name: rest.pop(name) for name in job.trainable()}
     memory = job.optimizer.memory(list(params.values()))
     dtype = next(iter(params.values())).dtype
-    total = torch.zeros(len(steps), device=job.device, dtype=dtype)
+    total = torch.zeros(len(steps), device=job.device, dtype=job.loss_dtype)
 
-    def one(params: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
+    def one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
         def call(params: State, x: Tensor) -> Tensor:
-            return functional_call(job.model, {**rest, **params}, (x,))
+            state = {**rest, **own, **params}
+            out = functional_call(job.model, state, (x,))
+            if moved := [name for name in rest if state[name] is not rest[name]]:
+                raise FLError(
+                    f"{type(job.model).__name__} cannot train side by side: it puts a new tensor in the place of the "
+                    f"buffer {moved[0]}; change it in place, or use --backend loop"
+                )
+            return out
 
-        return job.loss(call, params, context, batch, key)
+        return job.loss(call, own, context, batch, Draws(key))
 
     losses = vmap(one)
     for s in range(max(steps)):
@@ -67,6 +72,6 @@ def _vectorised(losses: Callable[..., Tensor], model: nn.Module, *arguments) -> 
         return losses(*arguments)
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
-        if "vmap" in reason or "atching rule" in reason:
+        if any(part in reason for part in ("vmap", "atching rule", "does not require grad")):
             raise FLError(f"{type(model).__name__} cannot train side by side: {reason}; use --backend loop") from error
         raise

@@ -11,13 +11,10 @@ import torch
 
 from fl.engine.job import Group, Results, Trained, longest_first
 from fl.engine.replica import Replica
-from fl.errors import FLError
 
 
 def train(groups: Sequence[Group]) -> list[Trained]:
     """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
-    if (device := groups[0][0].device).type != "cpu":
-        raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
     results = [Results(group) for group in groups]
     clients = longest_first(groups)
     allowed = torch.get_num_threads()
@@ -35,9 +32,11 @@ def train(groups: Sequence[Group]) -> list[Trained]:
                     return
                 if g not in replicas:
                     replicas[g] = Replica(groups[g])
-                replicas[g].train(k, results[g])
+                for _ in replicas[g].train(k, results[g]):
+                    if failed.is_set():
+                        return
         except BaseException:
-            failed.set()  # the others stop after their client
+            failed.set()  # the others stop after their step
             raise
 
     try:

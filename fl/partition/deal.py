@@ -71,4 +71,6 @@ def deal(
 def check_text_kind(kind: str) -> None:
     """Raise FLError for a partition that goes by class labels, which text has not."""
     if kind not in ("iid", "natural"):
-        raise FLError(f"--partition {kind} goes by class labels, and text has none: choose iid or natural")
+        raise FLError(
+            f"--partition {kind} goes by class labels, and text has none: choose iid or natural, and a text --model"
+        )

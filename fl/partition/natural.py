@@ -25,7 +25,10 @@ def natural(owners: Tensor | None, clients: int, minimum: int, rng: np.random.Ge
     [tensor([0, 2]), tensor([3, 4])]
     """
     if owners is None:
-        raise FLError("--partition natural needs data whose samples have owners, such as femnist: choose another")
+        raise FLError(
+            "--partition natural needs data whose samples have owners, such as femnist, pydoc or shakespeare: choose "
+            "another"
+        )
     names = owners.cpu().numpy()
     sizes = np.bincount(names)
     able = np.flatnonzero(sizes >= max(1, minimum))

@@ -146,7 +146,10 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
     if valid or test:
         v, t = (np.maximum(np.rint(share * sizes), share > 0).astype(np.int64) for share in (valid, test))
         if len(few := np.flatnonzero(v + t >= sizes)):
-            raise FLError(f"client {few[0]} has {sizes[few[0]]} samples, too few to split off validation and test data")
+            raise FLError(
+                f"client {few[0]} has {sizes[few[0]]} samples, too few to split off validation and test data: use "
+                "smaller shares or fewer clients"
+            )
         order = np.concatenate([start + rng.permutation(n) for start, n in zip(starts, sizes)])
         left = np.repeat(starts + sizes, sizes) - np.arange(len(samples))  # from each position to the client's end
         place[order] = np.where(left <= np.repeat(t, sizes), 2, left <= np.repeat(v + t, sizes))

@@ -11,7 +11,7 @@ from torch import nn
 import surgery
 from fl.batches import make_batches
 from fl.config import Config
-from fl.engine import SGD, Job, Precision, auto, train
+from fl.engine import SGD, Job, Precision, auto, check, train
 from fl.engine.optimizers import clipped
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
@@ -140,6 +140,89 @@ def test_tied_parameters_stay_tied(make_federation, backend):
     torch.testing.assert_close(trained.states["a.weight"][0], expected["a.weight"])
 
 
+class Moving(nn.Module):
+    """Puts a new tensor in the place of its buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        out = self.fc(x.flatten(1))
+        if self.training:
+            self.mean = 0.9 * self.mean + out.detach().mean(0)
+        return out - self.mean
+
+
+def test_buffers_that_are_replaced_are_kept_or_refused(make_federation):
+    fed = make_federation(Moving().double(), backend="loop")
+    starts, clients, rng = surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)
+    loop, workers = (
+        dataclasses.replace(fed, backend=b).train(starts, clients, rng).states for b in ("loop", "workers")
+    )
+    assert (loop["mean"] != 0).any(1).all()
+    assert all(torch.equal(loop[name], workers[name]) for name in loop)
+    with pytest.raises(FLError, match="in the place of the buffer mean"):
+        dataclasses.replace(fed, backend="vmap").train(starts, clients, rng)
+
+
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
+def test_objectives_may_call_with_some_parameters_and_other_models(make_federation, backend):
+    """What is left out is the client's own; a teacher that the objective knows gets no gradient."""
+    teacher = nn.Linear(64, 3).double()
+
+    def objective(call, params, context, batch):
+        x, y = batch
+        moved = {"fc2.bias": params["fc2.bias"] * 2}
+        soft = teacher(x.flatten(1)).log_softmax(1).exp()
+        return nn.functional.cross_entropy(call(moved, x), y) + nn.functional.cross_entropy(call(params, x), soft)
+
+    fed = make_federation("cnn", dtype=torch.float64, backend=backend)
+    starts = surgery.stack([{n: t + 0.1 * k for n, t in fed.initial().items()} for k in range(3)])
+    trained = fed.train(starts, [0, 1, 2], Rng(0, 1), objective)
+    assert all(p.grad is None for p in teacher.parameters())
+    reference = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 1), objective)
+    for name in starts:
+        torch.testing.assert_close(trained.states[name], reference.states[name], rtol=1e-9, atol=1e-9)
+
+
+def test_auto_takes_another_backend_for_what_cannot_be_stacked(make_federation, monkeypatch):
+    net = nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None), nn.Flatten())
+    fed = make_federation(net)
+    monkeypatch.setattr(auto, "_rows", lambda device: [])  # as on a device that nobody has measured
+    starts = surgery.broadcast(fed.initial(), 3)
+    trained = fed.train(starts, [0, 1, 2], Rng(0, 1))
+    loop = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 1))
+    assert all(torch.equal(trained.states[name], loop.states[name]) for name in starts)
+
+
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
+def test_whatever_mode_of_autograd_surrounds_it(make_federation, backend):
+    fed = make_federation("cnn", norm="batch", backend=backend)
+    starts, clients = surgery.broadcast(fed.initial(), 3), [0, 1, 2]
+    expected = fed.train(starts, clients, Rng(0, 1))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            trained = fed.train(starts, clients, Rng(0, 1))
+        assert all(torch.equal(trained.states[name], expected.states[name]) for name in starts)
+
+
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
+def test_losses_of_short_numbers_are_summed_in_longer_ones(make_federation, backend):
+    """bfloat16 cannot count beyond 256."""
+    fed = make_federation(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).to(torch.bfloat16), sizes=(400,), participants=1,
+        epochs=1, batch_size=1, optimizer=SGD(1e-9, 0.0), backend=backend,
+    )  # fmt: skip
+    loss = fed.train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1)).loss
+    assert loss.dtype == torch.float32
+    data = fed.data
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(fed.model(data.normalise(data.x, torch.bfloat16)).float(), data.y)
+    assert loss.item() == pytest.approx(expected.item(), rel=0.02)
+
+
 class Counting(nn.Module):
     """Has a buffer that is no state, updated in training, and a parameter that nothing uses."""
 
@@ -235,11 +318,12 @@ def test_batches_of_a_client_do_not_depend_on_the_others():
 
 
 def test_unknown_backends_are_refused(make_federation):
-    fed = make_federation("cnn", backend="magic")
     with pytest.raises(FLError, match="there are auto, loop, workers, vmap, graphs"):
-        fed.train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1))
+        make_federation("cnn", backend="magic")
     with pytest.raises(FLError, match="graphs needs a CUDA device"):
-        make_federation("cnn", backend="graphs").train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1))
+        make_federation("cnn", backend="graphs")
+    with pytest.raises(FLError, match="workers is for the CPU"):
+        check("workers", torch.device("cuda"), Precision())
 
 
 def test_auto_follows_the_measured_table(make_federation, monkeypatch):

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ import surgery
 import zoo
 from fl.batches import make_batches
 from fl.engine import SGD, Adam, Precision, graphs
+from fl.engine.memory import keep_freed_memory
 from fl.errors import FLError
-from fl.objectives import proximal
+from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
 
 BACKENDS = ["loop", "workers", "vmap"]
@@ -98,8 +101,8 @@ def test_channels_last_is_a_layout_only(make_federation, backend):
     for name, tensor in plain.states.items():
         torch.testing.assert_close(laid.states[name], tensor, rtol=1e-9, atol=1e-9)
         assert laid.states[name].stride() == tensor.stride()
-    with pytest.raises(FLError, match=r"channels_last.*--backend loop"):
-        dataclasses.replace(last, backend="vmap").train(starts, clients, rng)
+    with pytest.raises(FLError, match=r"--channels-last.*--backend loop"):
+        dataclasses.replace(last, backend="vmap")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,50 +116,103 @@ def test_bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
         difference = (rough.states[name] - tensor).norm() / (tensor - starts[name]).norm()
         assert 0 < difference < 0.1, name
     with pytest.raises(FLError, match="tf32 needs a CUDA device"):
-        dataclasses.replace(fed, precision=Precision("tf32")).train(starts, clients, rng)
+        dataclasses.replace(fed, precision=Precision("tf32"))
     with pytest.raises(FLError, match="there are float32, tf32, bf16"):
-        dataclasses.replace(fed, precision=Precision("fp8")).train(starts, clients, rng)
+        dataclasses.replace(fed, precision=Precision("fp8"))
 
 
 @pytest.mark.parametrize("places", [1, 2, 8])
-def test_the_order_of_graphs_without_cuda(make_federation, places):
-    """Everything of `graphs` but the capture: fixed inputs, turns, ragged clients, several architectures."""
-    from contextlib import nullcontext
-
-    fed = make_federation("cnn", dtype=torch.float64, optimizer=Adam(0.01))
-    models, rng = architectures(), Rng(0, 3)
-    starts = [{n: t + 0.01 * k for n, t in surgery.state(m).items()} for k, m in enumerate(models)]
-    groups = []
-    for model, members in ((models[0], [0, 3]), (models[1], [1, 2])):
-        mine = surgery.stack([starts[k] for k in members])
-        clients = [CLIENTS[k] for k in members]
-        groups.append(fed._group(model, clients, mine, {"anchor": mine}, rng, proximal(0.1)))
+@pytest.mark.parametrize("optimizer", [Adam(2**-6), SGD(2**-5, 0.9)])
+def test_the_order_of_graphs_without_cuda(make_federation, places, optimizer):
+    """Everything of `graphs` but the capture: fixed inputs, turns, ragged clients, several architectures and rounds."""
+    fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer, schedule=lambda number: 2.0**-number)
+    models, members, captures = architectures(), ([0, 3], [1, 2]), []
+    objective = proximal(0.125)
 
     def capture(step):
+        captures.append(step)
         step()  # a warm-up changes weights and memory, which must not show
         return step
 
-    results = graphs._side_by_side(groups, [nullcontext()] * places, capture)
-    context = [{"anchor": start} for start in starts]
-    expected = fed.train_mixed(models, starts, CLIENTS, rng, proximal(0.1), context)
-    for result, members in zip(results, ([0, 3], [1, 2])):
-        for place, k in enumerate(members):
-            torch.testing.assert_close(result.loss[place], expected.loss[k], rtol=1e-12, atol=1e-12)
-            for name, tensor in expected.states[k].items():
-                torch.testing.assert_close(result.states[name][place], tensor, rtol=1e-12, atol=1e-12)
+    for number in (1, 2):
+        rng = Rng(0, number)
+        starts = [{n: t + 0.01 * k * number for n, t in surgery.state(m).items()} for k, m in enumerate(models)]
+        groups = []
+        for some in members:
+            mine = surgery.stack([starts[k] for k in some])
+            clients = [CLIENTS[k] for k in some]
+            groups.append(fed._group(models[some[0]], clients, mine, {"anchor": mine}, rng, objective))
+        results = graphs._side_by_side(groups, [nullcontext()] * places, capture)
+        expected = fed.train_mixed(models, starts, CLIENTS, rng, objective, [{"anchor": start} for start in starts])
+        for result, some in zip(results, members):
+            for place, k in enumerate(some):
+                torch.testing.assert_close(result.loss[place], expected.loss[k], rtol=1e-12, atol=1e-12)
+                for name, tensor in expected.states[k].items():
+                    torch.testing.assert_close(result.states[name][place], tensor, rtol=1e-12, atol=1e-12)
+        if number == 1:
+            first = len(captures)
+    assert len(captures) <= 2 * first  # places take clients as they come free, and keep what they have captured
+    other = [(dataclasses.replace(job, objective=proximal(0.5)), *rest) for job, *rest in groups]
+    graphs._side_by_side(other, [nullcontext()] * places, capture)
+    assert len(captures) > first
+
+
+def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_federation):
+    fed = make_federation("cnn", optimizer=SGD(0.1))
+    starts, captures = surgery.broadcast(fed.initial(), 3), []
+
+    def rounds(fed, numbers, objective=cross_entropy):
+        for number in numbers:
+            group = fed._group(fed.model, [0, 1, 2], starts, {}, Rng(0, number), objective)
+            graphs._side_by_side([group], [nullcontext()], lambda step: captures.append(step) or step)
+
+    rounds(fed, range(1, 4))
+    assert len(captures) == 1
+    rounds(dataclasses.replace(fed, optimizer=SGD(0.2)), [4])  # a rate is no part of what is captured
+    assert len(captures) == 1
+    rounds(dataclasses.replace(fed, optimizer=SGD(0.2, 0.5)), [5])
+    assert len(captures) == 2
+    before = len(graphs._KEPT)
+    captures.clear()
+    del fed
+    gc.collect()
+    assert len(graphs._KEPT) == before - 1
 
 
 def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_federation):
+    calls = []
+
     class Fragile(nn.Module):
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(64, 3)
 
         def forward(self, x):
-            raise RuntimeError("broken")
+            calls.append(1)
+            if len(calls) == 3:
+                raise RuntimeError("broken")
+            return self.fc(x.flatten(1))
 
     before = torch.get_num_threads()
-    fed = make_federation(Fragile(), backend="workers")
+    assert before > 1
+    fed = make_federation(Fragile(), sizes=(40,) * 12, participants=12, epochs=50, backend="workers")
     with pytest.raises(RuntimeError, match="broken"):
-        fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1))
+        fed.train(surgery.broadcast(fed.initial(), 12), list(range(12)), Rng(0, 1))
+    assert len(calls) < 100  # of 6,000
     assert torch.get_num_threads() == before
+
+
+def test_freed_memory_is_kept():
+    """Many steps after the first, hardly a page is asked of the operating system."""
+    resource = pytest.importorskip("resource")
+    if not keep_freed_memory():
+        pytest.skip("only glibc can be told")
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            [torch.ones(300_000) for _ in range(8)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 1000  # of 46,000 if each were mapped anew

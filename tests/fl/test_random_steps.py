@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 import surgery
@@ -161,3 +162,47 @@ def test_text_is_not_augmented(make_federation):
     text = dataclasses.replace(fed.data, x=torch.zeros(27, 4, dtype=torch.int32))
     with pytest.raises(FLError, match="not cropped or flipped"):
         dataclasses.replace(fed, data=text, augment=Augment(flip=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "whole"),
+    [
+        (F.dropout1d, (60, 7), 1), (F.dropout1d, (8, 60, 3), 2), (F.dropout2d, (40, 30), 2),
+        (F.dropout2d, (9, 60, 3), 2), (F.dropout2d, (9, 60, 3, 2), 2), (F.dropout3d, (60, 3, 2, 2), 1),
+        (F.dropout3d, (9, 60, 2, 2, 2), 2),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:dropout2d")
+def test_what_is_dropped_as_a_whole_is_what_torch_drops(function, shape, whole):
+    def pattern(out):
+        kept = (out != 0).flatten(whole) if out.ndim > whole else (out != 0)[..., None]
+        return (kept.all(-1) | ~kept.any(-1)).all(), 0.2 < kept.double().mean() < 0.8
+
+    torch.manual_seed(0)
+    expected = function(torch.ones(shape))
+    with Drawing(Draws(keys(3)[0])):
+        assert pattern(function(torch.ones(shape))) == pattern(expected) == (True, True)
+
+
+def test_checkpointed_dropout_is_refused(make_federation):
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.drop = nn.Linear(64, 3), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return checkpoint(lambda t: self.drop(self.fc(t)), x.flatten(1), use_reentrant=False)
+
+    for backend in ("loop", "workers"):
+        fed = make_federation(Saving(), backend=backend)
+        with pytest.raises(FLError, match="activation checkpointing"):
+            fed.train(surgery.broadcast(fed.initial(), 1), [2], Rng(0, 1))
+
+
+def test_draws_with_a_generator_of_their_own_are_left_alone_and_truth_values_refused():
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.empty(9).bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+    with Drawing(Draws(keys(3)[0])):
+        assert torch.equal(torch.empty(9).bernoulli_(0.5, generator=generator), expected)
+        with pytest.raises(FLError, match=r"bernoulli_ of torch\.bool"):
+            torch.empty(3, dtype=torch.bool).bernoulli_(0.5)

@@ -1,14 +1,17 @@
 """The settings of the data, and `python -m fl.data`."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
 import fl
-from fl import Config
+from fl import Config, FLError, checkpoint
+from fl import run as cli
 from fl.data.__main__ import main
 from fl.settings import DataSettings
+from fl.simulation import begin, build, model_spec
 
 CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 1)}
 
@@ -83,3 +86,47 @@ def test_femnist_s_writers_are_clients(data_root):
     for split in fed.clients:
         assert len(fed.data.owners[split.train].unique()) == 1
         assert len(split.train) >= config.min_samples
+
+
+def test_every_setting_comes_back_from_yaml_and_dropout_is_a_number(tmp_path):
+    for config in (
+        Config(dropout=0.25),
+        Config(optimizer="adam", betas=(0.5, 0.9), lr=0.001),
+        Config(crop=2, flip=True),
+    ):
+        assert Config.from_yaml(config.to_yaml()) == config
+    assert Config.from_yaml("dropout: 0").dropout == 0
+    with pytest.raises(FLError, match="dropout cannot be 'abc'"):
+        Config.from_yaml("dropout: abc")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--optimizer", "adam", "--momentum", "0.5"], "--momentum is for --optimizer sgd, not for adam"),
+        (["--betas", "0.5,0.9"], "--betas is for --optimizer adam, not for sgd"),
+        (["--lr-factor", "0.5"], "--lr-factor is for --lr-schedule step, not for constant"),
+        (["--text.tokens", "byte"], "--text options are for data sets of text, not for digits"),
+        (["--crop", "8"], "--crop 8 is as large as the images"),
+        (["--optimizer", "adam", "--betas", "0.9,1"], "--betas are two numbers of at least 0 and below 1"),
+        (["--optimizer", "lbfgs"], "unknown optimizer 'lbfgs': there are sgd, adam"),
+        (["--precision", "fp8"], "unknown precision 'fp8': there are float32, tf32, bf16"),
+        (["--backend", "vmap", "--channels-last"], "--channels-last is a layout of one client's tensors"),
+        (["--dropout", "0.5"], "--dropout 0.5: cnn has no dropout to set"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(flags, message, tmp_path, capsys):
+    assert cli.main([*flags, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
+    config = Config(model="transformer", dataset="pydoc", partition="iid", width=0.125, depth=1, rounds=1, clients=2)
+    _, algorithm = build(dataclasses.replace(config, participants=2))
+    spec = model_spec(config, config.load())
+    checkpoint.save(tmp_path, algorithm.init(), 1, dataclasses.replace(spec, dropout=0.0), {})
+    with pytest.raises(FLError, match=r"another model: dropout was 0\.0, the settings now mean 0\.2"):
+        begin(config, tmp_path, algorithm, spec)

@@ -64,7 +64,7 @@ def test_sequences_of_documents(length):
     """Words that occur once each, so that every token can be traced to its place."""
     sizes = [60, 3, 17, 0, 29]
     documents = [[f"w{d}_{i}" for i in range(n)] for d, n in enumerate(sizes)]
-    made = text_module.dataset("abc", [" ".join(d) for d in documents], TextOptions("word", 0, length))
+    made = text_module.dataset("abc", [" ".join(d) for d in documents], TextOptions("word", 0, length), spaced=True)
     assert (made.x.dtype, made.y.dtype, made.owners.dtype) == (torch.int32, torch.int64, torch.int64)
     assert made.text
     assert made.classes == len(made.vocabulary)
@@ -159,21 +159,21 @@ def test_wikitext_has_articles_and_its_own_test_part(tmp_path, name):
     assert decode(wiki.test_y[1], wiki.vocabulary).split(" ") == ["a", "b", "<unk>", ".", "\n"]
 
 
-def test_wikitext_without_its_training_file_warns(tmp_path, caplog):
+def test_wikitext_may_train_on_its_validation_part(tmp_path):
     write(tmp_path, {"wikitext-2/valid.txt": ARTICLES, "wikitext-2/test.txt": TEST})
-    wiki = data.load("wikitext-2", tmp_path, False, TextOptions(length=5))
-    assert len(wiki.x) == 7
-    assert "training on wikitext-2/valid.txt instead" in caplog.text
+    wiki = data.load("wikitext-2-valid", tmp_path, False, TextOptions(length=5))
+    assert (wiki.name, len(wiki.x)) == ("wikitext-2-valid", 7)
+    message = complaint("wikitext-2", tmp_path)
+    assert "missing wikitext-2/wiki.train.tokens; download is off; --dataset wikitext-2-valid trains on" in message
 
 
-def test_real_wikitext_has_the_published_number_of_tokens(data_root, caplog):
+def test_real_wikitext_has_the_published_number_of_tokens(data_root):
     if not (data_root / "wikitext-2" / "test.txt").exists():
         pytest.skip("FL_DATA_ROOT has no wikitext-2/test.txt")
-    wiki = data.load("wikitext-2", data_root, False, TextOptions(vocabulary=0, length=1))
+    wiki = data.load("wikitext-2-valid", data_root, False, TextOptions(vocabulary=0, length=1))
     assert len(wiki.test_x) == 245_569 - 1  # Merity et al. 2016, table 1; the first has nothing before it
-    if "valid.txt instead" in caplog.text:
-        assert len(wiki.x) == 217_646 - 60  # of 60 articles
-        assert len(wiki.owners.unique()) == 60
+    assert len(wiki.x) == 217_646 - 60  # of 60 articles
+    assert len(wiki.owners.unique()) == 60
 
 
 def test_real_shakespeare_has_speakers(data_root):
@@ -213,14 +213,14 @@ def test_any_file_of_text(tmp_path):
 
 def test_missing_files_of_text_are_named(tmp_path):
     message = complaint("wikitext-2", tmp_path)
-    assert (
-        "missing wikitext-2/wiki.train.tokens, wikitext-2/wiki.valid.tokens, wikitext-2/wiki.test.tokens; " in message
-    )
-    assert "download is off" in message
-    assert "train.txt, valid.txt and test.txt" in message
+    assert "missing wikitext-2/wiki.train.tokens, wikitext-2/wiki.test.tokens; download is off" in message
+    assert "train.txt and test.txt" in message
     assert "missing tinyshakespeare/input.txt; download is off" in complaint("shakespeare", tmp_path)
-    assert "missing [odd]*.txt" in complaint("text:[odd]*.txt", tmp_path)
-    with pytest.raises(fl.FLError, match=r"unknown data set 'text:'.*wikitext-2, shakespeare, text:FILE"):
+    with pytest.raises(fl.FLError, match=rf"--dataset text:a\.txt: there is no file a\.txt, nor in {tmp_path}"):
+        data.load("text:a.txt", tmp_path)
+    with pytest.raises(fl.FLError, match=r"there is no file /nope\.txt$"):
+        data.load("text:/nope.txt", tmp_path)
+    with pytest.raises(fl.FLError, match=r"unknown data set 'text:'.*wikitext-2-valid, shakespeare, text:FILE"):
         data.load("text:", tmp_path)
     write(tmp_path, {"wikitext-2/test.txt": b"\xff", "wikitext-2/train.txt": "a"})
     assert "files are damaged (wikitext-2/test.txt: " in complaint("wikitext-2", tmp_path)
@@ -340,12 +340,23 @@ def test_a_run_on_text_goes_on(tmp_path, capsys):
     a, b = (load_file(folder / "checkpoint.safetensors") for folder in (whole, short))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert cli.main(["--resume", str(short), "--text.length", "8"]) == 2
-    assert "--text cannot change when a run is resumed" in capsys.readouterr().err
+    assert "--text.length cannot change when a run is resumed (it had 16)" in capsys.readouterr().err
 
 
 def test_runs_on_text_are_compared_by_its_options(tmp_path, capsys):
     for tokens in ("word", "byte"):
-        train(tmp_path, tokens, "--algorithm", "fedavg", "--text.tokens", tokens, "--rounds", "1")
+        train(
+            tmp_path,
+            tokens,
+            "--algorithm",
+            "fedavg",
+            "--text.tokens",
+            tokens,
+            "--rounds",
+            "1",
+            "--text.vocabulary",
+            "10000",
+        )
     assert cli.main(["--rounds", "1", "--local-epochs", "1", "--out", str(tmp_path), "--name", "digits"]) == 0
     from fl.compare import compare, find_runs, group, table
 
@@ -378,11 +389,11 @@ def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
     [
         (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
         (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
-        (["--dataset", "digits"], "--model transformer is made for text, and the data set is images"),
+        (["--dataset", "digits"], "--text options are for data sets of text, not for digits: leave them out"),
         (["--partition", "dirichlet"], "goes by class labels, and text has none: choose iid or natural"),
         (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
         (["--text.length", "-1"], "--text.length must be 1 or more"),
-        (["--dataset", "text:a.txt"], "text:a.txt cannot be read from /nowhere: missing a.txt. Expected there: a.txt."),
+        (["--dataset", "text:a.txt"], "--dataset text:a.txt: there is no file a.txt, nor in /nowhere"),
         (["--norm", "batch"], "transformer takes no norm"),
     ],
 )
@@ -466,3 +477,10 @@ def test_a_masked_language_model_is_asked_for_what_it_does_not_see(backend):
     server, trained = algorithm.round(algorithm.init(), [0, 1, 2], fl.Rng(0, 1))
     assert trained.loss.isfinite().all()
     assert evaluate.evaluate_global(fed, lambda x: algorithm.predict(server, x, None))["perplexity"] < 200
+
+
+def test_rare_words_are_learnt_as_unknown():
+    """Else <unk> occurs in the test part alone."""
+    made = text_module.dataset("abc", ["a b a b once a b a b a b " * 1 + "a b " * 20], TextOptions(length=2))
+    assert made.vocabulary == (UNKNOWN, "a", "b")
+    assert (made.x == 0).sum() == 1
