@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that waits for a GPU: the tests, the engine's table and the comparison with other simulators.
+# All that waits for a GPU: the tests, the engine's table, where a step's time goes, the other simulators.
 #
 #     benchmarks/gpu.sh [PFL_PYTHON [FLOWER_PYTHON]]
 #
@@ -24,5 +24,6 @@ part() { # NAME COMMAND...
 nvidia-smi | tee "$out/gpu.log" || true
 part gpu-tests python -m pytest -m gpu
 part gpu-engine python benchmarks/engine.py --device cuda --out "$out"
+part gpu-step python benchmarks/step_profile.py --device cuda --out "$out"
 part gpu-peers python benchmarks/peers.py --device cuda --out "$out" "${peers[@]}"
 ((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" && exit 1; }

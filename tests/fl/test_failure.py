@@ -13,7 +13,9 @@ from fl import federation
 from fl import run as cli
 from fl.algorithms import fedavg, fedmr, fedprox, indep
 from fl.config import Config
+from fl.engine import Trained
 from fl.errors import FLError
+from fl.failure import drop_failed
 from fl.metrics import read
 from fl.objectives import cross_entropy
 from fl.rng import Rng
@@ -151,3 +153,16 @@ def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(tmp_path, monke
     assert (folder / "checkpoint.safetensors").read_bytes() == before
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
+
+
+def test_large_numbers_and_masks_of_infinity_are_no_failure():
+    """Sums that overflow, and buffers that were infinite from the start."""
+    starts = {"w": torch.zeros(2, 3), "mask": torch.tensor([[0.0, -torch.inf]] * 2), "steps": torch.ones(2).long()}
+    states = {**starts, "w": torch.full((2, 3), 3e38)}
+    trained = drop_failed(Trained(states, torch.ones(2)), starts, [5, 6], [7, 8], 1)
+    assert trained.sizes == (7, 8)
+    assert trained.states is states
+    states["w"][1, 2] = torch.nan
+    trained = drop_failed(Trained(states, torch.ones(2)), starts, [5, 6], [7, 8], 1)
+    assert trained.sizes == (7, 0)
+    assert torch.equal(trained.states["w"][1], starts["w"][1])
