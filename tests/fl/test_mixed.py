@@ -14,7 +14,9 @@ import surgery
 import zoo
 from fl.batches import make_batches
 from fl.engine import SGD, Adam, Precision, graphs
+from fl.engine.job import Results
 from fl.engine.memory import keep_freed_memory
+from fl.engine.replica import Replica
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
@@ -216,3 +218,26 @@ def test_freed_memory_is_kept():
 
     faults()
     assert faults() < 1000  # of 46,000 if each were mapped anew
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.01, 0.9, 0.01, nesterov=True), Adam(0.01)])
+def test_what_an_optimizer_remembers_is_what_torch_remembers(make_federation, optimizer):
+    """After each of two clients, the second of which must not see what the first has left."""
+    fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer)
+    group = fed._group(fed.model, [2, 0], surgery.broadcast(fed.initial(), 2), {}, Rng(0, 1), cross_entropy)
+    replica, results = Replica(group), Results(group)
+    for k in range(2):
+        list(replica.train(k, results))
+        model = copy.deepcopy(fed.model).train()
+        if isinstance(optimizer, SGD):
+            peer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=0.01, nesterov=True)
+        else:
+            peer = torch.optim.Adam(model.parameters(), 0.01)
+        for index in group[0].batches.index[k, : group[0].batches.steps[k]]:
+            peer.zero_grad()
+            F.cross_entropy(model(fed.data.normalise(fed.data.x[index], torch.float64)), fed.data.y[index]).backward()
+            peer.step()
+        names = {"momentum": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}
+        for name, kept in replica.memory.items():
+            for mine, p in zip(kept, model.parameters()):
+                torch.testing.assert_close(mine, peer.state[p][names[name]], rtol=1e-7, atol=1e-12)
