@@ -12,7 +12,6 @@ median over the repetitions and their range. The rows are what `--backend auto` 
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from report import write
 
 import zoo
 from fl.algorithms import fedavg
@@ -123,10 +123,7 @@ def main() -> None:
     result = {
         "device": args.device, "name": name, "torch": torch.__version__, "repetitions": args.repetitions, "rows": rows,
     }  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"engine-{args.device}{'-quick' if args.quick else ''}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+    write(result, args.out, f"engine-{args.device}{'-quick' if args.quick else ''}")
 
 
 if __name__ == "__main__":

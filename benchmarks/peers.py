@@ -41,6 +41,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from report import write
 from sides.models import MODELS
 from torch import Tensor
 
@@ -347,10 +348,7 @@ def main() -> None:
         **shared, "name": machine, "machine": platform.machine(), "cores": cores, "warm_up": WARM_UP,
         "rounds": args.rounds, "quick": args.quick, "failures": wrong, "settings": results,
     }  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"peers-{args.device}{'-quick' if args.quick else ''}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+    write(result, args.out, f"peers-{args.device}{'-quick' if args.quick else ''}")
     if wrong:
         raise SystemExit("\n".join(wrong))
 

@@ -12,7 +12,6 @@ federation.
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from report import write
 
 import zoo
 from fl.algorithm import Algorithm
@@ -124,10 +124,7 @@ def main() -> None:
         "repetitions": args.repetitions, "cohort": COHORT, "samples": EACH, "batch": BATCH, "epochs": EPOCHS,
         "rows": rows,
     }  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"population-{args.device}{'-quick' if args.quick else ''}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+    write(result, args.out, f"population-{args.device}{'-quick' if args.quick else ''}")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ medians).
 """
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from report import write
 from sides.models import MODELS
 from torch.profiler import ProfilerActivity, profile
 
@@ -108,10 +108,7 @@ def main() -> None:
         print(f"{setting} {row['model']}: {row['ms_a_step']:.2f} ms a step, {row['kernels']:.0%} of it kernels")
         print("   " + ", ".join(f"{name} {share:.0%}" for name, share in row["largest"].items()))
         print("   faster by " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratio"].items()), flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"step-{args.device}.json"
-    path.write_text(json.dumps({"torch": torch.__version__, "device": args.device, "rows": rows}, indent=1) + "\n")
-    print(f"wrote {path}")
+    write({"torch": torch.__version__, "device": args.device, "rows": rows}, args.out, f"step-{args.device}")
 
 
 if __name__ == "__main__":

@@ -160,13 +160,13 @@ class Federation:
         return [slice(first, first + size) for first in range(0, len(clients), size)]
 
     def _sizes(self, clients: Sequence[int]) -> list[int]:
-        return [len(self.clients[c].train) for c in clients]
+        return [len(self.clients.train[c]) for c in clients]
 
     def _group(
         self, model: nn.Module, clients: Sequence[int], starts: Stack, context: Any, rng: Rng, objective: Objective
     ) -> Group:
         """Clients of one architecture, as the engine takes them."""
-        parts = [self.clients[c].train for c in clients]
+        parts = [self.clients.train[c] for c in clients]
         batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device)
         optimizer = self.optimizer._replace(lr=self.optimizer.lr * self.schedule(rng.round))
         return Job(model, self.data, batches, optimizer, objective, self.augment, self.precision), starts, context

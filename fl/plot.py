@@ -1,5 +1,6 @@
 """Pictures of runs."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     axes[1].plot(*series(rows, "loss"), color="C0", label="test, global model")
     axes[1].plot(*series(rows, "train_loss"), color="C3", lw=1.2, label="training, mean over participants")
     text = any("perplexity" in row for row in rows)
-    _finish(axes[1], "cross entropy of a token (the logarithm of perplexity)" if text else "cross entropy")
+    _finish(axes[1], "cross entropy of a token" if text else "cross entropy")
     if with_cosine:
         axes[2].plot(*series(rows, "models_cosine"), color="C0")
         _finish(axes[2], _LABELS["models_cosine"], legend=False)
@@ -74,9 +75,15 @@ def comparison_figure(groups: Mapping[str, Sequence[Sequence[Row]]], title: str,
             r, mean, std = mean_and_std(runs, key)
             axis.plot(r, mean, color=f"C{color}", label=label)
             axis.fill_between(r, mean - std, mean + std, color=f"C{color}", alpha=0.2, lw=0)
-        _finish(axis, _LABELS[key], percent=key == "accuracy")
+        _finish(axis, _LABELS[key], percent=key == "accuracy", legend=False)
         if key == "perplexity":
             axis.set_yscale("log")
+    # One legend for all, since labels name every setting that differs and may be long.
+    labels = [textwrap.fill(label, 22 * len(keys)) for label in groups]
+    columns = len(labels) if sum(map(len, labels)) < 25 * len(keys) else 1
+    height = sum(label.count("\n") + 1 for label in labels) if columns == 1 else 1
+    figure.set_figheight(3.8 + 0.18 * height)
+    figure.legend(figure.axes[0].lines, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=11)
     save(figure, path)
 
@@ -101,6 +108,7 @@ def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True) 
             line.set_markersize(3.5)
     axis.set_xlabel("round")
     axis.set_ylabel(label)
+    axis.ticklabel_format(axis="y", useOffset=False)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

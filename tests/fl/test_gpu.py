@@ -101,13 +101,17 @@ def test_no_step_waits_for_the_device(make_federation, backend):
     fed = on_gpu(make_federation("resnet20"), backend=backend)
     starts = surgery.broadcast(fed.initial(), 3)
     group = fed._group(fed.model, [0, 1, 2], starts, None, Rng(0, 1), cross_entropy)
-    train([group], backend)  # libraries set themselves up
+    (expected,) = train([group], backend)  # libraries set themselves up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        train([group], backend)
+        with pytest.raises(RuntimeError, match="synchroniz"):  # it does see what waits
+            expected.loss.sum().item()
+        (trained,) = train([group], backend)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert set(trained.states) == set(starts)
+    torch.testing.assert_close(trained.loss, expected.loss, rtol=1e-3, atol=1e-3)
 
 
 def test_surgery_stays_on_the_device():
