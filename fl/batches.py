@@ -33,6 +33,7 @@ def make_batches(
     size: int,
     rng: Rng,
     device: torch.device | str,
+    repeats: int = 1,
 ) -> Batches:
     """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
 
@@ -42,6 +43,7 @@ def make_batches(
     Args:
         parts: the training indices of each of the K clients.
         clients: their numbers, which select their random streams.
+        repeats: steps on each batch before the next.
 
     >>> batches = make_batches([torch.arange(3)], [0], epochs=1, size=2, rng=Rng(0), device="cpu")
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
@@ -53,6 +55,7 @@ def make_batches(
         positions = torch.arange(-(-n // size) * size) % n
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions]] for _ in range(epochs)]
         rows.append(torch.cat(epoch_rows).view(-1, size))
+        rows[-1] = rows[-1].repeat_interleave(repeats, 0)
         keys.append(torch.randint(-(2**31), 2**31, (len(rows[-1]),), generator=generator, dtype=torch.int32))
     index, numbers = (pad_sequence(part, batch_first=True).to(device, non_blocking=True) for part in (rows, keys))
     return Batches(index, numbers, tuple(len(r) for r in rows))

@@ -161,6 +161,8 @@ class Config(DataSettings):
             raise FLError("--nesterov needs a --momentum above 0")
         if is_text(self.dataset) and (self.crop or self.flip):
             raise FLError("--crop and --flip are for images, and the data set is text: leave them out")
+        if self.pool and not self.local_test:
+            raise FLError("--pool leaves nothing to test on but what clients hold out: give --local-test, such as 0.17")
         self.schedule()
         self.cohort()
         self.spec()

@@ -1,7 +1,7 @@
 """Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,8 @@ class Federation:
         chunk: how many clients train at a time, to save memory; 0 is all of a round's.
         augment: what training images go through.
         precision: in which numbers and memory layout clients train.
+        create: makes the model anew with weights drawn from a generator, for methods that need several; or None.
+        repeats: steps that a client makes on each of its batches.
     """
 
     model: nn.Module
@@ -59,6 +61,8 @@ class Federation:
     chunk: int = 0
     augment: Augment = Augment()
     precision: Precision = Precision()
+    create: Callable[[torch.Generator], nn.Module] | None = None
+    repeats: int = 1
     _collected: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,9 +81,14 @@ class Federation:
                 f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
             )
 
-    def initial(self) -> State:
-        """The state that training starts from."""
-        return {name: tensor.clone() for name, tensor in surgery.state(self.model).items()}
+    def initial(self, generator: torch.Generator | None = None) -> State:
+        """The state that training starts from, or another one whose weights are drawn from the generator."""
+        model = self.model
+        if generator is not None:
+            if self.create is None:
+                raise FLError("a method that starts several models needs Federation(create=...), which makes them")
+            model = self.create(generator).to(self.data.x.device)
+        return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def sample(self, rng: Rng) -> list[int]:
         """K distinct clients, uniformly and in random order, the same for every method with that seed and round."""
@@ -93,11 +102,16 @@ class Federation:
         objective: Objective = cross_entropy,
         context: Any = None,
         ascent: Ascent | None = None,
+        beside: Tensor | None = None,
     ) -> Trained:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
         A client whose loss or weights are not finite any more is dropped from the round: it keeps its start, its size
         counts as 0, and a warning is logged.
+
+        Args:
+            objective, context, ascent: see `fl.objectives`; the context's tensors have a leading axis K.
+            beside: [N, ...], values beside each of the data's training samples, for the objective.
 
         Raises:
             FLError: if all clients have to be dropped.
@@ -107,7 +121,8 @@ class Federation:
         pieces = []
         for some in self._chunks(clients):
             mine, extra = tree_map(lambda t, some=some: t[some], (starts, context or {}))
-            pieces += train([self._group(self.model, clients[some], mine, extra, rng, objective, ascent)], self.backend)
+            group = self._group(self.model, clients[some], mine, extra, rng, objective, ascent, beside)
+            pieces += train([group], self.backend)
         trained = pieces[0]
         if len(pieces) > 1:
             trained = Trained(*tree_map(lambda *parts: torch.cat(parts), *[(p.states, p.loss) for p in pieces]))
@@ -177,12 +192,13 @@ class Federation:
         rng: Rng,
         objective: Objective,
         ascent: Ascent | None = None,
+        beside: Tensor | None = None,
     ) -> Group:
         """Clients of one architecture, as the engine takes them."""
         parts = [self.clients.train[c] for c in clients]
-        batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device)
+        batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device, self.repeats)
         optimizer = self.optimizer._replace(lr=self.optimizer.lr * self.schedule(rng.round))
-        job = Job(model, self.data, batches, optimizer, objective, ascent, self.augment, self.precision)
+        job = Job(model, self.data, batches, optimizer, objective, ascent, self.augment, self.precision, beside)
         return job, starts, context
 
     @torch.no_grad()

@@ -2,7 +2,8 @@
 
 An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
 model in training mode with that client's buffers; `context` is what the algorithm handed along for the client
-(anchors, masks, cached logits), a dict of tensors. The engine differentiates the loss with respect to `params`.
+(anchors, masks), a dict of tensors; `batch` is (x, y), or (x, y, beside) where the algorithm handed along values beside
+each sample (cached logits). The engine differentiates the loss with respect to `params`.
 
 An ascent takes (params, gradients) of one client and returns a step; the gradient that moves the client is then that of
 the same batch, with the same random numbers, at params + step. That is sharpness-aware training.
@@ -20,7 +21,7 @@ from torch import Tensor
 from surgery import State
 
 Call: TypeAlias = Callable[[State, Tensor], Tensor]
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 Objective: TypeAlias = Callable[[Call, State, Any, Batch], Tensor]
 Ascent: TypeAlias = Callable[[State, State], State]
 
@@ -39,3 +40,21 @@ def proximal(mu: float) -> Objective:
         return cross_entropy(call, params, context, batch) + mu / 2 * pull
 
     return objective
+
+
+def additive(objective: Objective) -> Objective:
+    """The objective of a model whose logits are added to those beside the samples (FeMAM, equation 8).
+
+    With "share" in the context, a number a client, the sum is multiplied by it (the mean of several models' logits).
+    """
+
+    def added(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+        x, y, before = batch
+
+        def summed(params: State, x: Tensor) -> Tensor:
+            logits = call(params, x) + before
+            return logits * context["share"] if "share" in context else logits
+
+        return objective(summed, params, context, (x, y))
+
+    return added

@@ -36,6 +36,10 @@ class DataSettings:
     """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
     cluster_classes: Sizes = ()
     """clusters: classes of each cluster, one number a level; auto: an equal share, or the paper's"""
+    samples: int = 0
+    """samples that are shared out, drawn at random; 0: all"""
+    pool: bool = False
+    """share out the test set as well, so that what clients hold out (--local-test) is all there is to test on (FeMAM)"""
     min_samples: int = 10
     """samples that every client gets at least"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
@@ -55,7 +59,7 @@ class DataSettings:
         self.text.check()
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
-        for flag, least in (("clients", 1), ("min_samples", 1), ("pad", 0)):
+        for flag, least in (("clients", 1), ("min_samples", 1), ("samples", 0), ("pad", 0)):
             if getattr(self, flag) < least:
                 raise FLError(f"--{flag.replace('_', '-')} must be {least} or more, got {getattr(self, flag)}")
         if not 0 < self.alpha < math.inf:
@@ -84,7 +88,8 @@ class DataSettings:
 
     def load(self) -> Dataset:
         """The data set."""
-        return data.load(self.dataset, self.data_root, self.download, self.text).padded(self.pad)
+        loaded = data.load(self.dataset, self.data_root, self.download, self.text).padded(self.pad)
+        return (loaded.pooled() if self.pool else loaded).sampled(self.samples)
 
     def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
         """The samples of each client, and the true structure."""

@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,11 +56,15 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     if config.model == "transformer_masked":  # asked for the tokens themselves, of which it does not see all
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
-    model = models.create(rng.torch("weights"), model_spec(config, dataset))
+    spec = model_spec(config, dataset)
+    model = models.create(rng.torch("weights"), spec)
+    splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
+    if config.pool:
+        dataset = dataset.tested_on(splits.test.samples)
     fed = Federation(
         model.to(device),
         dataset.to(device),
-        partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out")),
+        splits,
         config.cohort(),
         config.local_epochs,
         config.batch_size,
@@ -69,6 +74,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         config.chunk,
         augment,
         Precision(config.precision, config.channels_last),
+        partial(models.create, spec=spec),
     )
     return fed, ALGORITHMS[name](fed, config)
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fl.errors import FLError
+from fl.rng import Rng
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -17,8 +20,8 @@ class Dataset:
         classes: number of classes; of text the size of the vocabulary.
         top: the largest pixel value, which becomes 1 (0 becomes -1): normalisation with mean = std = 0.5,
             as FedMR's released code does for every data set.
-        owners: the natural owner (e.g. writer) of each training sample, int64 [N], on the CPU; None where a data
-            set names none.
+        owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
+            CPU; None where a data set names none.
         vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.
     """
 
@@ -30,6 +33,7 @@ class Dataset:
     classes: int
     top: int = 255
     owners: Tensor | None = None
+    test_owners: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
 
     @property
@@ -60,6 +64,39 @@ class Dataset:
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
         x, test_x = (images[..., rows, :][..., columns] for images in (self.x, self.test_x))
         return replace(self, x=x, test_x=test_x)
+
+    def pooled(self) -> "Dataset":
+        """The test samples among the training samples, after them; the test set stays as it is.
+
+        >>> from fl.data import load
+        >>> load("digits").pooled().x.shape
+        torch.Size([1797, 1, 8, 8])
+        """
+        x, y, owners = torch.cat([self.x, self.test_x]), torch.cat([self.y, self.test_y]), None
+        if self.owners is not None:
+            if self.test_owners is None:
+                raise FLError(f"--pool: {self.name} does not say whose its test samples are; leave --pool out")
+            owners = torch.cat([self.owners, self.test_owners])
+        return replace(self, x=x, y=y, owners=owners)
+
+    def sampled(self, number: int) -> "Dataset":
+        """That many of the training samples, always the same random ones, in their order; 0: all.
+
+        >>> from fl.data import load
+        >>> load("digits").sampled(100).x.shape
+        torch.Size([100, 1, 8, 8])
+        """
+        if not number:
+            return self
+        if number > len(self.y):
+            raise FLError(f"--samples {number:,}: {self.name} has {len(self.y):,}; use fewer, or 0 for all")
+        chosen = torch.randperm(len(self.y), generator=Rng(0).torch("samples"))[:number].sort().values
+        owners = None if self.owners is None else self.owners[chosen]
+        return replace(self, x=self.x[chosen], y=self.y[chosen], owners=owners)
+
+    def tested_on(self, index: Tensor) -> "Dataset":
+        """With these training samples as its test set: those that clients hold out, of pooled data."""
+        return replace(self, test_x=self.x[index], test_y=self.y[index])
 
     def to(self, device: torch.device | str) -> "Dataset":
         """The same data on another device; owners, which only partitions read, stay on the CPU."""

@@ -48,8 +48,8 @@ def load(root: Path, download: bool) -> Dataset:
     train, test = (_read_part(source, root / "femnist" / part) for part in ("train", "test"))
     numbers = {writer: i for i, writer in enumerate(sorted({*train, *test}))}
     x, y, owners = _stack(train, numbers)
-    test_x, test_y, _ = _stack(test, numbers)
-    return Dataset("femnist", x, y, test_x, test_y, CLASSES, owners=owners)
+    test_x, test_y, test_owners = _stack(test, numbers)
+    return Dataset("femnist", x, y, test_x, test_y, CLASSES, owners=owners, test_owners=test_owners)
 
 
 def _read_part(source: Source, folder: Path) -> dict[str, Samples]:

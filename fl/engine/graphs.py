@@ -29,7 +29,7 @@ class Slot(Replica):
 
     def __init__(self, group: Group, capture: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
         super().__init__(group)
-        self.data = self.job.data  # the graph reads its memory
+        self.read = self.job.data, self.job.beside  # the graph reads their memory
         self.mine = tree_map(lambda tensor: tensor[0].clone(), self.context)
         self.index, self.key = (t[0, 0].clone() for t in (self.job.batches.index, self.job.batches.keys))
         self.lr = torch.zeros((), device=self.job.device)
@@ -84,7 +84,7 @@ class Kept:
         settings = job.optimizer._replace(lr=0.0), job.augment, job.precision, job.batches.index.shape[-1]
         # Printed, a model shows its modules' settings (rates, momenta), which a capture has in it.
         what = str(job.model), job.trainable(), list(starts), structure, shapes
-        program = (id(job.data), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
+        program = (id(job.data), id(job.beside), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
         if program != self.program:
             self.program, self.slots = program, {}
 

@@ -45,6 +45,7 @@ class Job:
         data: resident on the device that trains.
         batches: which samples each client sees at each step.
         ascent: where from its parameters a client looks for the gradient of a step; None: right there.
+        beside: [N, ...], values beside each training sample of the data, which reach the objective with it; or None.
     """
 
     model: nn.Module
@@ -55,6 +56,7 @@ class Job:
     ascent: Ascent | None = None
     augment: Augment = Augment()
     precision: Precision = Precision()
+    beside: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -71,11 +73,13 @@ class Job:
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
     def fetch(self, index: Tensor, key: Tensor, dtype: torch.dtype) -> Batch:
-        """The samples of a step, ready for the model: index [*leading, B], key [*leading]."""
+        """The samples of a step, ready for the objective: index [*leading, B], key [*leading]."""
         x = self.data.normalise(self.augment(self.data.x[index], key), dtype)
         if self.precision.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return x, self.data.y[index]
+        if self.beside is None:
+            return x, self.data.y[index]
+        return x, self.data.y[index], self.beside[index]
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
         """The objective of one client on one batch. It takes random numbers from `draws`; None: it needs none."""
