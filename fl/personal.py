@@ -1,11 +1,11 @@
 """What methods with a model for each client have in common: reading the participants' models and putting them back."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fl.federation import Federation
 from surgery import Stack, layers
 
 
@@ -31,11 +31,26 @@ def _index(rows: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
 
-def classifier(fed: Federation) -> list[str]:
-    """The names of the tensors of the model's last layer, in the order in which it is executed: its head."""
-    samples = fed.data.normalise(fed.data.x[:2], next(fed.model.parameters()).dtype)
-    return list(layers(fed.model, samples)[-1].tensors)
+def classifier(model: nn.Module) -> list[str]:
+    """The tensors of the model's classifier: of its last linear layer in registration order (else of its last layer).
+
+    >>> import zoo
+    >>> classifier(zoo.create("lenet"))
+    ['fc3.weight', 'fc3.bias']
+    """
+    found = layers(model)
+    return list(([layer for layer in found if layer.kind == "Linear"] or found)[-1].tensors)
 
 
-def training_only(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """A copy of the model in which only these parameters are trained."""
+def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:
+    """A copy of the model in which, of the parameters that are trained, only these are trained still.
+
+    >>> import zoo
+    >>> net = trained_only(zoo.create("lenet"), ["fc3.bias"])
+    >>> [name for name, p in net.named_parameters() if p.requires_grad]
+    ['fc3.bias']
+    """
+    model = copy.deepcopy(model)
+    for name, p in model.named_parameters():
+        p.requires_grad_(p.requires_grad and name in names)
+    return model

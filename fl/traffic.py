@@ -44,3 +44,13 @@ def more(trained: Trained, down: float = 0, up: float = 0) -> Trained:
     bytes_down, bytes_up = before["bytes_down"] + down, before["bytes_up"] + up
     now = {"models_down": bytes_down / model, "models_up": bytes_up / model, "bytes_down": bytes_down}
     return trained._replace(metrics={**before, **now, "bytes_up": bytes_up})
+
+
+def none(trained: Trained) -> Trained:
+    """The same with nothing sent either way: models that stay where they are.
+
+    >>> import torch
+    >>> none(Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]))).metrics["bytes_up"]
+    0.0
+    """
+    return trained._replace(metrics={**trained.metrics, **dict.fromkeys(COLUMNS[:4], 0.0)})

@@ -1,6 +1,7 @@
 """Fixtures that several test files use."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,18 +30,24 @@ def data_root() -> Path:
 
 @pytest.fixture
 def make_federation():
-    """A function that makes a tiny federation of ragged clients on random images."""
+    """A function that makes a tiny federation of ragged clients on random images, with two to validate on and one to
+    test on each.
+    """
 
     def make(model="cnn", sizes=(3, 7, 12, 5), participants=3, dtype=torch.float32, **settings) -> Federation:
         generator = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (sum(sizes), 1, 8, 8), generator=generator).byte()
-        y = torch.randint(3, (sum(sizes),), generator=generator)
+        every = sum(sizes) + 3 * len(sizes)
+        x = torch.randint(256, (every, 1, 8, 8), generator=generator).byte()
+        y = torch.randint(3, (every,), generator=generator)
         data = Dataset("random", x, y, x, y, classes=3)
         if isinstance(model, str):
             arguments = {"num_classes": 3, "in_channels": 1, "image_size": 8, "width": 0.25}
-            model = zoo.create(model, generator, **arguments, norm=settings.pop("norm", None)).to(dtype)
-        empty = torch.empty(0, dtype=torch.int64)
-        clients = [Split(part, empty, empty) for part in torch.arange(sum(sizes)).split(list(sizes))]
+            create = partial(zoo.create, model, **arguments, norm=settings.pop("norm", None))
+            model = create(generator).to(dtype)
+            settings = {"create": lambda generator: create(generator).to(dtype), **settings}
+        training = torch.arange(sum(sizes)).split(list(sizes))
+        others = torch.arange(sum(sizes), every).split(3)
+        clients = [Split(part, other[:2], other[2:]) for part, other in zip(training, others, strict=True)]
         return Federation(model, data, clients, participants, **{"epochs": 2, "batch_size": 4, **settings})
 
     return make
