@@ -19,6 +19,8 @@ from fl.algorithms import (
     FedMROptions,
     FedMutOptions,
     FedProxOptions,
+    FeMAMOptions,
+    FeSEMOptions,
 )
 from fl.data import is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names
@@ -92,6 +94,8 @@ class Config(DataSettings):
     fedasam: FedASAMOptions = FedASAMOptions()
     fedmut: FedMutOptions = FedMutOptions()
     fedmr: FedMROptions = FedMROptions()
+    fesem: FeSEMOptions = FeSEMOptions()
+    femam: FeMAMOptions = FeMAMOptions()
 
     seeds: Integers = (0,)
     """one run each; a seed fixes the split, the initial weights, the sampling and the batches"""
@@ -237,8 +241,7 @@ class Config(DataSettings):
         """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
         values = dataclasses.asdict(replace(self, resume=None))
         del values["resume"]
-        values |= {name: list(values[name]) for name in _TUPLES}
-        return yaml.safe_dump(values, sort_keys=False)
+        return yaml.safe_dump(_with_lists(values), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str) -> "Config":
@@ -267,11 +270,17 @@ class Config(DataSettings):
             raise FLError(f"{path}: {error}") from None
 
 
-_TUPLES = ("algorithm", "seeds", "width", "depth", "clusters", "cluster_classes", "lr_steps", "betas")
 _LEAST = {
     "rounds": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1,
     "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0, "clip": 0, "chunk": 0, "crop": 0,
 }  # fmt: skip
+
+
+def _with_lists(values: Any) -> Any:
+    """Lists in the place of tuples, which YAML does not know."""
+    if isinstance(values, dict):
+        return {name: _with_lists(value) for name, value in values.items()}
+    return list(values) if isinstance(values, tuple) else values
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:

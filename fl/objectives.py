@@ -32,17 +32,17 @@ def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tens
     return F.cross_entropy(call(params, x).flatten(0, -2), y.flatten())
 
 
-def proximal(mu: float) -> Objective:
-    """Cross entropy + mu/2 ||params - anchor||^2, the anchor in context["anchor"] (Li et al. 2020, equation 2)."""
+def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
+    """The objective + mu/2 ||params - anchor||^2, the anchor in context["anchor"] (Li et al. 2020, equation 2)."""
 
-    def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+    def pulled(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         pull = sum((p - context["anchor"][name]).square().sum() for name, p in params.items())
-        return cross_entropy(call, params, context, batch) + mu / 2 * pull
+        return objective(call, params, context, batch) + mu / 2 * pull
 
-    return objective
+    return pulled
 
 
-def additive(objective: Objective) -> Objective:
+def beside(objective: Objective) -> Objective:
     """The objective of a model whose logits are added to those beside the samples (FeMAM, equation 8).
 
     With "share" in the context, a number a client, the sum is multiplied by it (the mean of several models' logits).

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from surgery import Stack, layers
+from surgery import Stack, State, layers
 
 
 def take(models: Stack, rows: Sequence[int]) -> Stack:
@@ -16,6 +16,15 @@ def take(models: Stack, rows: Sequence[int]) -> Stack:
     tensor([2., 0.])
     """
     return {name: tensor[_index(rows, tensor)] for name, tensor in models.items()}
+
+
+def row(models: Stack, k: int) -> State:
+    """The k-th model of a stack, as views.
+
+    >>> row({"w": torch.tensor([[0.0], [1.0]])}, 1)
+    {'w': tensor([1.])}
+    """
+    return {name: tensor[k] for name, tensor in models.items()}
 
 
 def put(models: Stack, rows: Sequence[int], new: Stack) -> Stack:

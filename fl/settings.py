@@ -39,7 +39,7 @@ class DataSettings:
     samples: int = 0
     """samples that are shared out, drawn at random; 0: all"""
     pool: bool = False
-    """share out the test set as well, so that what clients hold out (--local-test) is all there is to test on (FeMAM)"""
+    """share out the test set as well: what clients hold out (--local-test) is then all there is to test on (FeMAM)"""
     min_samples: int = 10
     """samples that every client gets at least"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None

@@ -8,6 +8,8 @@ from fl.algorithms.fedgen import FedGenOptions, fedgen
 from fl.algorithms.fedmr import FedMROptions, fedmr
 from fl.algorithms.fedmut import FedMutOptions, fedmut
 from fl.algorithms.fedprox import FedProxOptions, fedprox
+from fl.algorithms.femam import FeMAMOptions, femam
+from fl.algorithms.fesem import FeSEMOptions, fesem
 from fl.algorithms.indep import indep
 
 ALGORITHMS = {
@@ -20,11 +22,15 @@ ALGORITHMS = {
     "fedmut": lambda fed, config: fedmut(fed, config.fedmut),
     "fedmr": lambda fed, config: fedmr(fed, config.fedmr),
     "indep": lambda fed, config: indep(fed),
+    "fesem": lambda fed, config: fesem(fed, config.fesem),
+    "femam": lambda fed, config: femam(fed, config.femam),
 }
 """From a method's name to a function of (federation, config) that makes it."""
 
 __all__ = [
     "ALGORITHMS",
+    "FeMAMOptions",
+    "FeSEMOptions",
     "FedASAMOptions",
     "FedExPOptions",
     "FedGenOptions",
@@ -39,5 +45,7 @@ __all__ = [
     "fedmr",
     "fedmut",
     "fedprox",
+    "femam",
+    "fesem",
     "indep",
 ]

@@ -1,0 +1,232 @@
+"""FeMAM: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), algorithm 2."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl import additive, traffic
+from fl.additive import Cache, Level, Validation
+from fl.algorithm import Algorithm
+from fl.clustering import Clustering, aggregate, centre, starts_of
+from fl.errors import FLError
+from fl.federation import Federation
+from fl.flags import Integers, Names
+from fl.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
+from fl.personal import put, row, take
+from fl.rng import Rng
+from surgery import State, broadcast
+
+
+@dataclass(frozen=True)
+class FeMAMOptions:
+    """FeMAM."""
+
+    levels: Names = ("global", "5", "5", "5", "personal")
+    """its levels: global (one model, only as the first), a number of cluster models, personal (only as the last)"""
+    level_rounds: Integers = ()
+    """rounds of each level, such as 400,50,50,50; the last one trains to the end [none: until each has converged]"""
+    window: int = 10
+    """rounds over which convergence is judged (the paper: 50)"""
+    variance: float = 1.0
+    """a level has converged when the mean validation accuracy in % varied by less than this (squared) in the window"""
+    lam: float = 0.02
+    """pull of a cluster model on its clients while they train (Eq. 5's lambda)"""
+    lam_everywhere: bool = False
+    """the pull on all levels, as the released code has it"""
+    share_gradients: bool = False
+    """on cluster levels, the gradient of a client's loss times its share of all samples (Eq. B.4)"""
+    prune: bool = True
+    """after a level, take its model away from the clients whose validation loss it does not lower (Eq. 9)"""
+    epsilon: float = 0.0
+    """by how much it is to lower it"""
+    combine: str = "sum"
+    """of logits over a client's levels: sum, or mean as the released code has it"""
+    start: str = "random"
+    """what a new level begins from: random weights, or global, those of the first level (as the released code does)"""
+    clustering: str = "nearest"
+    """how clients are assigned: nearest (cluster model, Eq. 4, after K-means in a level's first round) or kmeans
+    (afresh in each round, as the released code does)"""
+    compare: str = "all"
+    """the weights by which clients are assigned: all, or the classifier's, divided by their sum's absolute value (as
+    the released code does)"""
+
+
+def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
+    """Levels of models, one after another: one global model, cluster models, one model a client. A client predicts with
+    the sum of the logits of its model on each level; only the newest level trains, on what the earlier ones leave over.
+
+    A level ends when it has converged, or after its rounds. Each client then keeps the level's model only if its
+    validation loss is lower with it, and the clusters are averaged once more without those that left. The first level
+    is never pruned, so that everybody has a model. The personal level, whose models are nobody else's, trains on, and
+    is judged anew after every round.
+
+    The clusters of a level begin as one model, and K-means over the models of the first round tells the first of them
+    (see `fesem`). A cluster that nobody is in keeps its model, and may be chosen again. A client that takes part in a
+    cluster level for the first time later begins from the mean of its models. One that missed all rounds of the level
+    is given, at its end, the model with the smallest loss on its validation data, on the same condition as all others.
+
+    "global", for strangers, is the first level's model (the clients' mean, if it has several). `fl.additive.Cache` says
+    what it takes to remember the logits of earlier levels; images can therefore not be augmented.
+
+    With the only level `global` this is FedAvg, with `personal` Local, with a number of clusters (and lam 0) FeSEM.
+    """
+    _check(fed, options)
+    kinds, last = options.levels, len(options.levels) - 1
+    widths = [int(kind) if kind.isdigit() else {"global": 1, "personal": len(fed.clients)}[kind] for kind in kinds]
+    names = [f"level{number}" for number in range(1, len(kinds) + 1)]
+    objectives = [_objective(options, at) for at in range(len(kinds))]
+    clustering = Clustering.make(fed.model, options.clustering, options.compare, "femam")
+    sizes, everyone = fed.clients.train.sizes, torch.arange(len(fed.clients))
+    mean, cache = options.combine == "mean", Cache(fed) if last else None
+    validation = Validation(fed, cache, mean) if last and (options.prune or not options.level_rounds) else None
+
+    def init():
+        start = fed.initial()
+        pathways = torch.full((len(kinds), len(fed.clients)), -1)
+        if not kinds[0].isdigit():
+            pathways[0] = everyone if kinds[0] == "personal" else 0
+        levels = {name: broadcast(start, width) for name, width in zip(names, widths)}
+        return {"global": start, **levels, "structure": {"pathways": pathways}, "progress": _progress(0, options)}
+
+    def round(server, clients, rng):
+        """Lines 4 to 13 of algorithm 2 at the newest level; at its end also lines 14 to 17."""
+        pathways, progress = server["structure"]["pathways"], server["progress"]
+        at = int(progress["level"])
+        below = [(server[name], mapping) for name, mapping in zip(names[:at], pathways)]
+        models, mapping = server[names[at]], pathways[at]
+        if at and not progress["rounds"]:
+            models = broadcast(new_model(server, at, rng), widths[at])
+
+        starts = distribute(at, models, mapping, clients)
+        logits = cache.table(below) if at else None
+        trained = fed.train(starts, clients, rng, objectives[at], context(at, starts, clients, below), beside=logits)
+        models, mapping = collect(at, models, mapping, clients, trained, rng)
+
+        progress = {**progress, "rounds": progress["rounds"] + 1}
+        if at < last and not options.level_rounds:
+            accuracy = torch.tensor([validation.accuracy(below, (models, mapping))])
+            progress["accuracy"] = torch.cat([progress["accuracy"][1:], accuracy])
+        over = at < last and _over(at, progress, options)
+        if options.prune and at and (over or kinds[at] == "personal"):
+            mapping = pruned(at, models, mapping, below)
+        if over:
+            models = aggregate(models, mapping, clients, trained)
+            progress = _progress(at + 1, options)
+
+        pathways = pathways.index_copy(0, torch.tensor([at]), mapping[None])
+        first = {"global": centre(models, mapping, sizes)} if at == 0 else {}
+        server = {**server, **first, names[at]: models, "structure": {"pathways": pathways}, "progress": progress}
+        return server, reported(at, trained, pathways, over)
+
+    def new_model(server, at: int, rng: Rng) -> State:
+        """What a level begins from (line 2): the same model for all of its clusters or clients."""
+        return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
+
+    def distribute(at: int, models, mapping, clients):
+        """Equation B.1a."""
+        if kinds[at] == "global":
+            return broadcast(row(models, 0), len(clients))
+        if kinds[at] == "personal":
+            return take(models, clients)
+        return starts_of(models, mapping, clients, centre(models, mapping, sizes))
+
+    def context(at: int, starts, clients, below: list[Level]) -> dict[str, Any]:
+        """What the objective of the level wants to know of each participant."""
+        anchor = {"anchor": starts} if _pulled(options, at) else {}
+        share = {"share": 1 / (1 + additive.count(below, len(sizes))[clients])} if mean and at else {}
+        weight = {"weight": sizes[clients] / sizes.sum()} if options.share_gradients and kinds[at].isdigit() else {}
+        return {**anchor, **{key: value.to(fed.data.x.device) for key, value in (share | weight).items()}}
+
+    def collect(at: int, models, mapping, clients, trained, rng: Rng) -> Level:
+        """Equations B.3 and B.1b."""
+        if kinds[at] == "personal":
+            return put(models, clients, trained.states), everyone
+        if kinds[at] == "global":
+            return aggregate(models, mapping, clients, trained), mapping
+        return clustering.update(models, mapping, clients, trained, rng)
+
+    def pruned(at: int, models, mapping, below: list[Level]) -> Tensor:
+        """Who keeps which model (equation 9): the mapping, with -1 for those that are as well off without."""
+        missed = mapping < 0
+        if missed.any():
+            offers = [torch.where(missed, k, -1) for k in range(widths[at])]
+            losses = torch.stack([validation.losses(below, (models, offer)) for offer in offers])
+            mapping = torch.where(missed, losses.argmin(0), mapping)
+        gain = validation.losses(below) - validation.losses(below, (models, mapping))
+        return torch.where(gain > options.epsilon, mapping, -1)
+
+    def reported(at: int, trained, pathways, over: bool):
+        """With its columns of metrics.csv: personal models stay where they are, kept ones are sent once more."""
+        if kinds[at] == "personal":
+            trained = traffic.none(trained)
+        elif over:
+            kept = (pathways[at] >= 0).sum().item() / len(trained.sizes)
+            trained = traffic.more(trained, down=kept * trained.metrics["bytes_down"])
+        used = (pathways >= 0).sum().item() / len(sizes)
+        return trained._replace(metrics={**trained.metrics, "level": at + 1, "models_used": used})
+
+    def predict(server, images, client=None):
+        levels = [(server[name], mapping) for name, mapping in zip(names, server["structure"]["pathways"])]
+        logits = None if client is None else additive.predict(fed.predict, levels, client, images, mean)
+        return fed.predict(server["global"], images) if logits is None else logits
+
+    return Algorithm(init, round, predict)
+
+
+def _progress(level: int, options: FeMAMOptions) -> State:
+    """Of a level that begins."""
+    accuracy = torch.full((options.window,), math.nan)
+    return {"level": torch.tensor(level), "rounds": torch.tensor(0), "accuracy": accuracy}
+
+
+def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
+    """Whether a level ends with this round: as scheduled, or since it has converged (C.1)."""
+    if options.level_rounds:
+        return int(progress["rounds"]) >= options.level_rounds[level]
+    return bool((100 * progress["accuracy"]).var(correction=0) < options.variance)  # nan until the window is full
+
+
+def _pulled(options: FeMAMOptions, at: int) -> bool:
+    return options.lam > 0 and (options.levels[at].isdigit() or options.lam_everywhere)
+
+
+def _objective(options: FeMAMOptions, at: int) -> Objective:
+    """What clients minimise on a level: equations B.2, B.4, B.5."""
+    objective = _weighted if options.share_gradients and options.levels[at].isdigit() else cross_entropy
+    if _pulled(options, at):
+        objective = proximal(options.lam, objective)
+    return beside(objective) if at else objective
+
+
+def _weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+    return context["weight"] * cross_entropy(call, params, context, batch)
+
+
+def _check(fed: Federation, options: FeMAMOptions) -> None:
+    kinds, rounds = options.levels, options.level_rounds
+    for at, kind in enumerate(kinds):
+        cluster = kind.isdigit() and 1 <= int(kind) <= len(fed.clients)
+        if not (cluster or (kind == "global" and at == 0) or (kind == "personal" and at == len(kinds) - 1)):
+            raise FLError(
+                f"--femam.levels {','.join(kinds)}: {kind!r} cannot stand there; levels are global (as the first), "
+                f"numbers of clusters (1 to {len(fed.clients)}, as there are clients) and personal (as the last)"
+            )
+    if not kinds or (rounds and (len(rounds) != len(kinds) - 1 or min(rounds) < 1)):
+        raise FLError(
+            f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give a number of "
+            "1 or more for each level but the last, which trains to the end, or none at all"
+        )
+    for name, least in (("window", 2), ("variance", 0), ("lam", 0)):
+        if getattr(options, name) < least:
+            raise FLError(f"--femam.{name} must be {least} or more, got {getattr(options, name)}")
+    for name, values in (("combine", ("sum", "mean")), ("start", ("random", "global"))):
+        if getattr(options, name) not in values:
+            raise FLError(f"--femam.{name} is {' or '.join(values)}, got {getattr(options, name)!r}")
+    if len(kinds) > 1 and (fed.augment.crop or fed.augment.flip or fed.augment.mask):
+        raise FLError(
+            "FeMAM remembers what earlier levels say of each sample, which augmentation changes: leave --crop and "
+            "--flip out, and take another model than transformer_masked"
+        )

@@ -1,0 +1,57 @@
+"""FeSEM: Xie et al., "Multi-Center Federated Learning" (2021), the clustered rival of FeMAM."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fl.algorithm import Algorithm
+from fl.clustering import Clustering, centre, starts_of
+from fl.errors import FLError
+from fl.federation import Federation
+from fl.personal import row
+from surgery import broadcast
+
+
+@dataclass(frozen=True)
+class FeSEMOptions:
+    """FeSEM."""
+
+    clusters: int = 5
+    """number of cluster models"""
+    clustering: str = "nearest"
+    """how clients are assigned: nearest (to the cluster models, after K-means in the first round) or kmeans (afresh in
+    every round)"""
+    compare: str = "all"
+    """the weights that are compared: all, or the classifier's, divided by their sum's absolute value"""
+
+
+def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions()) -> Algorithm:
+    """Each client trains the model of its cluster; it is then assigned to the nearest cluster model, and every cluster
+    model is the mean of its clients' by their number of samples. With one cluster this is FedAvg.
+
+    All cluster models begin as one, and K-means over the models of the first round tells the first clusters: from
+    different random beginnings nobody would ever be nearer to another's. A client that takes part for the first time
+    later begins from the mean of the cluster models ("global", which strangers use as well).
+    """
+    if not 1 <= options.clusters <= len(fed.clients):
+        raise FLError(f"--fesem.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
+    clustering = Clustering.make(fed.model, options.clustering, options.compare, "fesem")
+    sizes = fed.clients.train.sizes
+
+    def init():
+        start = fed.initial()
+        nobody = torch.full((1, len(fed.clients)), -1)
+        return {"global": start, "clusters": broadcast(start, options.clusters), "structure": {"pathways": nobody}}
+
+    def round(server, clients, rng):
+        (mapping,), clusters = server["structure"]["pathways"], server["clusters"]
+        trained = fed.train(starts_of(clusters, mapping, clients, server["global"]), clients, rng)
+        clusters, mapping = clustering.update(clusters, mapping, clients, trained, rng)
+        mean = centre(clusters, mapping, sizes)
+        return {"global": mean, "clusters": clusters, "structure": {"pathways": mapping[None]}}, trained
+
+    def predict(server, images, client=None):
+        own = -1 if client is None else int(server["structure"]["pathways"][0, client])
+        return fed.predict(server["global"] if own < 0 else row(server["clusters"], own), images)
+
+    return Algorithm(init, round, predict)

@@ -1,0 +1,115 @@
+"""Clusters of clients by their models: K-means where there are no centres yet, then the nearest centre
+(FeSEM, and FeMAM's cluster levels: Eq. 4 and 7).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from torch import Tensor, nn
+
+from fl.engine import Trained
+from fl.errors import FLError
+from fl.personal import classifier, take
+from fl.rng import Rng
+from surgery import Stack, State, average, distance
+
+_RESTARTS = 10  # of K-means, as the released code has it
+_HOW = ("nearest", "kmeans")
+_WHAT = ("all", "classifier")
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Which models are alike.
+
+    Attributes:
+        how: nearest (centre, after K-means in the first round) or kmeans (afresh in every round).
+        features: from models to the tensors that are compared.
+    """
+
+    how: str
+    features: Callable[[Stack], Stack]
+
+    @classmethod
+    def make(cls, model: nn.Module, how: str, what: str, flags: str) -> "Clustering":
+        """By the values of the options --FLAGS.clustering and --FLAGS.compare."""
+        if how not in _HOW:
+            raise FLError(f"unknown --{flags}.clustering {how!r}: there are {', '.join(_HOW)}")
+        if what not in _WHAT:
+            raise FLError(f"unknown --{flags}.compare {what!r}: there are {', '.join(_WHAT)}")
+        names = [name for name, _ in model.named_parameters()]  # running variances would outweigh the weights
+        if what == "all":
+            return cls(how, lambda models: {name: models[name] for name in names})
+        head = [name for name in classifier(model) if name in names and name.endswith("weight")]
+        return cls(how, lambda models: {name: _unit_sum(models[name]) for name in head})
+
+    def update(
+        self, models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained, rng: Rng
+    ) -> tuple[Stack, Tensor]:
+        """The clusters after a round: every participant is assigned anew, and each cluster is the mean of its
+        participants by their number of samples. A cluster without any keeps its model; a client that did not take part,
+        or was dropped, keeps its cluster.
+
+        Args:
+            models: the K centres that the round began with.
+            mapping: the cluster of each client of the population, -1: none yet; int64, on the CPU.
+            clients: the participants, whose models `trained` has.
+        """
+        rows = [row for row, size in enumerate(trained.sizes) if size]
+        states = self.features(take(trained.states, rows))
+        if self.how == "nearest" and bool((mapping >= 0).any()):
+            found = distance(states, self.features(models)).argmin(1).tolist()
+        else:
+            found = _kmeans(states, self.features(models), rng)
+        mapping = mapping.clone()
+        mapping[[clients[row] for row in rows]] = torch.tensor(found)
+        return aggregate(models, mapping, clients, trained), mapping
+
+
+def aggregate(models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained) -> Stack:
+    """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
+    k = len(next(iter(models.values())))
+    members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
+    return average(trained.states, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
+
+
+def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:
+    """What each of some clients begins from: the model of its cluster, or that of newcomers, who have none (-1).
+
+    >>> starts_of({"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, -1]), [0, 1], {"w": torch.zeros(1)})["w"]
+    tensor([[2.],
+            [0.]])
+    """
+    rows = mapping[clients]  # -1 is the last row
+    return {name: torch.cat([tensor, newcomers[name][None]])[rows] for name, tensor in models.items()}
+
+
+def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
+    """The mean of the clusters by their clients' numbers of samples (alike, if nobody is in one)."""
+    k = len(next(iter(models.values())))
+    inside = mapping >= 0
+    weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
+    return average(models, weights if weights.any() else None)
+
+
+def _kmeans(states: Stack, centres: Stack, rng: Rng) -> list[int]:
+    """The cluster of each state by K-means; clusters are numbered so that they are near the centres of that number."""
+    k = len(next(iter(centres.values())))
+    points, old = (_flat(models) for models in (states, centres))
+    seed = int(rng.numpy("clusters").integers(2**31))
+    found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
+    apart = ((found.cluster_centers_[:, None] - old[None]) ** 2).sum(-1)
+    _, numbers = linear_sum_assignment(apart)
+    return numbers[found.labels_].tolist()
+
+
+def _flat(models: Stack):
+    return torch.cat([tensor.flatten(1).double() for tensor in models.values()], 1).cpu().numpy()
+
+
+def _unit_sum(weights: Tensor) -> Tensor:
+    """Each of K tensors divided by the absolute value of its sum, as the released code normalises classifiers."""
+    return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))
