@@ -13,7 +13,19 @@ from fl.algorithm import Algorithm, Server
 from fl.config import Config
 from fl.errors import FLError
 from fl.federation import Federation
+from fl.pathways import Pathways
 from fl.rng import Rng
 from fl.simulation import build, load_model, simulate
 
-__all__ = ["Algorithm", "Config", "FLError", "Federation", "Rng", "Server", "build", "load_model", "simulate"]
+__all__ = [
+    "Algorithm",
+    "Config",
+    "FLError",
+    "Federation",
+    "Pathways",
+    "Rng",
+    "Server",
+    "build",
+    "load_model",
+    "simulate",
+]

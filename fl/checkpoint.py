@@ -74,18 +74,35 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
 
 def read_model(folder: Path) -> tuple[Spec, State]:
     """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
+    spec, parts = read_parts(folder)
+    return spec, parts["global"] | parts.get(_STATISTICS, {})
+
+
+def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
+    """(spec of the model, all that the server kept, by its parts) of a run folder."""
     tensors, header = _read(folder)
-    parts = [(*key.split("/", 1), tensor) for key, tensor in tensors.items()]
     try:
-        spec = zoo.spec.make(header["model"])
+        return zoo.spec.make(header["model"]), unflatten(tensors)
     except zoo.ZooError as error:
         raise FLError(f"{folder / FILE} describes no model: {error}") from None
-    return spec, {name: t for part, name, t in parts if part in ("global", _STATISTICS)}
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
     """All tensors of a server under `part/name`."""
     return {f"{part}/{name}": tensor for part, state in server.items() for name, tensor in state.items()}
+
+
+def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
+    """The inverse of `flatten`.
+
+    >>> unflatten({"a/b/c": torch.ones(1)})
+    {'a': {'b/c': tensor([1.])}}
+    """
+    parts: dict[str, State] = {}
+    for key, tensor in tensors.items():
+        part, name = key.split("/", 1)
+        parts.setdefault(part, {})[name] = tensor
+    return parts
 
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

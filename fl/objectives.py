@@ -15,6 +15,7 @@ graphs repeat the numbers that they were captured with.
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -36,8 +37,8 @@ def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
     """The objective + mu/2 ||params - anchor||^2, the anchor in context["anchor"] (Li et al. 2020, equation 2)."""
 
     def pulled(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-        pull = sum((p - context["anchor"][name]).square().sum() for name, p in params.items())
-        return objective(call, params, context, batch) + mu / 2 * pull
+        apart = torch.cat([(p - context["anchor"][name]).flatten() for name, p in params.items()])  # one sum, not many
+        return objective(call, params, context, batch) + mu / 2 * apart.square().sum()
 
     return pulled
 
