@@ -54,32 +54,38 @@ class Cache:
     """The summed logits of levels that do not change any more, beside each sample that clients train or validate on.
 
     They take the data set's samples times classes times 4 bytes on its device: of Fashion-MNIST with its test set 2.8
-    MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB. They are what computing them anew gives, bit for bit, and are
-    computed anew once a model or a mapping was replaced or written to.
+    MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB. They are what computing them anew gives, bit for bit: a level is
+    added to those below it, and all are computed anew once a model or a mapping was replaced or written to.
     """
 
     def __init__(self, fed: Federation) -> None:
         every = torch.cat([fed.clients.train.samples, fed.clients.valid.samples])
         if len(every.unique()) < len(every):
             raise FLError("logits are kept for each sample, and some sample has two places: give clients disjoint data")
-        self._fed, self._known, self._table = fed, None, torch.empty(0)
+        self._fed, self._seen, self._table = fed, [], self._zeros(fed)
 
     def table(self, levels: Sequence[Level]) -> Tensor:
         """[N, classes] for images, [N, T, classes] for text; 0 for samples that no client has."""
-        known = [(tensor, tensor._version) for models, mapping in levels for tensor in (*models.values(), mapping)]
-        if not self._same(known):
-            fed = self._fed
-            self._table = torch.zeros(*fed.data.y.shape, fed.data.classes, device=fed.data.x.device)
-            for level in levels:
-                for parts in (fed.clients.train, fed.clients.valid):
-                    self._table[parts.samples.to(self._table.device)] += logits(fed, level, parts)
-            self._known = known
+        if len(self._seen) > len(levels) or not all(map(_unchanged, self._seen, levels)):
+            self._seen, self._table = [], self._zeros(self._fed)
+        if fresh := levels[len(self._seen) :]:
+            self._table = self._table.clone()  # whoever has the other one keeps it as it is
+            for models, mapping in fresh:
+                for parts in (self._fed.clients.train, self._fed.clients.valid):
+                    values = logits(self._fed, (models, mapping), parts)
+                    self._table[parts.samples.to(values.device)] += values
+                self._seen.append(([(tensor, tensor._version) for tensor in models.values()], mapping.clone()))
         return self._table
 
-    def _same(self, known: list[tuple[Tensor, int]]) -> bool:
-        if self._known is None or len(known) != len(self._known):
-            return False
-        return all(a is b and v == w for (a, v), (b, w) in zip(known, self._known))
+    @staticmethod
+    def _zeros(fed: Federation) -> Tensor:
+        return torch.zeros(*fed.data.y.shape, fed.data.classes, device=fed.data.x.device)
+
+
+def _unchanged(seen: tuple[list[tuple[Tensor, int]], Tensor], level: Level) -> bool:
+    weights, mapping = seen
+    same = all(a is b and version == b._version for (a, version), b in zip(weights, level[0].values()))
+    return same and torch.equal(mapping, level[1])
 
 
 class Validation:

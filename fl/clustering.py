@@ -5,6 +5,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
@@ -14,7 +15,7 @@ from fl.engine import Trained
 from fl.errors import FLError
 from fl.personal import classifier, take
 from fl.rng import Rng
-from surgery import Stack, State, average, distance
+from surgery import Stack, State, average, count, distance
 
 _RESTARTS = 10  # of K-means, as the released code has it
 _HOW = ("nearest", "kmeans")
@@ -71,7 +72,7 @@ class Clustering:
 
 def aggregate(models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained) -> Stack:
     """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
-    k = len(next(iter(models.values())))
+    k = count(models)
     members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
     return average(trained.states, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
 
@@ -89,7 +90,7 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
 
 def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
     """The mean of the clusters by their clients' numbers of samples (alike, if nobody is in one)."""
-    k = len(next(iter(models.values())))
+    k = count(models)
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
     return average(models, weights if weights.any() else None)
@@ -97,8 +98,9 @@ def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
 
 def _kmeans(states: Stack, centres: Stack, rng: Rng) -> list[int]:
     """The cluster of each state by K-means; clusters are numbered so that they are near the centres of that number."""
-    k = len(next(iter(centres.values())))
-    points, old = (_flat(models) for models in (states, centres))
+    k = count(centres)
+    every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
+    old, points = every[:k], every[k:]
     seed = int(rng.numpy("clusters").integers(2**31))
     found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
     apart = ((found.cluster_centers_[:, None] - old[None]) ** 2).sum(-1)
@@ -106,8 +108,15 @@ def _kmeans(states: Stack, centres: Stack, rng: Rng) -> list[int]:
     return numbers[found.labels_].tolist()
 
 
-def _flat(models: Stack):
-    return torch.cat([tensor.flatten(1).double() for tensor in models.values()], 1).cpu().numpy()
+def _coordinates(models: Stack) -> np.ndarray:
+    """Points [n, n] that are as far apart as the n models: n numbers say as much of each as its many weights do."""
+    gram = 0
+    for tensor in models.values():
+        x = tensor.flatten(1).double()
+        x = x - x.mean(0)
+        gram = gram + x @ x.T
+    values, vectors = torch.linalg.eigh(gram)
+    return (vectors * values.clamp(min=0).sqrt()).cpu().numpy()
 
 
 def _unit_sum(weights: Tensor) -> Tensor:
