@@ -1,11 +1,12 @@
-"""Compare runs: `python -m fl.compare FOLDER... [--out FILE]`.
+"""Compare runs: `python -m fl.compare FOLDER... [--against rounds|traffic|seconds] [--out FILE]`.
 
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,8 @@ from fl.config import Config
 from fl.console import guarded
 from fl.data import is_text
 from fl.errors import FLError
-from fl.metrics import Row, read
+from fl.metrics import Row, read, selected
+from fl.settings import choice
 
 NOT_COMPARED = {
     "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
@@ -29,7 +31,10 @@ TAIL = 10
 _HEADS = {
     "accuracy": ("final acc. %", 100, 2), "late": (f"mean last {TAIL} %", 100, 2), "best": ("best acc. %", 100, 2),
     "loss": ("final loss", 1, 3), "f1": ("macro-F1 %", 100, 2), "perplexity": ("perplexity", 1, 2),
+    "own_accuracy": ("own acc. %", 100, 2), "own_f1": ("own F1 %", 100, 2), "own_perplexity": ("own perplexity", 1, 2),
 }  # fmt: skip
+AGAINST = {"rounds": "round", "traffic": "megabytes", "seconds": "elapsed"}
+"""What curves are drawn against, and the column of the rows that it is."""
 
 
 @dataclass(frozen=True)
@@ -102,28 +107,68 @@ def read_settings(config: Config) -> dict[str, object]:
 def table(groups: dict[str, list[Run]]) -> str:
     """A table of final, late-mean and best accuracy, loss and macro-F1 (of text perplexity), mean ± sample standard
     deviation over seeds.
+
+    Where all runs have clients that test on samples of their own, it has their mean scores there, in the round that
+    `fl.metrics.selected` gives. They take the place of the best accuracy, which no validation chose.
     """
-    width = max(len("method"), *map(len, groups)) + 2
     results = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
-    heads = {key: head for key, (head, _, _) in _HEADS.items() if any(key in r for rs in results.values() for r in rs)}
-    lines = ["method".ljust(width) + "".join(head.rjust(16) for head in ["seeds", "rounds", *heads.values()])]
+    every = [run for runs in results.values() for run in runs]
+    own = have_own(every)
+    keys = [key for key in _HEADS if any(key in run for run in every) and (own or not key.startswith("own_"))]
+    if own:
+        keys.remove("best")
+    lines = [["method", "seeds", "rounds", *(_HEADS[key][0] for key in keys)]]
     for label, runs in results.items():
-        cells = [str(len(runs)), "/".join(str(n) for n in sorted({run["round"] for run in runs}))]
-        for key in heads:
+        cells = [label, str(len(runs)), "/".join(str(n) for n in sorted({run["round"] for run in runs}))]
+        for key in keys:
             _, factor, digits = _HEADS[key]
             cells.append(_spread([factor * run[key] for run in runs], digits) if key in runs[0] else "-")
-        lines.append(label.ljust(width) + "".join(cell.rjust(16) for cell in cells))
-    return "\n".join(lines)
+        lines.append(cells)
+    first, *widths = (max(map(len, column)) + 2 for column in zip(*lines))
+    return "\n".join(line[0].ljust(first) + "".join(map(str.rjust, line[1:], widths)) for line in lines)
+
+
+def have_own(results: Sequence[Mapping[str, float]]) -> bool:
+    """Whether clients have test samples of their own in all of these outcomes of runs."""
+    return all("own_accuracy" in result for result in results)
 
 
 def outcome(run: Run) -> dict[str, float]:
     """What a run came to: the last evaluated round, its accuracy (also the mean of the late ones, and the best), loss,
-    and of images macro-F1, of text perplexity.
+    and of images macro-F1, of text perplexity. The same on clients' own test data, where they have some, as
+    own_accuracy, own_f1 and own_perplexity: means over clients in the round that `fl.metrics.selected` gives.
     """
     measured = [row for row in run.rows if "accuracy" in row]
     accuracy, last = [row["accuracy"] for row in measured], measured[-1]
     late = {"late": float(np.mean(accuracy[-TAIL:])), "best": max(accuracy)}
-    return {key: last[key] for key in ("round", *_HEADS) if key in last} | late
+    chosen = selected(run.rows)
+    own = {f"own_{what}": chosen.get(f"local_test_{what}") for what in ("accuracy", "f1", "perplexity")}
+    own = {key: value for key, value in own.items() if value is not None}
+    return {key: last[key] for key in ("round", *_HEADS) if key in last} | late | own
+
+
+def along(run: Run, against: str) -> list[Row]:
+    """The rows of a run with the column that curves are drawn against.
+
+    Traffic is what a client of the whole population sent and received up to a round, on average: what a participant
+    did, to and from the server and other clients, times the share of clients that take part.
+
+    Raises FLError where the rows do not have it.
+    """
+    if against == "rounds":
+        return run.rows
+    if against == "seconds":
+        steps = [row["seconds"] for row in run.rows]
+    else:
+        if not all({"bytes_down", "bytes_up"} <= row.keys() for row in run.rows):
+            raise FLError(
+                f"{run.folder / 'metrics.csv'} does not have the bytes of every round: compare --against rounds or "
+                "seconds, or train again"
+            )
+        share = run.config.cohort() / run.config.clients
+        exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in run.rows]
+        steps = [share * number / 1e6 for number in exchanged]  # what one sends to another, that one receives
+    return [row | {AGAINST[against]: total} for row, total in zip(run.rows, accumulate(steps))]
 
 
 def _spread(values: Sequence[float], digits: int = 2) -> str:
@@ -131,11 +176,13 @@ def _spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
-def compare(folders: Sequence[Path], out: Path) -> str:
-    """Draw the runs of the folders into one figure and return the table."""
+def compare(folders: Sequence[Path], out: Path, against: str = "rounds") -> str:
+    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table."""
+    choice("--against", [against], AGAINST)
     groups = group(find_runs(folders))
     title = common([run.config for runs in groups.values() for run in runs])
-    plot.comparison_figure({label: [run.rows for run in runs] for label, runs in groups.items()}, title, out)
+    rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
+    plot.comparison_figure(rows, title, out, AGAINST[against])
     return table(groups)
 
 
@@ -163,6 +210,8 @@ class Arguments:
     """run folders, or folders that hold some"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("comparison.png")
     """the figure; must be new"""
+    against: Annotated[str, tyro.conf.arg(metavar="rounds|traffic|seconds")] = "rounds"
+    """what curves are drawn against: rounds, what a client sent and received (traffic), or seconds of training"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,7 +225,7 @@ def run(arguments: Arguments) -> int:
         raise FLError("give at least one run folder")
     if arguments.out.exists():
         raise FLError(f"{arguments.out} exists already: choose another --out")
-    print(compare(arguments.folders, arguments.out))
+    print(compare(arguments.folders, arguments.out, arguments.against))
     print(f"\nfigure: {arguments.out}")
     return 0
 

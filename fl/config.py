@@ -13,14 +13,19 @@ import zoo
 from fl import models
 from fl.algorithms import (
     ALGORITHMS,
+    DittoOptions,
     FedASAMOptions,
+    FedAvgPlusOptions,
     FedExPOptions,
     FedGenOptions,
     FedMROptions,
     FedMutOptions,
     FedProxOptions,
+    FedRepOptions,
     FeMAMOptions,
     FeSEMOptions,
+    FeSEMPlusOptions,
+    PFedMeOptions,
 )
 from fl.data import is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names
@@ -36,8 +41,9 @@ class Config(DataSettings):
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
 
     algorithm: Names = ("fedmr",)
-    """methods, comma-separated: fedavg, fedprox, fedgen, clusamp, fedexp, fedasam, fedmut, fedmr, indep. Several run on
-    the same splits and are compared"""
+    """methods, comma-separated: fedavg, fedprox, fedgen, clusamp, fedexp, fedasam, fedmut, fedmr, indep; with a model
+    for each client local, fedavg_plus, pfedme, fedrep, ditto, fesem, fesem_plus, femam. Several run on the same splits
+    and are compared"""
     model: str = "cnn"
     """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; for text
     transformer, or transformer_masked (15% of the tokens are hidden, and all are asked for)"""
@@ -94,7 +100,12 @@ class Config(DataSettings):
     fedasam: FedASAMOptions = FedASAMOptions()
     fedmut: FedMutOptions = FedMutOptions()
     fedmr: FedMROptions = FedMROptions()
+    fedavg_plus: FedAvgPlusOptions = FedAvgPlusOptions()
+    pfedme: PFedMeOptions = PFedMeOptions()
+    fedrep: FedRepOptions = FedRepOptions()
+    ditto: DittoOptions = DittoOptions()
     fesem: FeSEMOptions = FeSEMOptions()
+    fesem_plus: FeSEMPlusOptions = FeSEMPlusOptions()
     femam: FeMAMOptions = FeMAMOptions()
 
     seeds: Integers = (0,)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fl.federation import Federation
 from surgery import Stack, cosine, unstack
+
+Scores: TypeAlias = dict[str, list[dict[str, float]]]
+"""Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
 _LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many to be held at once
 
@@ -102,25 +105,54 @@ def mean_cosine(fed: Federation, models: Stack) -> dict[str, float]:
     return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
 
 
+def held_out(fed: Federation) -> list[str]:
+    """Which of "valid" and "test" all clients hold samples out for."""
+    parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
+    # the former spares a look at every client
+    return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
+
+
+def score_clients(fed: Federation, predict: Callable[[Tensor, int], Tensor]) -> Scores:
+    """What `score` says of every client on its own held-out samples, for the parts that `held_out` names.
+
+    Args:
+        predict: (samples, client) -> logits.
+    """
+    result = {}
+    for part in held_out(fed):
+        tallies = []
+        for client, index in enumerate(getattr(fed.clients, part)):
+            index = index.to(fed.data.x.device)
+            tallies.append(
+                _tally(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
+            )
+        result[part] = _scores(tallies)
+    return result
+
+
+def summarise_clients(scores: Scores) -> dict[str, float]:
+    """Means over clients, each client counting alike, and the spread (population standard deviation) of accuracy and
+    macro-F1.
+
+    >>> rows = [{"accuracy": 0.5, "loss": 1.0, "f1": 0.25}, {"accuracy": 1.0, "loss": 2.0, "f1": 0.75}]
+    >>> summarise_clients({"test": rows})  # doctest: +NORMALIZE_WHITESPACE
+    {'local_test_accuracy': 0.75, 'local_test_loss': 1.5, 'local_test_f1': 0.5,
+     'local_test_std': 0.25, 'local_test_f1_std': 0.25}
+    """
+    result = {}
+    for part, rows in scores.items():
+        columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
+        result |= {f"local_{part}_{key}": column.mean().item() for key, column in columns.items()}
+        for key, name in (("accuracy", "std"), ("f1", "f1_std")):
+            if key in columns:
+                result[f"local_{part}_{name}"] = columns[key].std(correction=0).item()
+    return result
+
+
 def evaluate_local(fed: Federation, predict: Callable[[Tensor, int], Tensor]) -> dict[str, float]:
     """Mean and spread over all clients of the scores on their own held-out samples, where they have any.
 
     Args:
         predict: (samples, client) -> logits.
     """
-    result = {}
-    for part in ("valid", "test"):
-        indices = getattr(fed.clients, part)
-        if not len(indices.samples) or not indices.sizes.all():  # the former spares a look at every client
-            continue
-        tallies = []
-        for client, index in enumerate(indices):
-            index = index.to(fed.data.x.device)
-            tallies.append(
-                _tally(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
-            )
-        rows = _scores(tallies)
-        columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-        result |= {f"local_{part}_{key}": column.mean().item() for key, column in columns.items()}
-        result[f"local_{part}_std"] = columns["accuracy"].std(correction=0).item()
-    return result
+    return summarise_clients(score_clients(fed, predict))

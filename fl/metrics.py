@@ -1,8 +1,9 @@
 """metrics.csv: one row a round."""
 
 import csv
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fl import traffic
@@ -14,9 +15,14 @@ Row = dict[str, float]
 COLUMNS = [
     "round", "seconds", "train_loss", "dropped", "accuracy", "loss", "f1", "perplexity",
     "models_accuracy", "models_std", "models_cosine", *traffic.COLUMNS,
-    "server_step",
-    *[f"local_{part}_{what}" for part in ("valid", "test") for what in ("accuracy", "std", "loss", "f1", "perplexity")],
+    "server_step", "level", "models_used",
+    *[f"local_{part}_{what}" for part in ("valid", "test")
+      for what in ("accuracy", "std", "loss", "f1", "f1_std", "perplexity")],
 ]  # fmt: skip
+"""Of methods that have such, `level` is the one that trained in a round (1, 2, ...), and `models_used` the mean number
+of models that a client predicts with.
+"""
+_WHOLE = ("round", "dropped", "level")
 
 PART = dict.fromkeys(("models_accuracy", "models_std"), "models")
 _GLOBAL = ("accuracy", "loss", "f1", "perplexity")
@@ -55,6 +61,21 @@ class Metrics:
             os.fsync(file.fileno())  # the table must not fall behind a checkpoint that is safe on disk
 
 
+def selected(rows: Sequence[Row]) -> Row:
+    """The round that a run is judged by on clients' own data: the evaluated one with the smallest mean validation loss
+    (the first of several), or the last evaluated one where clients do not validate. Empty if none was evaluated.
+
+    >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    >>> selected(rows)["round"]
+    2
+    """
+    measured = [row for row in rows if "accuracy" in row]
+    validated = [row for row in measured if "local_valid_loss" in row]
+    if not validated:
+        return measured[-1] if measured else {}
+    return min(validated, key=lambda row: (math.isnan(row["local_valid_loss"]), row["local_valid_loss"]))
+
+
 def read(path: Path) -> list[Row]:
     """The rows of a metrics.csv, numbers as numbers, blanks left out. A last line that was cut off is dropped.
 
@@ -67,6 +88,6 @@ def read(path: Path) -> list[Row]:
                 raise ValueError
             lines = [row for row in table if None not in row.values()]
         rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
-        return [row | {key: int(row[key]) for key in ("round", "dropped") if key in row} for row in rows]
+        return [row | {key: int(row[key]) for key in _WHOLE if key in row} for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         raise FLError(f"{path} cannot be read: it is no table of rounds") from None

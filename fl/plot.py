@@ -1,7 +1,9 @@
 """Pictures of runs."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +14,21 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from fl.errors import FLError
 from fl.files import replacing
-from fl.metrics import Row
+from fl.metrics import Row, selected
 
 _LABELS = {
     "accuracy": "test accuracy",
+    "local_test_accuracy": "mean test accuracy\non clients' own data",
     "loss": "test loss",
     "perplexity": "test perplexity",
     "models_cosine": "mean pairwise cosine of the models",
 }
+_ALONG = {
+    "round": "round",
+    "megabytes": "MB sent and received by a client (mean)",
+    "elapsed": "seconds",
+}
+"""What curves may be drawn against: columns of the rows, and how the axis is called."""
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
@@ -30,6 +39,26 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
     """
     pairs = [(int(row["round"]), row[key]) for row in rows if key in row]
     return [r for r, _ in pairs], [v for _, v in pairs]
+
+
+def new_levels(rows: Sequence[Row]) -> list[Row]:
+    """The rows in which another level begins to train; the first level is no other.
+
+    >>> new_levels([{"round": 1, "level": 1}, {"round": 2, "level": 2}, {"round": 3, "level": 2}])
+    [{'round': 2, 'level': 2}]
+    """
+    having = [row for row in rows if "level" in row]
+    return [row for before, row in pairwise(having) if row["level"] != before["level"]]
+
+
+def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round", named: bool = False) -> None:
+    """A thin vertical line where another level begins to train, with the level above it if `named`."""
+    edge = axis.get_xaxis_transform()
+    for row in new_levels(rows):
+        axis.vlines(row[along], 0, 1, transform=edge, colors=color, lw=0.8, alpha=0.4, zorder=0)
+        if named:
+            level = f"level {row['level']}"
+            axis.text(row[along], 1.01, level, transform=edge, rotation=90, ha="center", va="bottom", fontsize=7)
 
 
 def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -57,39 +86,82 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     if with_cosine:
         axes[2].plot(*series(rows, "models_cosine"), color="C0")
         _finish(axes[2], _LABELS["models_cosine"], legend=False)
+    for axis in axes:
+        mark_levels(axis, rows, "C0", named=True)
     figure.suptitle(title, fontsize=11)
     save(figure, path)
 
 
-def comparison_figure(groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path) -> None:
+def comparison_figure(
+    groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
+) -> None:
     """Curves of several methods, mean and one standard deviation over their runs.
+
+    What clients score on their own test data is drawn where all runs have it. A vertical line is where the first run of
+    a method begins to train another level.
 
     Args:
         groups: label -> the rows of each of its runs (one run a seed).
+        along: the column that curves are drawn against. Where it stays 0, as what is sent by a method that sends
+            nothing, the method is a dashed horizontal line at the round that `fl.metrics.selected` gives.
     """
-    keys = [key for key in _LABELS if any(key in row for runs in groups.values() for rows in runs for row in rows)]
-    if all(any("perplexity" in row for row in rows) for runs in groups.values() for rows in runs):
-        keys.remove("loss")  # which says the same
-    figure = Figure(figsize=(4.6 * len(keys), 3.8), layout="constrained")
-    for axis, key in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys):
+    known = [set().union(*rows) for runs in groups.values() for rows in runs]
+    keys = [key for key in _LABELS if any(key in columns for columns in known)]
+    for key, left_out in (
+        ("loss", all("perplexity" in columns for columns in known)),  # which says the same
+        ("local_test_accuracy", not all("local_test_accuracy" in columns for columns in known)),
+    ):
+        if left_out and key in keys:
+            keys.remove(key)
+    wide = len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
+    high = math.ceil(len(keys) / wide)
+    figure = Figure(figsize=(4.6 * wide, 3.8 * high), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(high, wide)).flatten()
+    for axis, key in zip(axes, keys):
+        still = {}
         for color, (label, runs) in enumerate(groups.items()):
-            curve(axis, runs, key, label, f"C{color}")
-        finish(axis, key)
-    legend_below(figure, 22 * len(keys))
+            if runs[0][-1][along]:
+                curve(axis, runs, key, label, f"C{color}", along=along)
+                mark_levels(axis, runs[0], f"C{color}", along)
+            else:
+                still[label] = f"C{color}"
+        finish(axis, key, along)
+        for label, color in still.items():
+            _constant(axis, groups[label], key, label, color)
+    for axis in axes[len(keys) :]:
+        axis.set_visible(False)
+    legend_below(figure, 22 * wide)
     figure.suptitle(title, fontsize=11)
     save(figure, path)
 
 
-def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str, style: str = "-") -> None:
+def curve(
+    axis: Axes,
+    runs: Sequence[Sequence[Row]],
+    key: str,
+    label: str,
+    color: str,
+    style: str = "-",
+    along: str = "round",
+) -> None:
     """Mean and one standard deviation of a metric over runs, round by round."""
-    r, mean, std = mean_and_std(runs, key)
-    axis.plot(r, mean, style, color=color, label=label)
-    axis.fill_between(r, mean - std, mean + std, color=color, alpha=0.2, lw=0)
+    at, mean, std = mean_and_std(runs, key, along)
+    axis.plot(at, mean, style, color=color, label=label)
+    axis.fill_between(at, mean - std, mean + std, color=color, alpha=0.2, lw=0)
 
 
-def finish(axis: Axes, key: str) -> None:
+def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str) -> None:
+    """The mean and one standard deviation over runs of a metric in their selected rounds, all along the axis."""
+    values = [row[key] for row in map(selected, runs) if key in row]
+    if values:
+        mean, std = np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0
+        axis.axhline(mean, ls="--", color=color, lw=1.2, label=label)
+        axis.axhspan(mean - std, mean + std, color=color, alpha=0.15, lw=0)
+
+
+def finish(axis: Axes, key: str, along: str = "round") -> None:
     """The axes of a metric's curves."""
-    _finish(axis, _LABELS[key], percent=key == "accuracy", legend=False)
+    _finish(axis, _LABELS[key], percent=key.endswith("accuracy"), legend=False, along=along)
     if key == "perplexity":
         axis.set_yscale("log")
 
@@ -108,29 +180,33 @@ def legend_below(figure: Figure, width: int) -> None:
     figure.legend(list(lines.values()), labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
 
 
-def mean_and_std(runs: Sequence[Sequence[Row]], key: str) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """(rounds, mean, sample standard deviation) over the runs, at the rounds that all of them measured.
+def mean_and_std(
+    runs: Sequence[Sequence[Row]], key: str, along: str = "round"
+) -> tuple[list[float], np.ndarray, np.ndarray]:
+    """(places, mean, sample standard deviation) over the runs, at the rounds that all of them measured. The places are
+    the means of column `along` in these rounds.
 
     >>> mean_and_std([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[:2]
-    ([1], array([2.]))
+    ([1.0], array([2.]))
     """
-    columns = [dict(zip(*series(rows, key))) for rows in runs]
+    columns = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
     shared = sorted(set.intersection(*(set(column) for column in columns)))
-    values = np.array([[column[r] for r in shared] for column in columns])
+    pairs = np.array([[column[r] for r in shared] for column in columns]).reshape(len(runs), -1, 2)
+    places, values = pairs[..., 0].mean(0), pairs[..., 1]
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
-    return shared, values.mean(0), std
+    return places.tolist(), values.mean(0), std
 
 
-def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True) -> None:
+def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True, along: str = "round") -> None:
     for line in axis.lines:
         if len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
             line.set_marker("o")
             line.set_markersize(3.5)
-    axis.set_xlabel("round")
+    axis.set_xlabel(_ALONG[along])
     axis.set_ylabel(label)
     if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # no other, that a panel beside it may have set
         axis.ticklabel_format(axis="y", useOffset=False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=along == "round", min_n_ticks=1))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     if percent:

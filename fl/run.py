@@ -185,15 +185,24 @@ def new_folder(config: Config, title: str) -> Path:
 
 
 def describe(summary: dict) -> str:
-    """The outcome of one run in two lines."""
+    """The outcome of one run in two lines; in three where clients have test data of their own."""
     head = f"\n{summary['algorithm']}, seed {summary['seed']}:"
     final, best = summary["final"], summary["best"]
     if not final:
         return f"{head} no round was evaluated"
     other = f"perplexity {final['perplexity']:.2f}" if "perplexity" in final else f"macro-F1 {final['f1']:.2%}"
+    chosen, own = summary["selected"], ""
+    if chosen:
+        which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
+        means = [f"accuracy {chosen['local_test_accuracy']:.2%} ± {chosen['local_test_std']:.2%}"]
+        if "local_test_f1" in chosen:
+            means.append(f"macro-F1 {chosen['local_test_f1']:.2%} ± {chosen['local_test_f1_std']:.2%}")
+        else:
+            means.append(f"perplexity {chosen['local_test_perplexity']:.2f}")
+        own = f"\nclients' own test data in round {chosen['round']}{which}: {', '.join(means)} (± over clients)"
     return (
         f"{head} test accuracy {final['accuracy']:.2%} in round {final['round']}, best {best['accuracy']:.2%} in round "
-        f"{best['round']}; loss {final['loss']:.3f}, {other}\n{summary['seconds']:.0f} s of training"
+        f"{best['round']}; loss {final['loss']:.3f}, {other}{own}\n{summary['seconds']:.0f} s of training"
     )
 
 

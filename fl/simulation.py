@@ -4,6 +4,7 @@ import logging
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,13 @@ from fl import checkpoint, data, evaluate, models, partition, plot
 from fl.algorithm import Algorithm, Server
 from fl.algorithms import ALGORITHMS
 from fl.augment import Augment
+from fl.clients import ClientTable
 from fl.config import Config
 from fl.engine import Precision
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.files import write_json, write_text
-from fl.metrics import Metrics
+from fl.metrics import Metrics, selected
 from fl.rng import Rng
 from surgery import Stack
 from zoo import Spec
@@ -104,7 +106,9 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and
-    summary.json. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
+    summary.json. Where clients hold samples out it also holds clients.csv, a row a client with its scores in the
+    evaluated round of the smallest mean validation loss (in the last, where they do not validate), and clients.f64,
+    see `fl.clients`. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
     the uninterrupted run would have, bit for bit on the same device and backend with as many threads.
 
     Raises:
@@ -122,10 +126,11 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     if used < known and config.partition != "natural":  # there --clients says how many of the owners take part
         _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
+    table = ClientTable(folder, fed, metrics.rows)
     write_text(folder / "config.yaml", config.to_yaml())
     finished, saved = done, None
     try:
-        for finished, after in rounds(config, fed, algorithm, server, done, metrics):
+        for finished, after in rounds(config, fed, algorithm, server, done, metrics, table):
             server = after
             if finished % config.checkpoint_every == 0:
                 checkpoint.save(folder, server, finished, spec, fed.statistics(server["global"]))
@@ -152,7 +157,15 @@ def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tup
     return server, done
 
 
-def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server, done: int, metrics: Metrics):
+def rounds(
+    config: Config,
+    fed: Federation,
+    algorithm: Algorithm,
+    server: Server,
+    done: int,
+    metrics: Metrics,
+    table: ClientTable,
+) -> Iterator[tuple[int, Server]]:
     """Run the rounds after `done`, adding a row of metrics for each; yields (round, server)."""
     bar = tqdm(
         total=config.rounds,
@@ -178,8 +191,10 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
             if dropped:
                 row["dropped"] = dropped
                 states = {name: tensor[kept.to(tensor.device)] for name, tensor in states.items()}
-            row |= evaluate_round(config, fed, algorithm, server, states, number)
+            measured, scores = evaluate_round(config, fed, algorithm, server, states, number)
+            row |= measured
             metrics.add(row)
+            table.add(metrics.rows, scores)
             if "accuracy" in row:
                 bar.set_postfix_str(f"accuracy {row['accuracy']:.2%}", refresh=False)
             bar.update()
@@ -188,15 +203,17 @@ def rounds(config: Config, fed: Federation, algorithm: Algorithm, server: Server
 
 def evaluate_round(
     config: Config, fed: Federation, algorithm: Algorithm, server: Server, states: Stack, number: int
-) -> dict[str, float]:
-    """The metrics that are due in this round; all of them in the last."""
+) -> tuple[dict[str, float], evaluate.Scores]:
+    """The metrics that are due in this round, all of them in the last, and the scores of each client, if they are."""
+    scores: evaluate.Scores = {}
     row = evaluate.mean_cosine(fed, states)
     wanted = due(config, number)
     participants = evaluate.evaluate_models(fed, states) if "models" in wanted else {}
     if "global" in wanted:  # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
-        row |= evaluate.evaluate_local(fed, lambda images, client: algorithm.predict(server, images, client))
-    return row | participants
+        scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client))
+        row |= evaluate.summarise_clients(scores)
+    return row | participants, scores
 
 
 def due(config: Config, number: int) -> set[str]:
@@ -212,6 +229,8 @@ def due(config: Config, number: int) -> set[str]:
 def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
     """What to know of a run at one glance."""
     evaluated = [row for row in metrics.rows if "accuracy" in row]
+    chosen = selected(metrics.rows)
+    local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
     best = max(evaluated, key=lambda row: row["accuracy"], default={})
     return {
         "algorithm": config.algorithm[0],
@@ -220,6 +239,7 @@ def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
         "complete": rounds == config.rounds,
         "final": evaluated[-1] if evaluated else {},
         "best": {key: best[key] for key in ("round", "accuracy") if key in best},
+        "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
         "seconds": sum(row["seconds"] for row in metrics.rows),
         "device": str(pick_device(config.device)),
         "torch": torch.__version__,

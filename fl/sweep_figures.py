@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fl.compare import Run, outcome
+from fl.compare import Run, have_own, outcome
 from fl.plot import curve, finish, legend_below, save
 
 _GREY, _STYLES = "0.45", ("--", ":", "-.")  # of references
+_ROOM = 40  # characters that stand side by side below an axis
 
 Found = Mapping[tuple[str, str], Sequence[Run]]
 """(value, method) -> one run a seed; the value of a method that does not read the option is ""."""
@@ -53,17 +55,27 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
 
 def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """The last accuracy (of text perplexity) against the value: mean and standard deviation over seeds, a line a
-    method.
+    method. Beside it, where all runs have them, accuracies on clients' own test data (`own_accuracy` of
+    `fl.compare.outcome`).
 
     Numbers have their place on the axis, logarithmic if they are positive and span a factor of ten; others stand side
     by side in the order given.
     """
-    key = _metric(found)
+    keys = {_metric(found): _metric(found)}
+    if have_own([outcome(run) for runs in found.values() for run in runs]):
+        keys["own_accuracy"] = "local_test_accuracy"
+    figure = Figure(figsize=(5.2 * len(keys), 3.8), layout="constrained")
+    for axis, (key, label) in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys.items()):
+        finish(axis, label)
+        _values(axis, option, found, key)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def _values(axis: Axes, option: str, found: Found, key: str) -> None:
+    """One result of `fl.compare.outcome` against the value."""
     values = list(dict.fromkeys(text for text, _ in found if text))
     places = positions(values)
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
-    axis = figure.subplots()
-    finish(axis, key)
     for color, method in enumerate(dict.fromkeys(method for text, method in found if text)):
         order = sorted((k for k, text in enumerate(values) if (text, method) in found), key=lambda k: places[k])
         mean, std = zip(*[_spread(found[values[k], method], key) for k in order])
@@ -89,11 +101,13 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     if min(places) > 0 and max(places) >= 10 * min(places):
         axis.set_xscale("log")
     axis.set_xticks(places, values)
+    if sum(map(len, values)) > _ROOM:
+        axis.tick_params(axis="x", labelrotation=25, labelsize=8)
+        for tick in axis.get_xticklabels():
+            tick.set(ha="right", rotation_mode="anchor")
     axis.minorticks_off()
     axis.set_xlabel(option)
     axis.legend(frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    save(figure, path)
 
 
 def positions(values: Sequence[str]) -> list[float]:

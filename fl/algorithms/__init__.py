@@ -1,16 +1,22 @@
 """Federated methods, one file each, read next to its paper."""
 
 from fl.algorithms.clusamp import clusamp
+from fl.algorithms.ditto import DittoOptions, ditto
 from fl.algorithms.fedasam import FedASAMOptions, fedasam
 from fl.algorithms.fedavg import fedavg
+from fl.algorithms.fedavg_plus import FedAvgPlusOptions, fedavg_plus
 from fl.algorithms.fedexp import FedExPOptions, fedexp
 from fl.algorithms.fedgen import FedGenOptions, fedgen
 from fl.algorithms.fedmr import FedMROptions, fedmr
 from fl.algorithms.fedmut import FedMutOptions, fedmut
 from fl.algorithms.fedprox import FedProxOptions, fedprox
+from fl.algorithms.fedrep import FedRepOptions, fedrep
 from fl.algorithms.femam import FeMAMOptions, femam
 from fl.algorithms.fesem import FeSEMOptions, fesem
+from fl.algorithms.fesem_plus import FeSEMPlusOptions, fesem_plus
 from fl.algorithms.indep import indep
+from fl.algorithms.local import local
+from fl.algorithms.pfedme import PFedMeOptions, pfedme
 
 ALGORITHMS = {
     "fedavg": lambda fed, config: fedavg(fed),
@@ -22,30 +28,47 @@ ALGORITHMS = {
     "fedmut": lambda fed, config: fedmut(fed, config.fedmut),
     "fedmr": lambda fed, config: fedmr(fed, config.fedmr),
     "indep": lambda fed, config: indep(fed),
+    "local": lambda fed, config: local(fed),
+    "fedavg_plus": lambda fed, config: fedavg_plus(fed, config.fedavg_plus),
+    "pfedme": lambda fed, config: pfedme(fed, config.pfedme),
+    "fedrep": lambda fed, config: fedrep(fed, config.fedrep),
+    "ditto": lambda fed, config: ditto(fed, config.ditto),
     "fesem": lambda fed, config: fesem(fed, config.fesem),
+    "fesem_plus": lambda fed, config: fesem_plus(fed, config.fesem_plus),
     "femam": lambda fed, config: femam(fed, config.femam),
 }
 """From a method's name to a function of (federation, config) that makes it."""
 
 __all__ = [
     "ALGORITHMS",
+    "DittoOptions",
     "FeMAMOptions",
     "FeSEMOptions",
+    "FeSEMPlusOptions",
     "FedASAMOptions",
+    "FedAvgPlusOptions",
     "FedExPOptions",
     "FedGenOptions",
     "FedMROptions",
     "FedMutOptions",
     "FedProxOptions",
+    "FedRepOptions",
+    "PFedMeOptions",
     "clusamp",
+    "ditto",
     "fedasam",
     "fedavg",
+    "fedavg_plus",
     "fedexp",
     "fedgen",
     "fedmr",
     "fedmut",
     "fedprox",
+    "fedrep",
     "femam",
     "fesem",
+    "fesem_plus",
     "indep",
+    "local",
+    "pfedme",
 ]

@@ -25,17 +25,20 @@ class FeSEMOptions:
     """the weights that are compared: all, or the classifier's, divided by their sum's absolute value"""
 
 
-def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions()) -> Algorithm:
+def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = "fesem") -> Algorithm:
     """Each client trains the model of its cluster; it is then assigned to the nearest cluster model, and every cluster
     model is the mean of its clients' by their number of samples. With one cluster this is FedAvg.
 
     All cluster models begin as one, and K-means over the models of the first round tells the first clusters: from
     different random beginnings nobody would ever be nearer to another's. A client that takes part for the first time
     later begins from the mean of the cluster models ("global", which strangers use as well).
+
+    Args:
+        flags: what the options are called on the command line.
     """
     if not 1 <= options.clusters <= len(fed.clients):
-        raise FLError(f"--fesem.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
-    clustering = Clustering.make(fed.model, options.clustering, options.compare, "fesem")
+        raise FLError(f"--{flags}.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
+    clustering = Clustering.make(fed.model, options.clustering, options.compare, flags)
     sizes = fed.clients.train.sizes
 
     def init():

@@ -5,27 +5,30 @@ A recipe is a function without arguments; its docstring gives the command, how l
 
 import inspect
 
-from fl.recipes import fedmr, first
+from fl.recipes import fedmr, femam, first
 
 RECIPES = {
     "digits": first.digits,
     "pydoc": first.pydoc,
     "fashion-mnist": first.fashion_mnist,
     "fashion-mnist-rivals": fedmr.fashion_mnist_rivals,
+    "femam-digits": femam.digits,
+    "femam-fashion-mnist": femam.fashion_mnist,
     **fedmr.TABLE,
+    **femam.TABLE,
 }
 """From a recipe's name to the function that makes its settings."""
 
 
 def overview() -> str:
-    """All recipes, a line each; of a table of a paper one line for all of its rows.
+    """All recipes, a line each; of a paper's tables a few lines for all of their rows.
 
     >>> print(overview().splitlines()[0])
       digits                    FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults.
     """
-    single = {name: make for name, make in RECIPES.items() if name not in fedmr.TABLE}
+    single = {name: make for name, make in RECIPES.items() if name not in fedmr.TABLE | femam.TABLE}
     lines = [f"  {name:26}{make.__doc__.splitlines()[0]}" for name, make in single.items()]
-    return "\n".join([*lines, fedmr.OVERVIEW])
+    return "\n".join([*lines, fedmr.OVERVIEW, femam.OVERVIEW])
 
 
 def describe(name: str) -> str:

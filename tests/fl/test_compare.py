@@ -1,9 +1,12 @@
 import math
+import re
 
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
 
 from fl import compare, plot
-from fl.algorithms import FedMROptions
+from fl.algorithms import ALGORITHMS, FedMROptions
 from fl.config import Config
 from fl.errors import FLError
 from fl.metrics import Metrics, read
@@ -94,6 +97,124 @@ def test_metrics_survive_a_cut_off_line_and_drop_later_rounds(tmp_path):
     kept = Metrics(path, keep=1).rows
     assert kept == [{"round": 1, "seconds": 0.1, "train_loss": 1 / 3}]
     assert read(path) == kept
+
+
+def own_run(folder, accuracies, losses, more=(), **settings):
+    """A run whose clients' own test accuracy is `accuracies`, and macro-F1 half of that."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(Config(local_valid=0.1, local_test=0.2, **settings).to_yaml())
+    metrics = Metrics(folder / "metrics.csv")
+    for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
+        row = {"round": number, "seconds": 2.0, "train_loss": 1.0, "accuracy": 0.1, "loss": 2.0, "f1": 0.1}
+        local = {"accuracy": accuracy, "std": 0.0, "f1": accuracy / 2, "f1_std": 0.0}
+        row |= {f"local_test_{key}": value for key, value in local.items()} | {"local_valid_loss": loss}
+        metrics.add(row | (more[number - 1] if more else {}))
+    return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that would have been written."""
+    figures = []
+    monkeypatch.setattr(plot, "save", lambda figure, _: figures.append(figure))
+    return figures
+
+
+def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, drawn):
+    for seed, chosen in enumerate((0.5, 0.7)):
+        own_run(tmp_path / f"a{seed}", [0.2, chosen, 0.9], [3.0, 1.0, 2.0], algorithm=("fedavg",), seeds=(seed,))
+    own_run(tmp_path / "b", [0.3], [1.0], algorithm=("fedprox",))
+    head, averaged, proximal = compare.compare([tmp_path], tmp_path / "f.png").splitlines()
+    assert "best" not in head
+    assert re.split(" {2,}", head)[-2:] == ["own acc. %", "own F1 %"]
+    assert averaged.endswith(f"60.00 ± {100 * math.sqrt(0.02):.2f}  30.00 ± {50 * math.sqrt(0.02):.2f}")
+    assert proximal.split()[-2:] == ["30.00", "15.00"]
+    label = "mean test accuracy\non clients' own data"
+    assert [axis.get_ylabel() for axis in drawn[0].axes] == ["test accuracy", label, "test loss"]
+    assert drawn[0].axes[1].lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.6, 0.9])
+
+    fake_run(tmp_path / "c", [0.5], algorithm=("fedmut",))  # whose clients hold nothing out
+    mixed = compare.compare([tmp_path], tmp_path / "f.png").splitlines()[0]
+    assert "best acc. %" in mixed
+    assert "own" not in mixed
+    assert [axis.get_ylabel() for axis in drawn[1].axes] == ["test accuracy", "test loss"]
+
+
+def test_ten_methods_fit_into_160_columns(tmp_path):
+    folders = [
+        own_run(tmp_path / f"{name}{seed}", [1.0], [100.0 * seed], algorithm=(name,), alpha=alpha, seeds=(seed,))
+        for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5)
+        for seed in (0, 1)
+    ]
+    lines = compare.table(compare.group(compare.find_runs(folders))).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) <= 160
+
+
+def traffic(down, up, level=None, peers=None):
+    more = {"bytes_down": down, "bytes_up": up, "level": level, "bytes_peers": peers}
+    return {key: value for key, value in more.items() if value is not None}
+
+
+def test_curves_against_traffic_and_time(tmp_path, drawn):
+    """Megabytes of a client of the whole population; seeds are averaged round by round in both directions."""
+    half = {"clients": 20, "participants": 10}
+    for seed, up in enumerate((1e6, 3e6)):
+        more = [traffic(1e6, up), traffic(1e6, up, peers=2e6)]
+        own_run(tmp_path / f"a{seed}", [0.2, 0.4 + 0.2 * seed], [2.0, 1.0], more, **half, seeds=(seed,))
+        silent = [traffic(0.0, 0.0)] * 2
+        own_run(tmp_path / f"l{seed}", [0.3 + 0.2 * seed, 0.9], [1.0, 2.0], silent, algorithm=("indep",), **half,
+                seeds=(seed,))  # fmt: skip
+    own_run(tmp_path / "p", [0.1, 0.2], [2.0, 1.0], [traffic(1e6, 1e6)] * 2, algorithm=("fedprox",), clients=20,
+            participants=20)  # fmt: skip
+    out = tmp_path / "f.png"
+    assert compare.main([str(tmp_path), "--out", str(out), "--against", "traffic"]) == 0
+    axis = drawn[0].axes[1]
+    assert axis.get_xlabel() == "MB sent and received by a client (mean)"
+    lines = {line.get_label(): line for line in axis.lines}
+    recombined = next(line for label, line in lines.items() if label.startswith("fedmr"))
+    assert recombined.get_xdata().tolist() == pytest.approx([1.5, 5.0])  # (2 + 4) / 2 / 2, then also 2 * 2 / 2 to peers
+    assert recombined.get_ydata().tolist() == pytest.approx([0.2, 0.5])
+    proximal = next(line for label, line in lines.items() if label.startswith("fedprox"))
+    assert proximal.get_xdata().tolist() == pytest.approx([2, 4])
+    still = next(line for label, line in lines.items() if label.startswith("indep"))
+    assert (still.get_linestyle(), still.get_marker()) == ("--", "None")
+    assert list(still.get_ydata()) == pytest.approx([0.4, 0.4])  # the selected rounds' mean
+    assert len(drawn[0].legends[0].get_texts()) == 3
+
+    assert compare.main([str(tmp_path), "--out", str(out), "--against", "seconds"]) == 0
+    assert {tuple(line.get_xdata()) for line in drawn[1].axes[0].lines} == {(2.0, 4.0)}
+
+
+def test_traffic_that_was_not_counted_is_told(tmp_path, capsys):
+    folder = fake_run(tmp_path / "old", [0.5])
+    for against, message in (("traffic", "old/metrics.csv does not have the bytes"), ("bytes", "unknown --against")):
+        assert compare.main([str(folder), "--out", str(tmp_path / "f.png"), "--against", against]) == 2
+        assert message in capsys.readouterr().err
+
+
+def marks(axis):
+    """Places and colour of the vertical lines."""
+    found = [c for c in axis.collections if isinstance(c, LineCollection)]
+    return [(line.get_segments()[0][0][0], to_hex(line.get_color()[0][:3])) for line in found]
+
+
+def test_new_levels_are_vertical_lines(tmp_path, drawn):
+    levels = (1, 1, 2, 2, 3)
+    more = [traffic(1e6, 1e6, level) for level in levels]
+    folder = own_run(tmp_path / "a", [0.1] * 5, [1.0] * 5, more, participants=20)
+    rows = read(folder / "metrics.csv")
+    assert [type(row["level"]) for row in rows] == [int] * 5
+    own_run(tmp_path / "b", [0.1] * 5, [1.0] * 5, more[:1] * 5, algorithm=("fedavg",), participants=20)
+    for against, places in (("rounds", [3, 5]), ("traffic", [6, 10]), ("seconds", [6, 10])):
+        compare.compare([tmp_path / "b", tmp_path / "a"], tmp_path / "f.png", against)
+        for axis in drawn[-1].axes:
+            assert marks(axis) == [(place, to_hex("C1")) for place in places]
+        assert len(drawn[-1].legends[0].get_texts()) == 2
+    plot.run_figure(rows, "title", tmp_path / "f.png")
+    for axis in drawn[-1].axes:
+        assert [place for place, _ in marks(axis)] == [3, 5]
+        assert [text.get_text() for text in axis.texts] == ["level 2", "level 3"]
 
 
 def test_a_run_without_an_evaluated_round_says_so(tmp_path):

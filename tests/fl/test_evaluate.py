@@ -110,5 +110,25 @@ def test_clients_own_data(make_federation):
     tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
     assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
     assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
-    assert set(result) == {f"local_{p}_{w}" for p in ("valid", "test") for w in ("accuracy", "std", "loss", "f1")}
-    assert evaluate.evaluate_local(make_federation("cnn"), predict) == {}
+    kinds = ("accuracy", "std", "loss", "f1", "f1_std")
+    assert set(result) == {f"local_{part}_{kind}" for part in ("valid", "test") for kind in kinds}
+
+    rows = evaluate.score_clients(fed, predict)["test"]
+    f1 = [f1_score(fed.data.y[s.test], [k] * len(s.test), average="macro") for k, s in enumerate(fed.clients)]
+    assert [row["f1"] for row in rows] == pytest.approx(f1)
+    assert f1[0] != f1[1]
+    assert result["local_test_f1"] == pytest.approx(sum(f1) / 2)
+    assert result["local_test_f1_std"] == pytest.approx(abs(f1[0] - f1[1]) / 2)
+
+
+def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation):
+    fed = make_federation("cnn", sizes=(6, 8), participants=1)
+    some, none = torch.arange(3), torch.arange(0)
+
+    def predict(images, _):
+        return torch.zeros(len(images), 3)
+
+    for parts, scored in (((none, none), set()), ((some, none), set()), ((some, some), {"test"})):
+        clients = [Split(torch.arange(6), none, part) for part in parts]
+        result = evaluate.evaluate_local(dataclasses.replace(fed, clients=clients), predict)
+        assert {name.split("_")[1] for name in result} == scored

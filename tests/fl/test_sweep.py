@@ -12,7 +12,7 @@ from fl import sweep, sweep_figures
 from fl.compare import find_runs
 from fl.config import Config
 from fl.errors import FLError
-from fl.metrics import read
+from fl.metrics import read, selected
 from fl.sweep import Sweep
 
 QUICK = [*TINY, "--rounds", "2", "--models-every", "0", "--backend", "loop"]
@@ -108,6 +108,31 @@ def test_a_method_that_does_not_read_the_option_runs_once(tmp_path, monkeypatch)
     assert [(axis.get_title(), len(axis.lines)) for axis in drawn[0].axes] == [("unit = x", 3), ("unit = y", 3)]
     assert drawn[1].axes[0].get_xticks().tolist() == [0, 1]
     assert drawn[1].axes[0].get_xscale() == "linear"
+
+
+def test_clients_own_data_are_in_table_file_and_figure(tmp_path, monkeypatch):
+    """Of several values of a tuple option, whose long names stand askew below the axis."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "save", lambda figure, path: drawn.append(figure))
+    flags = ["--algorithm", "fedavg", "--lr-schedule", "step", "--local-test", "0.2", "--seeds", "0,1"]
+    values = ["0.5,0.625,0.75,0.875", "0.25,0.5,0.75,0.9375"]
+    folder = swept(tmp_path, "lr-steps", "/".join(values), *flags)
+    selections = {}
+    for value in values:
+        rows = [read(folder / f"lr-steps={value}/fedavg-seed{seed}/metrics.csv") for seed in (0, 1)]
+        selections[value] = [selected(run)["local_test_accuracy"] for run in rows]
+    with open(folder / "sweep.csv") as file:
+        for row in csv.DictReader(file):
+            own = selections[row["lr-steps"]]
+            assert float(row["own_accuracy"]) == pytest.approx(np.mean(own))
+            assert float(row["own_accuracy_std"]) == pytest.approx(np.std(own, ddof=1))
+    assert "own F1 %" in (folder / "sweep.txt").read_text().splitlines()[0]
+    common, own = drawn[-1].axes
+    assert own.get_ylabel() == "mean test accuracy\non clients' own data"
+    assert own.lines[0].get_ydata().tolist() == pytest.approx([np.mean(v) for v in selections.values()])
+    for axis in (common, own):
+        assert [text.get_text() for text in axis.get_xticklabels()] == values
+        assert all(text.get_rotation() > 0 for text in axis.get_xticklabels())
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,44 @@
+"""Ditto: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization" (ICML 2021), algorithm 1."""
+
+import math
+from dataclasses import dataclass
+
+from fl.algorithm import Algorithm
+from fl.algorithms.local import local, updated
+from fl.errors import FLError
+from fl.federation import Federation
+from fl.objectives import proximal
+from fl.personal import take
+from surgery import average, broadcast
+
+
+@dataclass(frozen=True)
+class DittoOptions:
+    """Ditto."""
+
+    lam: float = 0.1
+    """how strongly a client's own model is drawn to the global one (FeMAM's paper: 0.1); 0 trains it alone"""
+
+
+def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
+    """FedAvg, beside which each participant trains a model v of its own with lam/2 ||v - w||^2 towards the global one.
+
+    w is the global model that the participant received, over the trained parameters. Both models train equally long,
+    on the same batches and with the same optimizer; only the global one is sent. Personal models start from the
+    initial model and go on from where they were; a client that never took part has the initial model still. One that
+    is dropped with the global model keeps its own as it was; one whose own diverges still counts in the average.
+
+    lam = 0 is FedAvg beside Local.
+    """
+    if not 0 <= options.lam < math.inf:
+        raise FLError(f"--ditto.lam is a weight of 0 or more, got {options.lam}")
+    objective = proximal(options.lam)
+
+    def round(server, clients, rng):
+        start = broadcast(server["global"], len(clients))
+        trained = fed.train(start, clients, rng)
+        own = fed.train(take(server["personal"], clients), clients, rng, objective, {"anchor": start})
+        personal = updated(server["personal"], clients, own.states, trained.sizes)
+        return {"global": average(trained.states, trained.sizes), "personal": personal}, trained
+
+    return local(fed)._replace(round=round)

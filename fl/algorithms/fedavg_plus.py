@@ -1,0 +1,25 @@
+"""FedAvg+: FedAvg whose clients fine-tune the global model, as in the comparison of FeMAM (section C.1)."""
+
+from dataclasses import dataclass
+
+from fl.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.plus import fine_tuned
+from fl.errors import FLError
+from fl.federation import Federation
+from surgery import broadcast
+
+
+@dataclass(frozen=True)
+class FedAvgPlusOptions:
+    """FedAvg+."""
+
+    epochs: int = 2
+    """epochs for which every client fine-tunes the global model before it predicts (FeMAM's paper: 2); 0 is FedAvg"""
+
+
+def fedavg_plus(fed: Federation, options: FedAvgPlusOptions = FedAvgPlusOptions()) -> Algorithm:
+    """FedAvg; a client predicts with the global model fine-tuned on its own data, see `fine_tuned`."""
+    if options.epochs < 0:
+        raise FLError(f"--fedavg-plus.epochs is a number of epochs of 0 or more, got {options.epochs}")
+    return fine_tuned(fed, fedavg(fed), options.epochs, lambda server: broadcast(server["global"], len(fed.clients)))

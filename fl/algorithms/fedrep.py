@@ -1,0 +1,76 @@
+"""FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning" (ICML 2021),
+algorithm 1.
+"""
+
+from dataclasses import dataclass, replace
+
+from fl import traffic
+from fl.algorithm import Algorithm
+from fl.algorithms.local import updated
+from fl.algorithms.plus import apart
+from fl.errors import FLError
+from fl.federation import Federation
+from fl.personal import classifier, take, trained_only
+from surgery import average, broadcast
+
+
+@dataclass(frozen=True)
+class FedRepOptions:
+    """FedRep."""
+
+    head_epochs: int = 2
+    """epochs for which a client trains its head before it trains the body for --local-epochs (FeMAM's paper: 2)"""
+
+
+def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorithm:
+    """One body for all, and a head for each client that never leaves it: the last linear layer.
+
+    A participant trains its head under the body that it received, on batches of its own, and then the body under the
+    new head. Each time the optimizer starts afresh. Batch norms belong to the body, running statistics too: those
+    that the head's epochs leave are dropped with what else these epochs had of the body. The bodies are averaged by
+    the number of samples. A client predicts with the global body and its head, which is the initial one for a client
+    that never took part. A client that is dropped in either part of its training counts in no average and keeps its
+    head. The loss is that of the body's epochs.
+
+    The global model that a stranger would get has the mean of the participants' heads, which a real server would not
+    know: nobody trains from it, and it does not count as traffic.
+
+    Raises:
+        FLError: for a model of which the head, or all but the head, has nothing to train.
+    """
+    if options.head_epochs < 1:
+        raise FLError(f"--fedrep.head-epochs is a number of epochs of 1 or more, got {options.head_epochs}")
+    head = classifier(fed.model)
+    learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
+    if learnt.isdisjoint(head) or learnt.issubset(head):
+        raise FLError(
+            f"FedRep trains the last linear layer apart from the rest, and of {type(fed.model).__name__} only one of "
+            f"the two is trained (the layer has {', '.join(head)}): choose another --model or --algorithm"
+        )
+    of_head = replace(fed, model=trained_only(fed.model, head), epochs=options.head_epochs)
+    of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))
+
+    def init():
+        start = fed.initial()
+        return {"global": start, "heads": broadcast({name: start[name] for name in head}, len(fed.clients))}
+
+    def round(server, clients, rng):
+        k = len(clients)
+        start = {**broadcast(server["global"], k), **take(server["heads"], clients)}
+        first = of_head.train(start, clients, apart(rng, "head"))
+        heads = {name: first.states[name] for name in head}
+        trained = of_body.train({**start, **heads}, clients, rng)
+        sizes = tuple(size if before else 0 for before, size in zip(first.sizes, trained.sizes))
+        trained = trained._replace(sizes=sizes, metrics=traffic.count(start, sizes))
+        kept_back = sum(tensor[0].nbytes for tensor in heads.values())
+        trained = traffic.more(trained, down=-kept_back, up=-kept_back * sum(size > 0 for size in sizes) / k)
+        mean = average(trained.states, sizes, fallback=server["global"])  # each may have failed in one of the two
+        return {"global": mean, "heads": updated(server["heads"], clients, heads, sizes)}, trained
+
+    def predict(server, images, client=None):
+        if client is None:
+            return fed.predict(server["global"], images)
+        own = {name: tensor[client] for name, tensor in server["heads"].items()}
+        return fed.predict({**server["global"], **own}, images)
+
+    return Algorithm(init, round, predict)

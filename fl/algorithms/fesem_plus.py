@@ -1,0 +1,32 @@
+"""FeSEM+: FeSEM whose clients fine-tune their cluster's model, as in the comparison of FeMAM (section C.1)."""
+
+from dataclasses import dataclass
+
+from fl.algorithm import Algorithm
+from fl.algorithms.fesem import FeSEMOptions, fesem
+from fl.algorithms.plus import fine_tuned
+from fl.clustering import starts_of
+from fl.errors import FLError
+from fl.federation import Federation
+
+
+@dataclass(frozen=True)
+class FeSEMPlusOptions(FeSEMOptions):
+    """FeSEM+."""
+
+    epochs: int = 2
+    """epochs for which every client fine-tunes its cluster's model before it predicts (FeMAM's paper: 2); 0 is FeSEM"""
+
+
+def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) -> Algorithm:
+    """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`. One that never
+    took part begins with the mean of the cluster models.
+    """
+    if options.epochs < 0:
+        raise FLError(f"--fesem-plus.epochs is a number of epochs of 0 or more, got {options.epochs}")
+    everybody = list(range(len(fed.clients)))
+
+    def starts(server):
+        return starts_of(server["clusters"], server["structure"]["pathways"][0], everybody, server["global"])
+
+    return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs, starts)
