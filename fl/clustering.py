@@ -60,13 +60,15 @@ class Clustering:
             clients: the participants, whose models `trained` has.
         """
         rows = [row for row, size in enumerate(trained.sizes) if size]
-        states = self.features(take(trained.states, rows))
-        if self.how == "nearest" and bool((mapping >= 0).any()):
-            found = distance(states, self.features(models)).argmin(1).tolist()
+        rows = sorted(rows, key=lambda row: clients[row])
+        states, centres = (self.features(stack) for stack in (take(trained.states, rows), models))
+        begun = bool((mapping >= 0).any())
+        if begun and self.how == "nearest":
+            found = distance(states, centres).argmin(1)
         else:
-            found = _kmeans(states, self.features(models), rng)
+            found = torch.from_numpy(_kmeans(states, centres, begun, rng))
         mapping = mapping.clone()
-        mapping[[clients[row] for row in rows]] = torch.tensor(found)
+        mapping[[clients[row] for row in rows]] = found.cpu()
         return aggregate(models, mapping, clients, trained), mapping
 
 
@@ -96,16 +98,23 @@ def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
     return average(models, weights if weights.any() else None)
 
 
-def _kmeans(states: Stack, centres: Stack, rng: Rng) -> list[int]:
-    """The cluster of each state by K-means; clusters are numbered so that they are near the centres of that number."""
+def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
+    """The cluster of each state by K-means, int64 [n].
+
+    Args:
+        begun: clusters are numbered so that they are near the centres of that number; else in the order of the states.
+    """
     k = count(centres)
     every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
     old, points = every[:k], every[k:]
     seed = int(rng.numpy("clusters").integers(2**31))
     found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
-    apart = ((found.cluster_centers_[:, None] - old[None]) ** 2).sum(-1)
-    _, numbers = linear_sum_assignment(apart)
-    return numbers[found.labels_].tolist()
+    if begun:
+        _, numbers = linear_sum_assignment(((found.cluster_centers_[:, None] - old[None]) ** 2).sum(-1))
+    else:
+        _, first = np.unique(found.labels_, return_index=True)
+        numbers = first.argsort().argsort()
+    return numbers[found.labels_].astype(np.int64)
 
 
 def _coordinates(models: Stack) -> np.ndarray:

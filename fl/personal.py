@@ -36,8 +36,22 @@ def put(models: Stack, rows: Sequence[int], new: Stack) -> Stack:
     return {name: tensor.index_copy(0, _index(rows, tensor), new[name]) for name, tensor in models.items()}
 
 
+def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[int]) -> Stack:
+    """The population's models with the participants' new ones; those of clients that were dropped stay what they were.
+
+    Args:
+        models: a row for each client of the population. new: a row for each participant.
+        sizes: the participants' numbers of samples, 0 if dropped, as in `fl.engine.Trained`.
+
+    >>> updated({"w": torch.zeros(3)}, [2, 0], {"w": torch.ones(2)}, sizes=[7, 0])["w"]
+    tensor([0., 0., 1.])
+    """
+    rows = [row for row, size in enumerate(sizes) if size]
+    return put(models, [clients[row] for row in rows], take(new, rows))
+
+
 def _index(rows: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, device=like.device)
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)
 
 
 def classifier(model: nn.Module) -> list[str]:

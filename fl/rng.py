@@ -32,6 +32,14 @@ class Rng:
         """A fresh NumPy generator for one purpose and client."""
         return np.random.default_rng(self._sequence(purpose, client))
 
+    def apart(self, purpose: str) -> "Rng":
+        """Streams of the same round that have nothing in common with these, for another training in it.
+
+        >>> Rng(0, round=3).apart("fine-tune").round, Rng(0, round=3).apart("fine-tune") == Rng(0, round=3)
+        (3, False)
+        """
+        return Rng(int(self.numpy(purpose).integers(2**63)), self.round)
+
     def _sequence(self, purpose: str, client: int) -> np.random.SeedSequence:
         return np.random.SeedSequence([self.seed, zlib.crc32(purpose.encode()), self.round, client])
 

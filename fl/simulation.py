@@ -108,7 +108,7 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and
     summary.json. Where clients hold samples out it also holds clients.csv, a row a client with its scores in the
     evaluated round of the smallest mean validation loss (in the last, where they do not validate), and clients.f64,
-    see `fl.clients`. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
+    see `fl.clients`; methods with models on levels leave structure.json and structure.png. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
     the uninterrupted run would have, bit for bit on the same device and backend with as many threads.
 
     Raises:
@@ -144,7 +144,29 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         write_json(folder / "summary.json", summary)
         if metrics.rows:
             plot.run_figure(metrics.rows, config.title(), folder / "curves.png")
+        if "structure" in server:
+            leave_structure(config, dataset, server, folder)
     return summary
+
+
+def leave_structure(config: Config, dataset: data.Dataset, server: Server, folder: Path) -> None:
+    """structure.json and structure.png, of methods that give clients models on levels; see `fl.structure`."""
+    from fl.structure import Structure  # here, since python -m fl.structure imports this module first
+    from fl.structure_figure import draw
+
+    (name,), (seed,) = config.algorithm, config.seeds
+    options, progress = getattr(config, name), server.get("progress")
+    structure = Structure(
+        name,
+        levels=list(options.levels) if name == "femam" else [str(options.clusters)],
+        truth=config.deal(dataset, Rng(seed).numpy("partition")).structure.tolist(),
+        found=server["structure"]["pathways"].tolist(),
+        trained=int(progress["level"]) + bool(progress["rounds"]) if progress else 1,
+        seed=seed,
+        title=config.title(),
+    )
+    structure.save(folder)
+    draw([structure], folder / "structure.png")
 
 
 def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:

@@ -2,3 +2,9 @@
 
 TINY = ["--clients", "4", "--participants", "2", "--rounds", "4", "--local-epochs", "1", "--width", "0.1"]
 TINY += ["--batch-size", "50", "--local-valid", "0.1"]
+OF_METHOD = {
+    "fedmr": ["--fedmr.stage1-rounds", "2"],
+    "fesem": ["--fesem.clusters", "2"],
+    "fesem_plus": ["--fesem-plus.clusters", "2"],
+    "femam": ["--femam.levels", "global,2,personal", "--femam.level-rounds", "1,2"],
+}

@@ -3,7 +3,14 @@
 import torch
 
 from fl import federation
+from fl.algorithms import FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
+from fl.config import Config
 from fl.rng import Rng
+
+SMALL = Config(
+    fesem=FeSEMOptions(2), fesem_plus=FeSEMPlusOptions(2), femam=FeMAMOptions(("global", "2", "personal"), (1, 1))
+)
+"""For federations of few clients and rounds."""
 
 
 def play(algorithm, fed, rounds=3, first=1, server=None):

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from fl.algorithm import Algorithm
-from fl.algorithms.local import local, updated
+from fl.algorithms.local import local
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.objectives import proximal
-from fl.personal import take
+from fl.personal import take, updated
 from surgery import average, broadcast
 
 

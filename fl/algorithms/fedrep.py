@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 from fl import traffic
 from fl.algorithm import Algorithm
-from fl.algorithms.local import updated
-from fl.algorithms.plus import apart
 from fl.errors import FLError
 from fl.federation import Federation
-from fl.personal import classifier, take, trained_only
+from fl.personal import classifier, row, take, trained_only, updated
 from surgery import average, broadcast
 
 
@@ -57,7 +55,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     def round(server, clients, rng):
         k = len(clients)
         start = {**broadcast(server["global"], k), **take(server["heads"], clients)}
-        first = of_head.train(start, clients, apart(rng, "head"))
+        first = of_head.train(start, clients, rng.apart("head"))
         heads = {name: first.states[name] for name in head}
         trained = of_body.train({**start, **heads}, clients, rng)
         sizes = tuple(size if before else 0 for before, size in zip(first.sizes, trained.sizes))
@@ -70,7 +68,6 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     def predict(server, images, client=None):
         if client is None:
             return fed.predict(server["global"], images)
-        own = {name: tensor[client] for name, tensor in server["heads"].items()}
-        return fed.predict({**server["global"], **own}, images)
+        return fed.predict({**server["global"], **row(server["heads"], client)}, images)
 
     return Algorithm(init, round, predict)

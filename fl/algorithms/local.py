@@ -2,15 +2,11 @@
 Federated Learning" (2024), section C.1.
 """
 
-from collections.abc import Sequence
-
-import torch
-
 from fl import traffic
 from fl.algorithm import Algorithm
 from fl.federation import Federation
-from fl.personal import put, take
-from surgery import Stack, average, broadcast
+from fl.personal import put, row, take
+from surgery import average, broadcast
 
 
 def local(fed: Federation) -> Algorithm:
@@ -32,24 +28,6 @@ def local(fed: Federation) -> Algorithm:
     def predict(server, images, client=None):
         if client is None:
             return fed.predict(server["global"], images)
-        return fed.predict({name: tensor[client] for name, tensor in server["personal"].items()}, images)
+        return fed.predict(row(server["personal"], client), images)
 
     return Algorithm(init, round, predict)
-
-
-def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[int]) -> Stack:
-    """The population's models with the participants' new ones; those of clients that were dropped stay what they were.
-
-    Args:
-        models: a row for each client of the population. new: a row for each participant.
-        sizes: the participants' numbers of samples, 0 if dropped, as in `fl.engine.Trained`.
-
-    >>> updated({"w": torch.zeros(3)}, [2, 0], {"w": torch.ones(2)}, sizes=[7, 0])["w"]
-    tensor([0., 0., 1.])
-    """
-    arrived, before = torch.tensor([size > 0 for size in sizes]), take(models, clients)
-    rows = {
-        name: torch.where(arrived.to(tensor.device).view(-1, *[1] * (tensor.ndim - 1)), tensor, before[name])
-        for name, tensor in new.items()
-    }
-    return put(models, clients, rows)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fl import traffic
 from fl.algorithm import Algorithm
-from fl.algorithms.local import local, updated
+from fl.algorithms.local import local
 from fl.engine import Optimizer
 from fl.engine.optimizers import Memory
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.objectives import Batch, Call, Objective, cross_entropy
+from fl.personal import updated
 from surgery import State, average, broadcast
 
 

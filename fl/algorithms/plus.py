@@ -10,6 +10,7 @@ import torch
 
 from fl.algorithm import Algorithm, Server
 from fl.federation import Federation
+from fl.personal import row
 from fl.rng import Rng
 from surgery import Stack
 
@@ -46,7 +47,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
         if last.get("server") is not server:
             tuned = tuning.train(starts(server), everybody, tuning_rng(server))
             last.update(server=server, models=tuned.states)
-        return fed.predict({name: tensor[client] for name, tensor in last["models"].items()}, images)
+        return fed.predict(row(last["models"], client), images)
 
     return algorithm._replace(init=init, round=round, predict=predict)
 
@@ -54,16 +55,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
 def tuning_rng(server: Server) -> Rng:
     """The random streams of the fine-tuning after a server's last round; before the first, they are of round 1."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
-    return apart(Rng(seed, max(number, 1)), "fine-tune")
-
-
-def apart(rng: Rng, purpose: str) -> Rng:
-    """Streams of the same round that have nothing in common with the given ones, for another training in it.
-
-    >>> apart(Rng(0, round=3), "fine-tune").round, apart(Rng(0, round=3), "fine-tune") == Rng(0, round=3)
-    (3, False)
-    """
-    return Rng(int(rng.numpy(purpose).integers(2**63)), rng.round)
+    return Rng(seed, max(number, 1)).apart("fine-tune")
 
 
 def _marked(rng: Rng) -> dict[str, torch.Tensor]:

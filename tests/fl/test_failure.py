@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from fl_flags import TINY
-from rounds import poison
+from rounds import SMALL, poison
 from safetensors.torch import load_file
 
 import surgery
@@ -61,9 +61,10 @@ def test_averages_leave_dropped_clients_out(make_federation, monkeypatch, make):
 def test_no_method_is_poisoned(make_federation, monkeypatch, name):
     """One client fails in the second round, two in the third: what the server keeps is finite, and training goes on."""
     fed = make_federation("resnet20")
-    algorithm = ALGORITHMS[name](fed, Config())
-    poison(monkeypatch, {2}, [1])
-    poison(monkeypatch, {3}, [0, 2])
+    algorithm = ALGORITHMS[name](fed, SMALL)
+    each = 2 if name in ("ditto", "fedrep") else 1  # trainings of a round
+    poison(monkeypatch, {1 + each}, [1])
+    poison(monkeypatch, {1 + 2 * each}, [0, 2])
     server, before = algorithm.init(), None
     for number in range(1, 5):
         rng = Rng(0, number)
@@ -72,7 +73,8 @@ def test_no_method_is_poisoned(make_federation, monkeypatch, name):
         server, trained = algorithm.round(server, clients, rng)
         assert trained.sizes.count(0) == {2: 1, 3: 2}.get(number, 0)
         sent = trained.metrics["models_up"] - (3 - trained.sizes.count(0)) / 3
-        assert -1e-9 < sent < 0.01  # beside the model at most a few numbers
+        if name not in ("local", "fedrep", "femam"):  # of which at times less than a model leaves a client
+            assert -1e-9 < sent < 0.01  # beside the model at most a few numbers
         for part in server.values():
             assert all(tensor.isfinite().all() for tensor in part.values())
     moved = surgery.distance(surgery.stack([server["global"]]), surgery.stack([before])).item()

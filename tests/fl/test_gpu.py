@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 from fl_flags import TINY
+from rounds import SMALL
 from torch import nn
 
 import surgery
@@ -34,7 +35,7 @@ def on_gpu(fed, **changes):
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
 def test_rounds_on_the_gpu_are_rounds_on_the_cpu(make_federation, name, model, backend):
     """Two of them, so that graphs are replayed with other starts and what the server keeps has come to matter."""
-    fed, config = make_federation(model, dtype=torch.float64), Config()
+    fed, config = make_federation(model, dtype=torch.float64), SMALL
     algorithm, there = ALGORITHMS[name](fed, config), ALGORITHMS[name](on_gpu(fed, backend=backend), config)
     expected, server = algorithm.init(), there.init()
     for number, clients in ((1, [2, 0, 3]), (2, [1, 3, 0])):

@@ -28,7 +28,7 @@ local, ditto, DittoOptions = module("local").local, module("ditto").ditto, modul
 fedrep, FedRepOptions = module("fedrep").fedrep, module("fedrep").FedRepOptions
 pfedme, PFedMeOptions, Envelope = (getattr(module("pfedme"), name) for name in ("pfedme", "PFedMeOptions", "Envelope"))
 fedavg_plus, FedAvgPlusOptions = module("fedavg_plus").fedavg_plus, module("fedavg_plus").FedAvgPlusOptions
-apart, tuning_rng = module("plus").apart, module("plus").tuning_rng
+tuning_rng = module("plus").tuning_rng
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
 METHODS = {f.__name__: f for f in (local, fedavg_plus, fedrep, ditto, pfedme)}
@@ -143,7 +143,7 @@ def test_fedrep_equals_its_definition(federation_of):
         clients = fed.sample(rng)
         for c in clients:
             received = {**shared, **heads[c]}
-            index = batches(fed, c, apart(rng, "head"), epochs=3)
+            index = batches(fed, c, rng.apart("head"), epochs=3)
             after, _ = by_hand(fed, received, index, number, learn=lambda name: name in head)
             heads[c] = {name: after[name] for name in head}
             index = batches(fed, c, rng)
@@ -258,7 +258,7 @@ def test_what_is_tuned_is_a_function_of_the_server(federation_of):
     assert not torch.equal(algorithm.predict(other, x, 1), seen[0])
     assert algorithm.predict(algorithm.init(), x, 1).isfinite().all()  # before the first round, too
     assert {t.dtype for t in first["rng"].values()} == {torch.int64}
-    assert tuning_rng(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == apart(Rng(7, 2), "fine-tune")
+    assert tuning_rng(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == Rng(7, 2).apart("fine-tune")
 
 
 def test_fedavg_plus_without_its_epochs_is_fedavg(federation_of):

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import yaml
-from fl_flags import TINY
+from fl_flags import OF_METHOD, TINY
 from safetensors.torch import load_file
 
 import fl
@@ -101,7 +101,7 @@ class Stop:
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm, participants):
     flags = ("--algorithm", algorithm, "--participants", participants, "--models-every", 2)
-    flags += ("--fedmr.stage1-rounds", 2) if algorithm == "fedmr" else ()
+    flags += tuple(OF_METHOD.get(algorithm, ()))
     whole = run(tmp_path, *flags, name="whole")
     with monkeypatch.context() as patch:
         Stop(patch, 3)

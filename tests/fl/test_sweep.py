@@ -115,7 +115,7 @@ def test_clients_own_data_are_in_table_file_and_figure(tmp_path, monkeypatch):
     drawn: list[Figure] = []
     monkeypatch.setattr(sweep_figures, "save", lambda figure, path: drawn.append(figure))
     flags = ["--algorithm", "fedavg", "--lr-schedule", "step", "--local-test", "0.2", "--seeds", "0,1"]
-    values = ["0.5,0.625,0.75,0.875", "0.25,0.5,0.75,0.9375"]
+    values = ["0.5,0.625,0.75,0.875", "0.25,0.5,0.75,0.96875"]
     folder = swept(tmp_path, "lr-steps", "/".join(values), *flags)
     selections = {}
     for value in values:
