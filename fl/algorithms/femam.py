@@ -1,6 +1,5 @@
 """FeMAM: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), algorithm 2."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,15 +177,15 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
 def _progress(level: int, options: FeMAMOptions) -> State:
     """Of a level that begins."""
-    accuracy = torch.full((options.window,), math.nan)
-    return {"level": torch.tensor(level), "rounds": torch.tensor(0), "accuracy": accuracy}
+    return {"level": torch.tensor(level), "rounds": torch.tensor(0), "accuracy": torch.zeros(options.window)}
 
 
 def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
     """Whether a level ends with this round: as scheduled, or since it has converged (C.1)."""
     if options.level_rounds:
         return int(progress["rounds"]) >= options.level_rounds[level]
-    return bool((100 * progress["accuracy"]).var(correction=0) < options.variance)  # nan until the window is full
+    full = int(progress["rounds"]) >= options.window
+    return full and bool((100 * progress["accuracy"]).var(correction=0) < options.variance)
 
 
 def _pulled(options: FeMAMOptions, at: int) -> bool:

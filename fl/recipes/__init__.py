@@ -14,6 +14,7 @@ RECIPES = {
     "fashion-mnist-rivals": fedmr.fashion_mnist_rivals,
     "femam-digits": femam.digits,
     "femam-fashion-mnist": femam.fashion_mnist,
+    "femam-femnist": femam.femnist,
     **fedmr.TABLE,
     **femam.TABLE,
 }
