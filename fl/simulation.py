@@ -108,8 +108,9 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and
     summary.json. Where clients hold samples out it also holds clients.csv, a row a client with its scores in the
     evaluated round of the smallest mean validation loss (in the last, where they do not validate), and clients.f64,
-    see `fl.clients`; methods with models on levels leave structure.json and structure.png. Interrupted at any moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as
-    the uninterrupted run would have, bit for bit on the same device and backend with as many threads.
+    see `fl.clients`; methods with models on levels leave structure.json and structure.png. Interrupted at any moment,
+    by Ctrl-C or for good, it can be continued with `resume`, and ends as the uninterrupted run would have, bit for bit
+    on the same device and backend with as many threads.
 
     Raises:
         FLError: if the folder exists already (or, resuming, is no run folder of this model and method), or

@@ -6,7 +6,6 @@ from rounds import SMALL, assert_same, play
 import surgery
 from fl import algorithms
 from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
-from fl.config import Config
 from fl.errors import FLError
 from fl.rng import Rng
 
@@ -125,7 +124,8 @@ def test_a_round_is_a_function_of_its_arguments(make_federation, name):
     for part in server:
         assert_same(server[part], before[part])
         assert_same(first[part], again[part])
-    assert surgery.distance(surgery.stack([first["global"]]), surgery.stack([other["global"]])).item() > 0
+    trained = "level2" if name == "femam" else "global"  # its first level is done by then
+    assert any(not torch.equal(tensor, other[trained][key]) for key, tensor in first[trained].items())
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])

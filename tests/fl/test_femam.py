@@ -308,7 +308,7 @@ def test_clients_that_miss_rounds(make_federation):
             return honest(starts, *rest, **more)
 
     object.__setattr__(fed, "train", Watched().train)
-    second, trained = method.round(first, [1, 0], Rng(0, 3))
+    second, _ = method.round(first, [1, 0], Rng(0, 3))
     centre = clustering.centre(*level(first, 2), fed.clients.train.sizes)
     models, mapping = level(first, 2)
     for name, tensor in seen[0].items():

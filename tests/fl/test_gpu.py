@@ -14,7 +14,6 @@ import zoo
 from fl import run as cli
 from fl.algorithms import ALGORITHMS
 from fl.augment import Augment
-from fl.config import Config
 from fl.engine import SGD, Adam, Precision, train
 from fl.metrics import read
 from fl.objectives import cross_entropy

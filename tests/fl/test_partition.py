@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -6,10 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl.config import Config
+from fl.data import Dataset, load
 from fl.errors import FLError
 from fl.partition import KINDS, clusters, deal, dirichlet, hold_out, iid, natural, shards
-from fl.partition.clusters import nested
+from fl.partition.clusters import _shared_out, nested
 from fl.partition.figure import counts, draw
+from fl.simulation import build
 
 
 def assert_partition(parts, n):
@@ -249,3 +253,48 @@ def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
         assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(FLError, match="figures are not written as"):
         draw(partition, y, 10, "", tmp_path / "a.txt")
+
+
+def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
+    """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
+    config = Config(pool=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",))
+    config.check()
+    fed, _ = build(config)
+    assert fed.clients.total == 1500
+    every = torch.cat([part.samples for part in (fed.clients.train, fed.clients.valid, fed.clients.test)])
+    assert len(every.unique()) == 1500
+    assert torch.equal(fed.data.test_x, fed.data.x[fed.clients.test.samples])
+    assert torch.equal(fed.data.test_y, fed.data.y[fed.clients.test.samples])
+    whole = load("digits")
+    sampled = whole.pooled().sampled(1500)
+    rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
+    assert {row.tobytes() for row in sampled.x.flatten(1).numpy()} <= rows
+    assert torch.equal(sampled.x, whole.pooled().sampled(1500).x)
+    for settings, said in (({"local_test": 0.0}, "--pool leaves nothing"), ({"samples": -1}, "--samples must be 0")):
+        with pytest.raises(FLError, match=said):
+            replace(config, **settings).check()
+    with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):
+        whole.sampled(2000)
+
+
+def test_pooled_writers_keep_their_samples():
+    x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
+    data = Dataset("a", x[:4], torch.arange(4), x[4:], torch.arange(2), 4, owners=torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(FLError, match="does not say whose"):
+        data.pooled()
+    pooled = replace(data, test_owners=torch.tensor([1, 0])).pooled()
+    assert pooled.owners.tolist() == [0, 0, 1, 1, 1, 0]
+    assert pooled.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    few = pooled.sampled(3)
+    assert few.owners.tolist() == [pooled.owners[k] for k in few.x.flatten().tolist()]
+
+
+@given(st.integers(2, 200), st.lists(st.integers(1, 12), min_size=2, max_size=4).map(sorted))
+def test_classes_of_nested_clusters_fit(total, counts):
+    """Every level has classes, together at most as many as there are, and no further one would fit everywhere."""
+    if sum(counts) > total:
+        return
+    classes = _shared_out(total, tuple(counts))
+    assert min(classes) >= 1
+    used = sum(c * k for c, k in zip(classes, counts, strict=True))
+    assert total - counts[0] < used <= total

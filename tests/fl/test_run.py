@@ -42,6 +42,7 @@ def assert_equal_runs(a, b):
 def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
     folder = run(tmp_path, "--local-test", 0.2)
     files = {"config.yaml", "metrics.csv", "curves.png", "checkpoint.safetensors", "summary.json"}
+    files |= {"clients.csv", "clients.f64"}
     assert {path.name for path in folder.iterdir()} == files
     rows = read(folder / "metrics.csv")
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
