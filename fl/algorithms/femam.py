@@ -26,7 +26,8 @@ class FeMAMOptions:
     levels: Names = ("global", "5", "5", "5", "personal")
     """its levels: global (one model, only as the first), a number of cluster models, personal (only as the last)"""
     level_rounds: Integers = ()
-    """rounds of each level, such as 400,50,50,50; the last one trains to the end [none: until each has converged]"""
+    """rounds of each level, such as 400,50 (50 for all further ones); the last level trains to the end [none: each
+    until it has converged]"""
     window: int = 10
     """rounds over which convergence is judged (the paper: 50)"""
     variance: float = 1.0
@@ -183,7 +184,7 @@ def _progress(level: int, options: FeMAMOptions) -> State:
 def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
     """Whether a level ends with this round: as scheduled, or since it has converged (C.1)."""
     if options.level_rounds:
-        return int(progress["rounds"]) >= options.level_rounds[level]
+        return int(progress["rounds"]) >= options.level_rounds[min(level, len(options.level_rounds) - 1)]
     full = int(progress["rounds"]) >= options.window
     return full and bool((100 * progress["accuracy"]).var(correction=0) < options.variance)
 
@@ -213,10 +214,10 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
                 f"--femam.levels {','.join(kinds)}: {kind!r} cannot stand there; levels are global (as the first), "
                 f"numbers of clusters (1 to {len(fed.clients)}, as there are clients) and personal (as the last)"
             )
-    if not kinds or (rounds and (len(rounds) != len(kinds) - 1 or min(rounds) < 1)):
+    if not kinds or (rounds and (len(rounds) > max(1, len(kinds) - 1) or min(rounds) < 1)):
         raise FLError(
-            f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give a number of "
-            "1 or more for each level but the last, which trains to the end, or none at all"
+            f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
+            "1 or more, at most one for each level but the last, which trains to the end, or none at all"
         )
     for name, least in (("window", 2), ("variance", 0), ("lam", 0)):
         if getattr(options, name) < least:

@@ -36,7 +36,7 @@ PAPER = Config(
     ditto=DittoOptions(lam=0.1),
     fesem=FeSEMOptions(clusters=5),
     fesem_plus=FeSEMPlusOptions(clusters=5, epochs=2),
-    femam=FeMAMOptions(levels=("global", "5", "5", "5", "personal"), level_rounds=(400, 50, 50, 50)),
+    femam=FeMAMOptions(levels=("global", "5", "5", "5", "personal"), level_rounds=(400, 50)),
 )  # fmt: skip
 
 # Accuracy and macro-F1 on the clients' own test data in %, mean and standard deviation of four runs.
@@ -176,7 +176,7 @@ TABLE = dict(_recipe(*cells) for cells in _rows())
 
 SMALL = {
     "model": "lenet", "width": (0.5,), "lr": 0.2, "momentum": 0.5, "rounds": 100, "eval_every": 5, "seeds": (0, 1),
-    "femam": replace(PAPER.femam, level_rounds=(60, 10, 10, 10)),
+    "femam": replace(PAPER.femam, level_rounds=(60, 10)),
     "pfedme": replace(PAPER.pfedme, inner_steps=1, outer_lr=10.0),
 }  # fmt: skip
 """What CPUs can do: a narrow LeNet, whose rounds are long enough for FedAvg's accuracy to flatten."""
@@ -194,7 +194,7 @@ def digits() -> Config:
         PAPER, algorithm=("local", "fedavg", "femam"), dataset="digits", samples=600, clients=20, partition="clusters",
         clusters=(4,), cluster_classes=(3,), local_valid=0.15, local_test=0.2, model="cnn", width=(0.25,),
         batch_size=10, lr=0.05, rounds=80, eval_every=1, seeds=(0,),
-        femam=FeMAMOptions(levels=("global", "4", "4", "personal"), level_rounds=(50, 10, 10)),
+        femam=FeMAMOptions(levels=("global", "4", "4", "personal"), level_rounds=(50, 10)),
     )  # fmt: skip
 
 

@@ -243,6 +243,12 @@ def test_the_personal_level_is_judged_after_every_round(make_federation):
         assert trained.metrics["models_used"] == 1 + (mapping >= 0).double().mean().item()
 
 
+def test_the_last_number_of_rounds_holds_for_further_levels(make_federation):
+    fed = make_federation("cnn", participants=4)
+    history = play(femam(fed, FeMAMOptions(("global", "2", "2", "personal"), level_rounds=(2, 1))), fed, 6)
+    assert [trained.metrics["level"] for _, trained in history] == [1, 1, 2, 3, 4, 4]
+
+
 def test_a_level_ends_when_accuracy_stands_still(make_federation):
     fed = make_federation("cnn", participants=4)
     still = dataclasses.replace(fed, optimizer=SGD(1e-12, 0.0))
@@ -393,7 +399,7 @@ def test_what_cannot_be_done_is_refused(make_federation):
         (FeMAMOptions(("2", "global")), "'global' cannot stand there"),
         (FeMAMOptions(("personal", "2")), "'personal' cannot stand there"),
         (FeMAMOptions(("global", "5")), "'5' cannot stand there"),
-        (FeMAMOptions(LEVELS, level_rounds=(3,)), "--femam.level-rounds 3"),
+        (FeMAMOptions(LEVELS, level_rounds=(3, 1, 1)), "--femam.level-rounds 3,1,1"),
         (FeMAMOptions(()), "--femam.level-rounds"),
         (FeMAMOptions(LEVELS, window=1), "--femam.window"),
         (FeMAMOptions(LEVELS, combine="max"), "--femam.combine is sum or mean"),

@@ -88,7 +88,7 @@ def test_the_methods_settings_are_the_papers():
     assert (config.fedrep.head_epochs, config.fedavg_plus.epochs, config.fesem_plus.epochs) == (2, 2, 2)
     assert config.fesem.clusters == config.fesem_plus.clusters == 5
     assert config.femam.levels == ("global", "5", "5", "5", "personal")
-    assert config.femam.level_rounds == (400, 50, 50, 50)
+    assert config.femam.level_rounds == (400, 50)
     assert (config.femam.combine, config.femam.start, config.femam.clustering) == ("sum", "random", "nearest")
 
 
