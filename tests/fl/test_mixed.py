@@ -14,12 +14,12 @@ import surgery
 import zoo
 from fl.algorithms.fedasam import adaptive_ascent
 from fl.batches import make_batches
-from fl.engine import SGD, Adam, Precision, graphs
+from fl.engine import SGD, Adam, Precision, graphs, loop
 from fl.engine.job import Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.replica import Replica
 from fl.errors import FLError
-from fl.objectives import cross_entropy, proximal
+from fl.objectives import beside, cross_entropy, proximal
 from fl.rng import Rng
 
 BACKENDS = ["loop", "workers", "vmap"]
@@ -182,6 +182,22 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     del fed
     gc.collect()
     assert len(graphs._KEPT) == before - 1
+
+
+def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federation):
+    """The first table is gone when the second comes, and its place in memory may be taken."""
+    fed, objective, captures = make_federation("cnn", dtype=torch.float64), beside(cross_entropy), []
+    starts = surgery.broadcast(fed.initial(), 3)
+    for number, scale in enumerate((1.0, 1.0, -1.0), 1):
+        generator = torch.Generator().manual_seed(0)
+        if number != 2:
+            table = scale * torch.rand(len(fed.data.y), 3, generator=generator, dtype=torch.float64)
+        group = fed._group(fed.model, [0, 1, 2], starts, {}, Rng(0, number), objective, beside=table)
+        (result,) = graphs._side_by_side([group], [nullcontext()], lambda step: captures.append(step) or step)
+        (expected,) = loop.train([group])
+        for name, tensor in expected.states.items():
+            torch.testing.assert_close(result.states[name], tensor, rtol=1e-12, atol=1e-12)
+        assert len(captures) == {1: 1, 2: 1, 3: 2}[number]
 
 
 def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_federation):
