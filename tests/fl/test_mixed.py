@@ -186,7 +186,8 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
 
 def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federation):
     """The first table is gone when the second comes, and its place in memory may be taken."""
-    fed, objective, captures = make_federation("cnn", dtype=torch.float64), beside(cross_entropy), []
+    fed, objective = make_federation("cnn", dtype=torch.float64, optimizer=SGD(2**-5)), beside(cross_entropy)
+    captures = []
     starts = surgery.broadcast(fed.initial(), 3)
     for number, scale in enumerate((1.0, 1.0, -1.0), 1):
         generator = torch.Generator().manual_seed(0)
