@@ -46,7 +46,7 @@ def test_there_is_a_row_for_every_pair_of_columns_and_the_overview_names_it():
     assert all(len(line) <= 145 for line in lines.splitlines())
 
 
-@pytest.mark.parametrize("name", [*femam.TABLE, "femam-digits", "femam-fashion-mnist"])
+@pytest.mark.parametrize("name", [*femam.TABLE, "femam-digits", "femam-fashion-mnist", "femam-femnist"])
 def test_they_can_be_run_and_say_how(name):
     RECIPES[name]().check()
     assert f"python -m fl.run {name}\n" in describe(name)
