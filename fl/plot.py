@@ -174,8 +174,11 @@ def legend_below(figure: Figure, width: int) -> None:
     """
     lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}  # a panel may lack some
     labels = [textwrap.fill(label, width) for label in lines]
-    columns = len(labels) if sum(map(len, labels)) < 1.14 * width else 1
-    height = sum(label.count("\n") + 1 for label in labels) if columns == 1 else 1
+    columns = max(1, min(len(labels), int(1.14 * width) // (max(map(len, labels)) + 2)))
+    if sum(map(len, labels)) < 1.14 * width:
+        columns = len(labels)
+    rows = [labels[at :: math.ceil(len(labels) / columns)] for at in range(math.ceil(len(labels) / columns))]
+    height = sum(max(label.count("\n") + 1 for label in row) for row in rows)
     figure.set_figheight(figure.get_figheight() + 0.18 * height)
     figure.legend(list(lines.values()), labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
 
