@@ -12,7 +12,7 @@ from fl.algorithm import Algorithm
 from fl.clustering import Clustering, aggregate, centre, starts_of
 from fl.errors import FLError
 from fl.federation import Federation
-from fl.flags import Integers, Names
+from fl.flags import Lengths, Names
 from fl.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
 from fl.personal import put, row, take
 from fl.rng import Rng
@@ -25,9 +25,9 @@ class FeMAMOptions:
 
     levels: Names = ("global", "5", "5", "5", "personal")
     """its levels: global (one model, only as the first), a number of cluster models, personal (only as the last)"""
-    level_rounds: Integers = ()
-    """rounds of each level, such as 400,50 (50 for all further ones); the last level trains to the end [none: each
-    until it has converged]"""
+    level_rounds: Lengths = ()
+    """rounds of each level, such as 400,50 (50 for all further ones), or until each has converged; the last level
+    trains to the end"""
     window: int = 10
     """rounds over which convergence is judged (the paper: 50)"""
     variance: float = 1.0
@@ -217,7 +217,7 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
     if not kinds or (rounds and (len(rounds) > max(1, len(kinds) - 1) or min(rounds) < 1)):
         raise FLError(
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
-            "1 or more, at most one for each level but the last, which trains to the end, or none at all"
+            "1 or more, at most one for each level but the last, which trains to the end, or converged"
         )
     for name, least in (("window", 2), ("variance", 0), ("lam", 0)):
         if getattr(options, name) < least:
