@@ -1,15 +1,12 @@
 """Every data set but digits: on small files of the same form, and on the real ones where there are some."""
 
-import hashlib
 import json
-import pickle
 import struct
 
 import numpy as np
 import pytest
 import torch
-import torchvision
-from data_files import complaint, pixels
+from data_files import complaint, pixels, write_cifar100
 
 from fl import data
 
@@ -89,8 +86,6 @@ def test_bad_idx_files_are_named(tmp_path):
 @pytest.fixture
 def cifar100(tmp_path, monkeypatch):
     """A function that writes small files in the form of CIFAR-100 and makes torchvision accept their md5s."""
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
 
     def write(**parts):
         fine = torch.arange(100).tolist()
@@ -100,15 +95,8 @@ def cifar100(tmp_path, monkeypatch):
             "test": {"data": pixels(2, 3072), "fine_labels": [99, 1], "coarse_labels": [19, 0]},
             "meta": {"fine_label_names": [str(label) for label in fine]},
         }
-        md5 = {}
-        for part, content in contents.items():
-            packed = pickle.dumps(content | parts.get(part, {}), protocol=2)  # as Krizhevsky's are
-            (folder / part).write_bytes(packed)
-            md5[part] = hashlib.md5(packed).hexdigest()
-        cls = torchvision.datasets.CIFAR100
-        monkeypatch.setattr(cls, "train_list", [["train", md5["train"]]])
-        monkeypatch.setattr(cls, "test_list", [["test", md5["test"]]])
-        monkeypatch.setattr(cls, "meta", cls.meta | {"md5": md5["meta"]})
+        whole = {part: content | parts.get(part, {}) for part, content in contents.items()}
+        write_cifar100(tmp_path, monkeypatch, whole)
         return tmp_path
 
     return write

@@ -1,7 +1,5 @@
 """FeMAM's recipes."""
 
-import hashlib
-import pickle
 import re
 import shlex
 from collections import Counter
@@ -9,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torchvision
-from data_files import pixels
+from data_files import pixels, write_cifar100
 from PIL import Image
 
 from fl import run as cli
@@ -160,20 +157,10 @@ def test_fashion_mnist_with_other_partitions(flags, spread):
 @pytest.fixture
 def cifar100(tmp_path, monkeypatch):
     """300 training and 100 test images in the form of CIFAR-100."""
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
     contents = {"meta": {"fine_label_names": [str(label) for label in range(100)]}}
     for part, n in (("train", 300), ("test", 100)):
         contents[part] = {"data": pixels(n, 3072), "fine_labels": [i % 100 for i in range(n)]}
-    md5 = {}
-    for part, content in contents.items():
-        packed = pickle.dumps(content, protocol=2)
-        (folder / part).write_bytes(packed)
-        md5[part] = hashlib.md5(packed).hexdigest()
-    cls = torchvision.datasets.CIFAR100
-    monkeypatch.setattr(cls, "train_list", [["train", md5["train"]]])
-    monkeypatch.setattr(cls, "test_list", [["test", md5["test"]]])
-    monkeypatch.setattr(cls, "meta", cls.meta | {"md5": md5["meta"]})
+    write_cifar100(tmp_path, monkeypatch, contents)
     return tmp_path
 
 
@@ -199,18 +186,7 @@ SMALL = "--algorithm femam --seeds 0 --rounds 2 --femam.levels global,personal -
 @pytest.mark.parametrize(("name", "clients", "side"), [("cifar100-levels3-6-11", 11, 32), ("tiny-clusters50", 5, 64)])
 def test_a_row_runs_on_its_data(name, clients, side, request, tmp_path):
     root = request.getfixturevalue(name.split("-")[0])
-    flags = [
-        *SMALL.split(),
-        "--clients",
-        str(clients),
-        "--width",
-        "0.1",
-        "--local-epochs",
-        "1",
-        "--batch-size",
-        "100",
-        "--no-download",
-    ]
+    flags = f"{SMALL} --clients {clients} --width 0.1 --local-epochs 1 --batch-size 100 --no-download".split()
     places = ["--data-root", str(root), "--out", str(tmp_path), "--name", "a"]
     assert cli.main([f"femam-{name}", *flags, *places]) == 0
     config = Config.read(tmp_path / "a")
