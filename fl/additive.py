@@ -1,5 +1,6 @@
 """Levels of models whose logits are added up for each client, and what clients' validation data say of them (FeMAM)."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -12,6 +13,9 @@ from fl.federation import Federation
 from fl.partition import Parts
 from fl.personal import row
 from surgery import Stack, State
+
+_LIMIT = 8 * 10**9  # bytes
+_unknown = itertools.count(-1, -1)
 
 Level: TypeAlias = tuple[Stack, Tensor]
 """Models, and the one of them that each client uses: int64 [clients] on the CPU, -1 for none."""
@@ -43,25 +47,33 @@ def logits(fed: Federation, level: Level, parts: Parts) -> Tensor:
     models, mapping = level
     device = fed.data.x.device
     result = torch.zeros(len(parts.samples), *fed.data.y.shape[1:], fed.data.classes, device=device)
-    used = mapping.repeat_interleave(parts.sizes)
-    for k in mapping[mapping >= 0].unique().tolist():
-        at = (used == k).nonzero().flatten()
-        result[at.to(device)] = fed.predict(row(models, k), fed.data.x[parts.samples[at].to(device)]).to(result)
+    used, order = mapping.repeat_interleave(parts.sizes).sort(stable=True)  # one look at the samples for all models
+    found, sizes = used.unique_consecutive(return_counts=True)
+    for k, at in zip(found.tolist(), order.split(sizes.tolist())):
+        if k >= 0:
+            result[at.to(device)] = fed.predict(row(models, k), fed.data.x[parts.samples[at].to(device)]).to(result)
     return result
 
 
 class Cache:
     """The summed logits of levels that do not change any more, beside each sample that clients train or validate on.
 
-    They take the data set's samples times classes times 4 bytes on its device: of Fashion-MNIST with its test set 2.8
-    MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB. They are what computing them anew gives, bit for bit: a level is
-    added to those below it, and all are computed anew once a model or a mapping was replaced or written to.
+    They take the data set's samples times classes times 4 bytes on its device (of text tokens times vocabulary): of
+    Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three
+    times that while a level is added. Above 8 GB they are refused. They are what computing them anew gives, bit for
+    bit: a level is added to those below it, and all are computed anew once a model or a mapping was replaced or written
+    to.
     """
 
     def __init__(self, fed: Federation) -> None:
         every = torch.cat([fed.clients.train.samples, fed.clients.valid.samples])
         if len(every.unique()) < len(every):
             raise FLError("logits are kept for each sample, and some sample has two places: give clients disjoint data")
+        if (size := 4 * fed.data.y.numel() * fed.data.classes) > _LIMIT:
+            raise FLError(
+                f"FeMAM's logits of every sample take {size / 1e9:.0f} GB, more than {_LIMIT / 1e9:.0f}: take fewer "
+                "--samples, or of text --text.tokens byte or a smaller --text.vocabulary"
+            )
         self._fed, self._seen, self._table = fed, [], self._zeros(fed)
 
     def table(self, levels: Sequence[Level]) -> Tensor:
@@ -74,7 +86,7 @@ class Cache:
                 for parts in (self._fed.clients.train, self._fed.clients.valid):
                     values = logits(self._fed, (models, mapping), parts)
                     self._table[parts.samples.to(values.device)] += values
-                self._seen.append(([(tensor, tensor._version) for tensor in models.values()], mapping.clone()))
+                self._seen.append(([(tensor, _version(tensor)) for tensor in models.values()], mapping.clone()))
         return self._table
 
     @staticmethod
@@ -84,8 +96,13 @@ class Cache:
 
 def _unchanged(seen: tuple[list[tuple[Tensor, int]], Tensor], level: Level) -> bool:
     weights, mapping = seen
-    same = all(a is b and version == b._version for (a, version), b in zip(weights, level[0].values()))
+    same = all(a is b and version == _version(b) for (a, version), b in zip(weights, level[0].values()))
     return same and torch.equal(mapping, level[1])
+
+
+def _version(tensor: Tensor) -> int:
+    """Of its content; tensors made in inference mode have none, and count as what may have changed."""
+    return next(_unknown) if tensor.is_inference() else tensor._version
 
 
 class Validation:
@@ -105,7 +122,7 @@ class Validation:
         self._fed, self._cache, self._mean, self._parts = fed, cache, mean, parts
         self._samples = parts.samples.to(device)
         self._labels = fed.data.y[self._samples]
-        self._owners = torch.arange(len(parts)).repeat_interleave(parts.sizes).to(device)
+        self._owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
 
     def losses(self, levels: Sequence[Level], newest: Level | None = None) -> Tensor:
         """Mean cross entropy of each client: float64 [clients], on the CPU.
@@ -128,10 +145,10 @@ class Validation:
         if not self._mean:
             return total
         used = count([*levels, *([newest] if newest else [])], len(self._parts)).clamp(min=1).to(total.device)
-        return total / used[self._owners].view(-1, *[1] * (total.ndim - 1))
+        return total / used[self._owners.to(total.device)].view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Tensor) -> Tensor:
         """Over each client's samples (and their tokens)."""
         values = values.flatten(1).mean(1) if values.ndim > 1 else values
-        sums = torch.zeros(len(self._parts), dtype=torch.float64, device=values.device)
-        return sums.index_add_(0, self._owners, values).cpu() / self._parts.sizes
+        sums = torch.zeros(len(self._parts), dtype=torch.float64)
+        return sums.index_add_(0, self._owners, values.cpu()) / self._parts.sizes  # on CUDA the order is not fixed

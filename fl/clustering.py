@@ -45,6 +45,8 @@ class Clustering:
         if what == "all":
             return cls(how, lambda models: {name: models[name] for name in names})
         head = [name for name in classifier(model) if name in names and name.endswith("weight")]
+        if not head:
+            raise FLError(f"--{flags}.compare classifier: {type(model).__name__} has no weight there; compare all")
         return cls(how, lambda models: {name: _unit_sum(models[name]) for name in head})
 
     def update(
@@ -109,12 +111,13 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
     old, points = every[:k], every[k:]
     seed = int(rng.numpy("clusters").integers(2**31))
     found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
+    # Fewer labels than clusters may occur, where models are equal.
+    labels, first, labelled = np.unique(found.labels_, return_index=True, return_inverse=True)
     if begun:
-        _, numbers = linear_sum_assignment(((found.cluster_centers_[:, None] - old[None]) ** 2).sum(-1))
+        _, numbers = linear_sum_assignment(((found.cluster_centers_[labels, None] - old[None]) ** 2).sum(-1))
     else:
-        _, first = np.unique(found.labels_, return_index=True)
         numbers = first.argsort().argsort()
-    return numbers[found.labels_].astype(np.int64)
+    return numbers[labelled].astype(np.int64)
 
 
 def _coordinates(models: Stack) -> np.ndarray:

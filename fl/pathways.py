@@ -74,10 +74,7 @@ class Pathways:
             y: labels [N], of text the next token of each [N, T].
             epsilon: the least gain of a level.
         """
-        if not len(x) or len(x) != len(y):
-            raise FLError(
-                f"{len(x)} samples with {len(y)} labels: a new client is judged by one labelled sample or more"
-            )
+        self._check_new(x, y)
         total, used, best, chosen = torch.zeros(()), 0, 0.0, []
         for at, (kind, (stacked, mapping)) in enumerate(zip(self.kinds, self.levels)):
             known = [] if kind == "personal" else mapping[mapping >= 0].unique().tolist()
@@ -91,6 +88,17 @@ class Pathways:
             chosen.append(k)
         self.levels = [(models, torch.cat([old, torch.tensor([k])])) for (models, old), k in zip(self.levels, chosen)]
         return self.clients - 1
+
+    def _check_new(self, x: Tensor, y: Tensor) -> None:
+        if self.kinds == ("personal",):
+            raise FLError("nothing can be given to a new client: all models are personal")
+        if not len(x) or len(x) != len(y):
+            raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
+        if self.spec.tokens is None and not x.is_floating_point():
+            raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
+        low, high, classes = int(y.min()), int(y.max()), self.spec.num_classes
+        if classes and not 0 <= low <= high < classes:
+            raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}")
 
     def save(self, path: str | Path) -> None:
         """Write everything into one safetensors file, atomically; `load` is the inverse."""
@@ -118,8 +126,8 @@ class Pathways:
         config = Config.read(folder)
         if config.algorithm != ("femam",):
             raise FLError(f"{folder} is a run of {','.join(config.algorithm)}: pathways are those of femam")
-        if config.norm == "static_batch":
-            raise FLError(f"{folder}: static batch norms have no statistics for every model; train with another --norm")
+        if config.norm == "static_batch" or config.model == "transformer_masked":
+            raise FLError(f"{folder}: a model with static batch norms, or of masked text, is used with fl.load_model")
         spec, parts = checkpoint.read_parts(folder)
         mappings = parts["structure"]["pathways"]
         levels = [(parts[f"level{number}"], mapping) for number, mapping in enumerate(mappings, 1)]

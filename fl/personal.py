@@ -1,12 +1,18 @@
 """What methods with a model for each client have in common: reading the participants' models and putting them back."""
 
 import copy
+import logging
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fl.errors import Diverged
+from fl.federation import Federation
+from fl.rng import Rng
 from surgery import Stack, State, layers
+
+_log = logging.getLogger("fl")
 
 
 def take(models: Stack, rows: Sequence[int]) -> Stack:
@@ -48,6 +54,17 @@ def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[i
     """
     rows = [row for row, size in enumerate(sizes) if size]
     return put(models, [clients[row] for row in rows], take(new, rows))
+
+
+def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
+    """The states that `fed.train` leaves of models that are the clients' own; those from which they start, with a
+    warning, if all of them diverge, which is no reason to end a run.
+    """
+    try:
+        return fed.train(starts, clients, rng, *more).states
+    except Diverged:
+        _log.warning("warning: round %d: the clients' own models all diverged and are kept as they were", rng.round)
+        return starts
 
 
 def _index(rows: Sequence[int], like: Tensor) -> Tensor:

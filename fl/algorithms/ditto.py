@@ -8,7 +8,7 @@ from fl.algorithms.local import local
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.objectives import proximal
-from fl.personal import take, updated
+from fl.personal import take, trained_or_same, updated
 from surgery import average, broadcast
 
 
@@ -37,8 +37,9 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))
         trained = fed.train(start, clients, rng)
-        own = fed.train(take(server["personal"], clients), clients, rng, objective, {"anchor": start})
-        personal = updated(server["personal"], clients, own.states, trained.sizes)
+        before = take(server["personal"], clients)
+        own = trained_or_same(fed, before, clients, rng, objective, {"anchor": start})
+        personal = updated(server["personal"], clients, own, trained.sizes)
         return {"global": average(trained.states, trained.sizes), "personal": personal}, trained
 
     return local(fed)._replace(round=round)

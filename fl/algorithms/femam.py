@@ -1,5 +1,6 @@
 """FeMAM: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), algorithm 2."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from fl.objectives import Batch, Call, Objective, beside, cross_entropy, proxima
 from fl.personal import put, row, take
 from fl.rng import Rng
 from surgery import State, broadcast
+from zoo.norms import StaticBatchNorm2d
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,14 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
     A level ends when it has converged, or after its rounds. Each client then keeps the level's model only if its
     validation loss is lower with it, and the clusters are averaged once more without those that left. The first level
-    is never pruned, so that everybody has a model. The personal level, whose models are nobody else's, trains on, and
-    is judged anew after every round.
+    is never pruned, so that everybody has a model. The last level trains on, and each client judges it anew after every
+    round: it trains the model even while it predicts better without.
 
     The clusters of a level begin as one model, and K-means over the models of the first round tells the first of them
     (see `fesem`). A cluster that nobody is in keeps its model, and may be chosen again. A client that takes part in a
     cluster level for the first time later begins from the mean of its models. One that missed all rounds of the level
-    is given, at its end, the model with the smallest loss on its validation data, on the same condition as all others.
+    is given, at its end, the used model with the smallest loss on its validation data, on the same condition as all
+    others. (Without pruning, and on the personal level, who took no part has no model.)
 
     "global", for strangers, is the first level's model (the clients' mean, if it has several). `fl.additive.Cache` says
     what it takes to remember the logits of earlier levels; images can therefore not be augmented.
@@ -75,7 +78,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     """
     _check(fed, options)
     kinds, last = options.levels, len(options.levels) - 1
-    widths = [int(kind) if kind.isdigit() else {"global": 1, "personal": len(fed.clients)}[kind] for kind in kinds]
+    widths = [int(kind) if kind.isdecimal() else {"global": 1, "personal": len(fed.clients)}[kind] for kind in kinds]
     names = [f"level{number}" for number in range(1, len(kinds) + 1)]
     objectives = [_objective(options, at) for at in range(len(kinds))]
     clustering = Clustering.make(fed.model, options.clustering, options.compare, "femam")
@@ -86,85 +89,94 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     def init():
         start = fed.initial()
         pathways = torch.full((len(kinds), len(fed.clients)), -1)
-        if not kinds[0].isdigit():
+        if not kinds[0].isdecimal():
             pathways[0] = everyone if kinds[0] == "personal" else 0
         levels = {name: broadcast(start, width) for name, width in zip(names, widths)}
-        return {"global": start, **levels, "structure": {"pathways": pathways}, "progress": _progress(0, options)}
+        progress = _progress(0, pathways[0], options)
+        return {"global": start, **levels, "structure": {"pathways": pathways}, "progress": progress}
 
     def round(server, clients, rng):
         """Lines 4 to 13 of algorithm 2 at the newest level; at its end also lines 14 to 17."""
         pathways, progress = server["structure"]["pathways"], server["progress"]
         at = int(progress["level"])
         below = [(server[name], mapping) for name, mapping in zip(names[:at], pathways)]
-        models, mapping = server[names[at]], pathways[at]
+        models, members = server[names[at]], progress["members"]
         if at and not progress["rounds"]:
             models = broadcast(new_model(server, at, rng), widths[at])
 
-        starts = distribute(at, models, mapping, clients)
+        starts = distribute(at, models, members, clients)
         logits = cache.table(below) if at else None
         trained = fed.train(starts, clients, rng, objectives[at], context(at, starts, clients, below), beside=logits)
-        models, mapping = collect(at, models, mapping, clients, trained, rng)
+        models, members = collect(at, models, members, clients, trained, rng)
 
-        progress = {**progress, "rounds": progress["rounds"] + 1}
+        progress = {**progress, "rounds": progress["rounds"] + 1, "members": members}
         if at < last and not options.level_rounds:
-            accuracy = torch.tensor([validation.accuracy(below, (models, mapping))])
+            accuracy = torch.tensor([validation.accuracy(below, (models, members))])
             progress["accuracy"] = torch.cat([progress["accuracy"][1:], accuracy])
         over = at < last and _over(at, progress, options)
-        if options.prune and at and (over or kinds[at] == "personal"):
-            mapping = pruned(at, models, mapping, below)
+        mapping = members
+        if options.prune and at and (over or at == last):
+            mapping = pruned(at, models, members, below)
         if over:
             models = aggregate(models, mapping, clients, trained)
-            progress = _progress(at + 1, options)
+            progress = _progress(at + 1, torch.full_like(members, -1), options)
 
         pathways = pathways.index_copy(0, torch.tensor([at]), mapping[None])
-        first = {"global": centre(models, mapping, sizes)} if at == 0 else {}
+        first = {"global": centre(models, members, sizes)} if at == 0 else {}
         server = {**server, **first, names[at]: models, "structure": {"pathways": pathways}, "progress": progress}
-        return server, reported(at, trained, pathways, over)
+        return server, reported(at, trained, members, pathways, over)
 
     def new_model(server, at: int, rng: Rng) -> State:
         """What a level begins from (line 2): the same model for all of its clusters or clients."""
         return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
-    def distribute(at: int, models, mapping, clients):
+    def distribute(at: int, models, members, clients):
         """Equation B.1a."""
         if kinds[at] == "global":
             return broadcast(row(models, 0), len(clients))
         if kinds[at] == "personal":
             return take(models, clients)
-        return starts_of(models, mapping, clients, centre(models, mapping, sizes))
+        return starts_of(models, members, clients, centre(models, members, sizes))
 
     def context(at: int, starts, clients, below: list[Level]) -> dict[str, Any]:
         """What the objective of the level wants to know of each participant."""
         anchor = {"anchor": starts} if _pulled(options, at) else {}
         share = {"share": 1 / (1 + additive.count(below, len(sizes))[clients])} if mean and at else {}
-        weight = {"weight": sizes[clients] / sizes.sum()} if options.share_gradients and kinds[at].isdigit() else {}
+        weight = {"weight": sizes[clients] / sizes.sum()} if options.share_gradients and kinds[at].isdecimal() else {}
         return {**anchor, **{key: value.to(fed.data.x.device) for key, value in (share | weight).items()}}
 
-    def collect(at: int, models, mapping, clients, trained, rng: Rng) -> Level:
+    def collect(at: int, models, members, clients, trained, rng: Rng) -> Level:
         """Equations B.3 and B.1b."""
-        if kinds[at] == "personal":
-            return put(models, clients, trained.states), everyone
         if kinds[at] == "global":
-            return aggregate(models, mapping, clients, trained), mapping
-        return clustering.update(models, mapping, clients, trained, rng)
+            return aggregate(models, members, clients, trained), members
+        if kinds[at] != "personal":
+            return clustering.update(models, members, clients, trained, rng)
+        took = torch.tensor([client for client, size in zip(clients, trained.sizes) if size])
+        return put(models, clients, trained.states), members.index_copy(0, took, took)
 
     def pruned(at: int, models, mapping, below: list[Level]) -> Tensor:
         """Who keeps which model (equation 9): the mapping, with -1 for those that are as well off without."""
         missed = mapping < 0
-        if missed.any():
-            offers = [torch.where(missed, k, -1) for k in range(widths[at])]
+        if missed.any() and kinds[at] != "personal":
+            used = mapping[~missed].unique()
+            offers = [torch.where(missed, k, -1) for k in used]
             losses = torch.stack([validation.losses(below, (models, offer)) for offer in offers])
-            mapping = torch.where(missed, losses.argmin(0), mapping)
+            mapping = torch.where(missed, used[losses.argmin(0)], mapping)
         gain = validation.losses(below) - validation.losses(below, (models, mapping))
         return torch.where(gain > options.epsilon, mapping, -1)
 
-    def reported(at: int, trained, pathways, over: bool):
-        """With its columns of metrics.csv: personal models stay where they are, kept ones are sent once more."""
+    def reported(at: int, trained, members, pathways, over: bool):
+        """With its columns of metrics.csv. Personal models stay where they are. At a level's end all clients receive
+        its model (who missed it: all of them), and those whose cluster somebody left its new mean.
+        """
         if kinds[at] == "personal":
             trained = traffic.none(trained)
         elif over:
-            kept = (pathways[at] >= 0).sum().item() / len(trained.sizes)
-            trained = traffic.more(trained, down=kept * trained.metrics["bytes_down"])
+            left = members[(members >= 0) & (pathways[at] < 0)].unique()
+            missed = (members < 0).sum().item() if options.prune and at else 0
+            others = members[members >= 0].unique().numel() - 1
+            copies = len(sizes) + missed * others + torch.isin(pathways[at], left).sum().item()
+            trained = traffic.more(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
         used = (pathways >= 0).sum().item() / len(sizes)
         return trained._replace(metrics={**trained.metrics, "level": at + 1, "models_used": used})
 
@@ -176,9 +188,10 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     return Algorithm(init, round, predict)
 
 
-def _progress(level: int, options: FeMAMOptions) -> State:
-    """Of a level that begins."""
-    return {"level": torch.tensor(level), "rounds": torch.tensor(0), "accuracy": torch.zeros(options.window)}
+def _progress(level: int, members: Tensor, options: FeMAMOptions) -> State:
+    """Of a level that begins, with the model that each client trains."""
+    accuracy = torch.zeros(options.window)
+    return {"level": torch.tensor(level), "rounds": torch.tensor(0), "members": members, "accuracy": accuracy}
 
 
 def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
@@ -190,12 +203,12 @@ def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
 
 
 def _pulled(options: FeMAMOptions, at: int) -> bool:
-    return options.lam > 0 and (options.levels[at].isdigit() or options.lam_everywhere)
+    return options.lam > 0 and (options.levels[at].isdecimal() or options.lam_everywhere)
 
 
 def _objective(options: FeMAMOptions, at: int) -> Objective:
     """What clients minimise on a level: equations B.2, B.4, B.5."""
-    objective = _weighted if options.share_gradients and options.levels[at].isdigit() else cross_entropy
+    objective = _weighted if options.share_gradients and options.levels[at].isdecimal() else cross_entropy
     if _pulled(options, at):
         objective = proximal(options.lam, objective)
     return beside(objective) if at else objective
@@ -208,19 +221,19 @@ def _weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
 def _check(fed: Federation, options: FeMAMOptions) -> None:
     kinds, rounds = options.levels, options.level_rounds
     for at, kind in enumerate(kinds):
-        cluster = kind.isdigit() and 1 <= int(kind) <= len(fed.clients)
+        cluster = kind.isdecimal() and 1 <= int(kind) <= len(fed.clients)
         if not (cluster or (kind == "global" and at == 0) or (kind == "personal" and at == len(kinds) - 1)):
             raise FLError(
                 f"--femam.levels {','.join(kinds)}: {kind!r} cannot stand there; levels are global (as the first), "
                 f"numbers of clusters (1 to {len(fed.clients)}, as there are clients) and personal (as the last)"
             )
-    if not kinds or (rounds and (len(rounds) > max(1, len(kinds) - 1) or min(rounds) < 1)):
+    if not kinds or (rounds and (len(rounds) > len(kinds) - 1 or min(rounds) < 1)):
         raise FLError(
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
             "1 or more, at most one for each level but the last, which trains to the end, or converged"
         )
     for name, least in (("window", 2), ("variance", 0), ("lam", 0)):
-        if getattr(options, name) < least:
+        if not least <= getattr(options, name) < math.inf:
             raise FLError(f"--femam.{name} must be {least} or more, got {getattr(options, name)}")
     for name, values in (("combine", ("sum", "mean")), ("start", ("random", "global"))):
         if getattr(options, name) not in values:
@@ -229,4 +242,9 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
         raise FLError(
             "FeMAM remembers what earlier levels say of each sample, which augmentation changes: leave --crop and "
             "--flip out, and take another model than transformer_masked"
+        )
+    if len(kinds) > 1 and any(isinstance(module, StaticBatchNorm2d) for module in fed.model.modules()):
+        raise FLError(
+            "FeMAM would need statistics of all data for each of its models, which static batch norms have not: take "
+            "another --norm than static_batch"
         )

@@ -10,7 +10,7 @@ import torch
 
 from fl.algorithm import Algorithm, Server
 from fl.federation import Federation
-from fl.personal import row
+from fl.personal import row, trained_or_same
 from fl.rng import Rng
 from surgery import Stack
 
@@ -45,8 +45,8 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
         if client is None:
             return algorithm.predict(server, images, None)
         if last.get("server") is not server:
-            tuned = tuning.train(starts(server), everybody, tuning_rng(server))
-            last.update(server=server, models=tuned.states)
+            tuned = trained_or_same(tuning, starts(server), everybody, tuning_rng(server))
+            last.update(server=server, models=tuned)
         return fed.predict(row(last["models"], client), images)
 
     return algorithm._replace(init=init, round=round, predict=predict)

@@ -96,7 +96,8 @@ class Dataset:
 
     def tested_on(self, index: Tensor) -> "Dataset":
         """With these training samples as its test set: those that clients hold out, of pooled data."""
-        return replace(self, test_x=self.x[index], test_y=self.y[index])
+        owners = None if self.owners is None else self.owners[index]
+        return replace(self, test_x=self.x[index], test_y=self.y[index], test_owners=owners)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """The same data on another device; owners, which only partitions read, stay on the CPU."""

@@ -130,12 +130,12 @@ def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     weights = [2 * len(counts) - level for level in range(1, len(counts) + 1)]
     classes = [max(1, total * weight // (sum(weights) * k)) for weight, k in zip(weights, counts)]
     while sum(c * k for c, k in zip(classes, counts)) > total:  # ones on fine levels took more than their share
-        level = max(range(len(counts)), key=lambda at: classes[at])
+        level = max(range(len(counts)), key=lambda at: (classes[at], at))
         classes[level] -= 1
     left = total - sum(c * k for c, k in zip(classes, counts))
     while left >= counts[0]:
         for level, k in enumerate(counts):
-            if k <= left:
+            if k <= left and (level == 0 or classes[level] < classes[level - 1]):
                 classes[level], left = classes[level] + 1, left - k
     return tuple(classes)
 

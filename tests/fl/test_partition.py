@@ -229,7 +229,7 @@ def test_a_partition_is_a_function_of_its_seed(kind):
         ({"kind": "shards", "clients": 600}, "use fewer clients, a larger --class-share"),
         ({"kind": "clusters", "clusters": (21,)}, "no more clusters than clients"),
         ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not fall from level to level"),
-        ({"kind": "clusters", "clusters": (2, 5)}, "want --cluster-classes: one number, 1 or more, for each level"),
+        ({"kind": "clusters", "clusters": (4, 7)}, "want --cluster-classes: one number, 1 or more, for each level"),
         ({"kind": "clusters", "clusters": (2, 5), "cluster_classes": (4, 1)}, "need 13 classes on disjoint levels"),
         ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data have 10 classes, use fewer"),
         ({"kind": "clusters", "clients": 200}, "fewer than --min-samples 10"),
@@ -296,5 +296,6 @@ def test_classes_of_nested_clusters_fit(total, counts):
         return
     classes = _shared_out(total, tuple(counts))
     assert min(classes) >= 1
+    assert sorted(classes, reverse=True) == list(classes)
     used = sum(c * k for c, k in zip(classes, counts, strict=True))
     assert total - counts[0] < used <= total

@@ -88,10 +88,18 @@ def test_what_cannot_be_used_is_refused(trained, tmp_path):
     folder, fed, _, _ = trained
     loaded = fl.Pathways.load(folder)
     x = fed.data.normalise(fed.data.test_x[:3])
-    with pytest.raises(fl.FLError, match="3 samples with 2 labels"):
-        loaded.join(x, fed.data.test_y[:2])
-    with pytest.raises(fl.FLError, match="0 samples"):
-        loaded.join(x[:0], fed.data.test_y[:0])
+    y = fed.data.test_y[:3]
+    for samples, labels, said in (
+        (x, y[:2], "3 samples, 2 labels"),
+        (x[:0], y[:0], "0 samples"),
+        (fed.data.test_x[:3], y, "the images are torch.uint8"),
+        (x, y + 10, "the models know 0 to 9"),
+    ):
+        with pytest.raises(fl.FLError, match=said):
+            loaded.join(samples, labels)
+    loaded.kinds = ("personal",)
+    with pytest.raises(fl.FLError, match="all models are personal"):
+        loaded.join(x, y)
     with pytest.raises(fl.FLError, match="holds no pathways"):
         fl.Pathways.load(folder / checkpoint.FILE)
     with pytest.raises(fl.FLError, match="cannot be read"):
