@@ -5,11 +5,12 @@
     python benchmarks/femam.py --quick          # small, to see that it runs
 
 50 clients, all of a round, the paper's batch size (32), epochs (2), levels (global, 5, 5, 5, personal) and shares of
-samples (9 to train, 1 to validate, 2 to test on); random images. A round of FedAvg and one of each level take turns in
-this process, so that what else the machine does hits all alike. Reported is the ratio to the FedAvg round that ran next
-to it: median and range. `first` is a level's first round, in which the logits of the levels below are computed and
-clusters are found by K-means; `later` one after it; `last` its last, with pruning; `judged` one in which convergence is
-judged as well; `uncached` computes the logits of all levels below in every step, as other code does.
+samples (9 to train, 1 to validate, 2 to test on); random images. Every round of a level runs next to a round of FedAvg
+in this process, in turns before and after it, so that what else the machine does hits both alike. Reported is the ratio
+to that round: median and range. `first` is a level's first round, in which the logits of the levels below are computed
+and clusters are found by K-means; `later` one after it; `last` its last, with pruning; `level of 50` the mean over a
+level of 50 rounds that these add up to; `judged` one in which convergence is judged as well; `uncached` computes the
+logits of all levels below in every step, as other code does.
 """
 
 import argparse
@@ -94,18 +95,22 @@ def measure(fed: Federation, rounds: int) -> dict[str, dict[str, list[float]]]:
         for number in range(1, 16):
             at, rng = int(server["progress"]["level"]), Rng(repetition, number)
             kind = ("first", "later", "last")[(number - 1) % 3]
-            base, _ = seconds(lambda: average.round(plain, clients, rng))  # noqa: B023 (called at once)
-            took, (after, _) = seconds(lambda: scheduled.round(server, clients, rng))  # noqa: B023
-            found = {kind: took}
+            work = {kind: lambda: scheduled.round(server, clients, rng)}  # noqa: B023 (called at once)
             if kind == "later" and at < len(LEVELS) - 1:
                 judging.round(server, clients, rng)  # which remembers the levels below
-                found["judged"] = seconds(lambda: judging.round(server, clients, rng))[0]  # noqa: B023
+                work["judged"] = lambda: judging.round(server, clients, rng)  # noqa: B023
             if kind == "later" and at:
-                found["uncached"] = seconds(uncached(fed, server, at))[0]
-            server = after
-            if repetition:  # the first one warms up
-                for name, took in found.items():
+                work["uncached"] = uncached(fed, server, at)
+            for name, one in work.items():
+                pair = [one, lambda: average.round(plain, clients, rng)]  # noqa: B023
+                turn = (repetition + number) % 2
+                (first, a), (second, b) = (seconds(each) for each in (pair[::-1] if turn else pair))
+                took, base, result = (second, first, b) if turn else (first, second, a)
+                if name == kind:
+                    after = result[0]
+                if repetition:  # the first one warms up
                     ratios.setdefault(f"level {at + 1}", {}).setdefault(name, []).append(took / base)
+            server = after
     return ratios
 
 
@@ -123,7 +128,10 @@ def main() -> None:
     fed = federation(arguments.model, device, 24 if arguments.quick else arguments.each)
     fed = replace(fed, backend=arguments.backend)
     ratios = measure(fed, 1 if arguments.quick else arguments.rounds)
-    kinds = ("first", "later", "last", "judged", "uncached")
+    for found in ratios.values():
+        once = zip(found["first"], found["later"], found["last"])
+        found["level of 50"] = [(first + 48 * later + last) / 50 for first, later, last in once]
+    kinds = ("first", "later", "last", "level of 50", "judged", "uncached")
     print(f"{'ratio to FedAvg':16}" + "".join(kind.rjust(22) for kind in kinds))
     for level, found in ratios.items():
         cells = [found.get(kind) for kind in kinds]

@@ -22,7 +22,8 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
     predictions are a function of the server alone, which therefore also knows the seed and the round ("rng", int64 on
     the CPU). Batches are apart from those of all rounds, and the learning rate is that of the round that is over: the
     next one may lie past the end of the schedule, where a cosine's is 0. A client that diverges keeps its start.
-    Nothing more is sent than by the method itself, and what a stranger gets stays what it is.
+    Nothing more is sent than by the method itself, and what a stranger gets stays what it is. The time that it takes is
+    that of evaluation: the seconds of a round do not have it.
 
     Args:
         epochs: of the fine-tuning; 0 is the method itself.
