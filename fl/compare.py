@@ -28,11 +28,18 @@ NOT_COMPARED = {
 """Settings in which runs of one group may differ: what is computed does not depend on them, or they name the group."""
 TAIL = 10
 """Evaluations at the end of a run that its late mean is taken of."""
-_HEADS = {
-    "accuracy": ("final acc. %", 100, 2), "late": (f"mean last {TAIL} %", 100, 2), "best": ("best acc. %", 100, 2),
-    "loss": ("final loss", 1, 3), "f1": ("macro-F1 %", 100, 2), "perplexity": ("perplexity", 1, 2),
+_OWN = {
     "own_accuracy": ("own acc. %", 100, 2), "own_f1": ("own F1 %", 100, 2), "own_perplexity": ("own perplexity", 1, 2),
 }  # fmt: skip
+_SCORES = {
+    "accuracy": ("final acc. %", 100, 2), "late": (f"mean last {TAIL} %", 100, 2), "best": ("best acc. %", 100, 2),
+    "loss": ("final loss", 1, 3), "f1": ("macro-F1 %", 100, 2), "perplexity": ("perplexity", 1, 2),
+}  # fmt: skip
+_BESIDE_OWN = {
+    "accuracy": "global acc. %", "loss": "global loss", "f1": "global F1 %", "perplexity": "global perplexity",
+}  # fmt: skip
+_COSTS = {"megabytes": ("MB", 1, 2), "seconds": ("seconds", 1, 1)}
+_COLUMNS = _OWN | _SCORES | _COSTS  # result -> (head, factor, digits)
 AGAINST = {"rounds": "round", "traffic": "megabytes", "seconds": "elapsed"}
 """What curves are drawn against, and the column of the rows that it is."""
 
@@ -106,24 +113,22 @@ def read_settings(config: Config) -> dict[str, object]:
 
 def table(groups: dict[str, list[Run]]) -> str:
     """A table of final, late-mean and best accuracy, loss and macro-F1 (of text perplexity), mean ± sample standard
-    deviation over seeds.
+    deviation over seeds, then mean costs: megabytes of a client (as in `along`) and seconds of training.
 
-    Where all runs have clients that test on samples of their own, it has their mean scores there, in the round that
-    `fl.metrics.selected` gives. They take the place of the best accuracy, which no validation chose.
+    Where all runs have clients that test on samples of their own, their mean scores there come first, in the round that
+    `fl.metrics.selected` gives, and the heads of the others say that they are the global model's. The best accuracy,
+    which no validation chose, is left out then.
     """
     results = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in results.values() for run in runs]
     own = have_own(every)
-    keys = [key for key in _HEADS if any(key in run for run in every) and (own or not key.startswith("own_"))]
-    if own:
-        keys.remove("best")
-    lines = [["method", "seeds", "rounds", *(_HEADS[key][0] for key in keys)]]
+    left_out = {"best"} if own else set(_OWN)
+    keys = [key for key in _COLUMNS if key not in left_out and any(key in run for run in every)]
+    heads = {key: head for key, (head, *_) in _COLUMNS.items()} | (_BESIDE_OWN if own else {})
+    lines = [["method", "seeds", "rounds", *(heads[key] for key in keys)]]
     for label, runs in results.items():
-        cells = [label, str(len(runs)), "/".join(str(n) for n in sorted({run["round"] for run in runs}))]
-        for key in keys:
-            _, factor, digits = _HEADS[key]
-            cells.append(_spread([factor * run[key] for run in runs], digits) if key in runs[0] else "-")
-        lines.append(cells)
+        rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
+        lines.append([label, str(len(runs)), rounds, *(_cell(key, runs) for key in keys)])
     first, *widths = (max(map(len, column)) + 2 for column in zip(*lines))
     return "\n".join(line[0].ljust(first) + "".join(map(str.rjust, line[1:], widths)) for line in lines)
 
@@ -136,15 +141,17 @@ def have_own(results: Sequence[Mapping[str, float]]) -> bool:
 def outcome(run: Run) -> dict[str, float]:
     """What a run came to: the last evaluated round, its accuracy (also the mean of the late ones, and the best), loss,
     and of images macro-F1, of text perplexity. The same on clients' own test data, where they have some, as
-    own_accuracy, own_f1 and own_perplexity: means over clients in the round that `fl.metrics.selected` gives.
+    own_accuracy, own_f1 and own_perplexity: means over clients in the round that `fl.metrics.selected` gives. At last
+    what it cost up to its end: megabytes of a client, as in `along`, where all rounds counted them, and seconds.
     """
     measured = [row for row in run.rows if "accuracy" in row]
     accuracy, last = [row["accuracy"] for row in measured], measured[-1]
     late = {"late": float(np.mean(accuracy[-TAIL:])), "best": max(accuracy)}
     chosen = selected(run.rows)
-    own = {f"own_{what}": chosen.get(f"local_test_{what}") for what in ("accuracy", "f1", "perplexity")}
-    own = {key: value for key, value in own.items() if value is not None}
-    return {key: last[key] for key in ("round", *_HEADS) if key in last} | late | own
+    own = {key: chosen[column] for key in _OWN if (column := key.replace("own", "local_test")) in chosen}
+    cost = {"megabytes": sum(_megabytes(run))} if _counted(run) else {}
+    cost["seconds"] = sum(row["seconds"] for row in run.rows)
+    return {key: last[key] for key in ("round", *_SCORES) if key in last} | late | own | cost
 
 
 def along(run: Run, against: str) -> list[Row]:
@@ -157,23 +164,32 @@ def along(run: Run, against: str) -> list[Row]:
     """
     if against == "rounds":
         return run.rows
-    if against == "seconds":
-        steps = [row["seconds"] for row in run.rows]
-    else:
-        if not all({"bytes_down", "bytes_up"} <= row.keys() for row in run.rows):
-            raise FLError(
-                f"{run.folder / 'metrics.csv'} does not have the bytes of every round: compare --against rounds or "
-                "seconds, or train again"
-            )
-        share = run.config.cohort() / run.config.clients
-        exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in run.rows]
-        steps = [share * number / 1e6 for number in exchanged]  # what one sends to another, that one receives
+    if against == "traffic" and not _counted(run):
+        raise FLError(
+            f"{run.folder / 'metrics.csv'} does not have the bytes of every round: compare --against rounds or "
+            "seconds, or train again"
+        )
+    steps = [row["seconds"] for row in run.rows] if against == "seconds" else _megabytes(run)
     return [row | {AGAINST[against]: total} for row, total in zip(run.rows, accumulate(steps))]
 
 
-def _spread(values: Sequence[float], digits: int = 2) -> str:
+def _counted(run: Run) -> bool:
+    return all({"bytes_down", "bytes_up"} <= row.keys() for row in run.rows)
+
+
+def _megabytes(run: Run) -> list[float]:
+    share = run.config.cohort() / run.config.clients
+    exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in run.rows]
+    return [share * number / 1e6 for number in exchanged]  # what one sends to another, that one receives
+
+
+def _cell(key: str, runs: Sequence[Mapping[str, float]]) -> str:
+    if not all(key in run for run in runs):
+        return "-"
+    _, factor, digits = _COLUMNS[key]
+    values = [factor * run[key] for run in runs]
     mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+    return mean if len(values) < 2 or key in _COSTS else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def compare(folders: Sequence[Path], out: Path, against: str = "rounds") -> str:

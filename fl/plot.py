@@ -98,10 +98,10 @@ def comparison_figure(
     """Curves of several methods, mean and one standard deviation over their runs.
 
     What clients score on their own test data is drawn where all runs have it. A vertical line is where the first run of
-    a method begins to train another level.
+    a method begins to train another level, and the legend says so.
 
     Args:
-        groups: label -> the rows of each of its runs (one run a seed).
+        groups: label, whose first word is the method -> the rows of each of its runs (one run a seed).
         along: the column that curves are drawn against. Where it stays 0, as what is sent by a method that sends
             nothing, the method is a dashed horizontal line at the round that `fl.metrics.selected` gives.
     """
@@ -130,7 +130,8 @@ def comparison_figure(
             _constant(axis, groups[label], key, label, color)
     for axis in axes[len(keys) :]:
         axis.set_visible(False)
-    legend_below(figure, 22 * wide)
+    marked = [label.split()[0] for label, runs in groups.items() if runs[0][-1][along] and new_levels(runs[0])]
+    legend_below(figure, 22 * wide, marked)
     figure.suptitle(title, fontsize=11)
     save(figure, path)
 
@@ -144,10 +145,14 @@ def curve(
     style: str = "-",
     along: str = "round",
 ) -> None:
-    """Mean and one standard deviation of a metric over runs, round by round."""
+    """Mean and one standard deviation of a metric over runs, round by round. The end has a dot where it lies straight
+    above or below what comes before, as at the end of a method whose last rounds send nothing.
+    """
     at, mean, std = mean_and_std(runs, key, along)
     axis.plot(at, mean, style, color=color, label=label)
     axis.fill_between(at, mean - std, mean + std, color=color, alpha=0.2, lw=0)
+    if len(at) > 1 and at[-1] == at[-2]:
+        axis.scatter(at[-1], mean[-1], s=16, color=color, zorder=3)
 
 
 def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str) -> None:
@@ -166,11 +171,12 @@ def finish(axis: Axes, key: str, along: str = "round") -> None:
         axis.set_yscale("log")
 
 
-def legend_below(figure: Figure, width: int) -> None:
+def legend_below(figure: Figure, width: int, marked: Sequence[str] = ()) -> None:
     """One legend for all panels, since labels name every setting that differs and may be long; the figure grows by it.
 
     Args:
         width: characters of a line.
+        marked: methods of which `mark_levels` marked levels, which a grey line in the legend tells.
     """
     lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}  # a panel may lack some
     labels = [textwrap.fill(label, width) for label in lines]
@@ -179,8 +185,12 @@ def legend_below(figure: Figure, width: int) -> None:
         columns = len(labels)
     rows = [labels[at :: math.ceil(len(labels) / columns)] for at in range(math.ceil(len(labels) / columns))]
     height = sum(max(label.count("\n") + 1 for label in row) for row in rows)
-    figure.set_figheight(figure.get_figheight() + 0.18 * height)
-    figure.legend(list(lines.values()), labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
+    figure.set_figheight(figure.get_figheight() + 0.18 * (height + bool(marked)))
+    look = {"ncols": columns, "frameon": False, "fontsize": 8, "alignment": "left"}
+    legend = figure.legend(list(lines.values()), labels, loc="outside lower left", **look)
+    if marked:
+        legend.set_title(f"vertical lines: the next level of {', '.join(dict.fromkeys(marked))}", {"size": 7})
+        legend.get_title().set_color("0.45")
 
 
 def mean_and_std(

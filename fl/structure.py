@@ -128,24 +128,26 @@ class Agreement(NamedTuple):
 def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
     """Adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those that have a model.
 
-    None where it says nothing: one of the two is a single group of these clients, or each of them on its own.
+    None where the truth says nothing about these clients: they are a single group, or each is on its own, or fewer than
+    two are left. A single model for all of them, or one for each, finds nothing of another truth: 0.
 
     Args:
         found: model of each client, -1 for none.
         truth: cluster of each client.
 
     >>> rand_index([2, 2, 0, 0, -1], [0, 0, 1, 1, 1]), rand_index([0, 0, 0, 0], [0, 0, 1, 1])
-    (1.0, None)
+    (1.0, 0.0)
     """
     kept = np.flatnonzero(np.asarray(found) >= 0)
     found, truth = np.asarray(found)[kept], np.asarray(truth)[kept]
-    if not all(1 < len(np.unique(partition)) < len(kept) for partition in (found, truth)):
+    if not 1 < len(np.unique(truth)) < len(kept):
         return None
     return float(adjusted_rand_score(truth, found))
 
 
 def agreement(structure: Structure) -> list[Agreement]:
-    """How each trained level agrees with the truth, and, if cluster models are among them, whole pathways do.
+    """How each trained level agrees with the truth, and, if cluster models are among them, whole pathways do. Levels
+    that are global or personal look for no clusters, and have no index.
 
     Clients have the same pathway if they have the same models, or none, on all cluster levels. It is compared with the
     finest level of the truth, the one with most clusters; its `kept` is the share of clients with any cluster model.
@@ -161,14 +163,15 @@ def agreement(structure: Structure) -> list[Agreement]:
     result = []
     for name, models in trained:
         kept = [model for model in models if model >= 0]
-        indices = [rand_index(models, truth) for truth in structure.truth]
+        indices = [rand_index(models, truth) if name.isdecimal() else None for truth in structure.truth]
         result.append(Agreement(name, len(set(kept)), len(kept) / len(models), indices))
     if pathways := list(zip(*(models for name, models in trained if name.isdecimal()))):
         numbers = {pathway: number for number, pathway in enumerate(dict.fromkeys(pathways))}
         finest = max(range(len(structure.truth)), key=lambda level: len(set(structure.truth[level])))
         indices: list[float | None] = [None] * len(structure.truth)
-        indices[finest] = rand_index([numbers[pathway] for pathway in pathways], structure.truth[finest])
         kept = sum(max(pathway) >= 0 for pathway in pathways)
+        if kept > 1:
+            indices[finest] = rand_index([numbers[pathway] for pathway in pathways], structure.truth[finest])
         result.append(Agreement("pathway", len(numbers), kept / len(pathways), indices))
     return result
 
@@ -221,7 +224,8 @@ def find(folders: Sequence[Path]) -> dict[Path, Structure]:
 class Arguments:
     """Draw which clients share models on each level, beside the truth, and print how well they agree.
 
-    ARI is the adjusted Rand index over the clients that kept a model: 1 for the same clusters, about 0 for random ones.
+    ARI is the adjusted Rand index over the clients that kept a model: 1 for the same clusters, about 0 for random ones
+    and for a single one.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]

@@ -40,7 +40,8 @@ def draw(structures: Sequence[Structure], path: Path) -> None:
 def maps(structures: Sequence[Structure]) -> Figure:
     """The truth of each run beside what it found: a column a level, a row a client, a colour a model.
 
-    Below a level is its largest adjusted Rand index, and which level of the truth that is with, if there are several.
+    Below a level is its largest adjusted Rand index, the share of clients that it is over, if not all kept a model, and
+    which level of the truth it is with, if there are several.
     Raises FLError for too many runs.
     """
     if len(structures) > MOST:
@@ -76,6 +77,8 @@ def _draw_found(axis: Axes, one: Structure) -> None:
     for level, row in enumerate(agreement(one)[: one.trained]):
         if row.best is not None:
             labels[level] += f"\nARI {row.best:.2f}"
+            if row.kept < 1:
+                labels[level] += f"\nof {min(row.kept, 0.99):.0%}"  # 100% would say that none is missing
             if len(one.truth) > 1:
                 labels[level] += f"\n(truth {row.rand.index(row.best) + 1})"
     kinds = [{"global": ONE, "personal": OWN}.get(name) for name in one.levels]

@@ -182,7 +182,9 @@ def run(argv: list[str]) -> int:
     loaded: dict[tuple, Dataset] = {}
 
     def load(config: Config) -> Dataset:
-        key = config.dataset, config.text, config.pad
+        key = (  # all that Config.load reads
+            config.dataset, config.data_root, config.download, config.text, config.pad, config.pool, config.samples,
+        )  # fmt: skip
         if key not in loaded:
             loaded[key] = config.load().to(pick_device(config.device))
         return loaded[key]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl.compare import Run, have_own, outcome
-from fl.plot import curve, finish, legend_below, save
+from fl.plot import curve, finish, legend_below, mark_levels, new_levels, save
 
 _GREY, _STYLES = "0.45", ("--", ":", "-.")  # of references
 _ROOM = 40  # characters that stand side by side below an axis
@@ -22,8 +22,11 @@ Found = Mapping[tuple[str, str], Sequence[Run]]
 def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
     """Accuracy (of text perplexity) round by round: of several methods a panel a value with a line a method (FedMR's
     Fig. 10), of one method a line a value (Figs. 11 and 12). What does not read the option is dashed.
+
+    Where all runs have clients that test on samples of their own, it is their mean accuracy there. A vertical line is
+    where the first run of a line begins to train another level, and the legend says so.
     """
-    key = _metric(found)
+    key = "local_test_accuracy" if _own(found) else _metric(found)
     values = list(dict.fromkeys(text for text, _ in found if text))
     methods = list(dict.fromkeys(method for text, method in found if text))
     short = option.rpartition(".")[2]
@@ -41,14 +44,17 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
         for color, (label, runs) in enumerate(lines.items()):
             color = methods.index(label) if len(methods) > 1 else color
             curve(axis, [run.rows for run in runs], key, label, f"C{color}")
+            mark_levels(axis, runs[0].rows, f"C{color}")
         for style, (label, runs) in zip(itertools.cycle(_STYLES), references.items()):
             curve(axis, [run.rows for run in runs], key, label, _GREY, style)
+            mark_levels(axis, runs[0].rows, _GREY)
         finish(axis, key)
         axis.label_outer()
         axis.set_title(head, fontsize=10)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    legend_below(figure, int(7 * size[0]))
+    marked = [method for (_, method), runs in found.items() if new_levels(runs[0].rows)]
+    legend_below(figure, int(7 * size[0]), marked)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
 
@@ -62,7 +68,7 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     by side in the order given.
     """
     keys = {_metric(found): _metric(found)}
-    if have_own([outcome(run) for runs in found.values() for run in runs]):
+    if _own(found):
         keys["own_accuracy"] = "local_test_accuracy"
     figure = Figure(figsize=(5.2 * len(keys), 3.8), layout="constrained")
     for axis, (key, label) in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys.items()):
@@ -120,6 +126,10 @@ def positions(values: Sequence[str]) -> list[float]:
         return [float(text) for text in values]
     except ValueError:
         return list(range(len(values)))
+
+
+def _own(found: Found) -> bool:
+    return have_own([outcome(run) for runs in found.values() for run in runs])
 
 
 def _metric(found: Found) -> str:

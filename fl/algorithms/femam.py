@@ -172,10 +172,10 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         if kinds[at] == "personal":
             trained = traffic.none(trained)
         elif over:
+            took, missed = (members >= 0).sum().item(), (members < 0).sum().item()
+            offers = members[members >= 0].unique().numel() if options.prune and at else 0
             left = members[(members >= 0) & (pathways[at] < 0)].unique()
-            missed = (members < 0).sum().item() if options.prune and at else 0
-            others = members[members >= 0].unique().numel() - 1
-            copies = len(sizes) + missed * others + torch.isin(pathways[at], left).sum().item()
+            copies = took + missed * offers + torch.isin(pathways[at], left).sum().item()
             trained = traffic.more(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
         used = (pathways >= 0).sum().item() / len(sizes)
         return trained._replace(metrics={**trained.metrics, "level": at + 1, "models_used": used})

@@ -2,7 +2,7 @@ import math
 import re
 
 import pytest
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 
 from fl import compare, plot
@@ -125,30 +125,66 @@ def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, d
         own_run(tmp_path / f"a{seed}", [0.2, chosen, 0.9], [3.0, 1.0, 2.0], algorithm=("fedavg",), seeds=(seed,))
     own_run(tmp_path / "b", [0.3], [1.0], algorithm=("fedprox",))
     head, averaged, proximal = compare.compare([tmp_path], tmp_path / "f.png").splitlines()
-    assert "best" not in head
-    assert re.split(" {2,}", head)[-2:] == ["own acc. %", "own F1 %"]
-    assert averaged.endswith(f"60.00 ± {100 * math.sqrt(0.02):.2f}  30.00 ± {50 * math.sqrt(0.02):.2f}")
-    assert proximal.split()[-2:] == ["30.00", "15.00"]
+    scores = ["own acc. %", "own F1 %", "global acc. %", "mean last 10 %", "global loss", "global F1 %"]
+    assert cells(head) == ["method", "seeds", "rounds", *scores, "seconds"]
+    own = [f"60.00 ± {100 * math.sqrt(0.02):.2f}", f"30.00 ± {50 * math.sqrt(0.02):.2f}"]
+    assert cells(averaged)[:5] == ["fedavg", "2", "3", *own]
+    assert cells(proximal) == ["fedprox", "1", "1", "30.00", "15.00", "10.00", "10.00", "2.000", "10.00", "2.0"]
     label = "mean test accuracy\non clients' own data"
     assert [axis.get_ylabel() for axis in drawn[0].axes] == ["test accuracy", label, "test loss"]
     assert drawn[0].axes[1].lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.6, 0.9])
 
     fake_run(tmp_path / "c", [0.5], algorithm=("fedmut",))  # whose clients hold nothing out
     mixed = compare.compare([tmp_path], tmp_path / "f.png").splitlines()[0]
-    assert "best acc. %" in mixed
+    assert cells(mixed)[3:7] == ["final acc. %", "mean last 10 %", "best acc. %", "final loss"]
     assert "own" not in mixed
+    assert "global" not in mixed
     assert [axis.get_ylabel() for axis in drawn[1].axes] == ["test accuracy", "test loss"]
 
 
+def cells(line):
+    return re.split(" {2,}", line)
+
+
 def test_ten_methods_fit_into_160_columns(tmp_path):
+    gigabytes = [traffic(3e10, 3e10)]
     folders = [
-        own_run(tmp_path / f"{name}{seed}", [1.0], [100.0 * seed], algorithm=(name,), alpha=alpha, seeds=(seed,))
+        own_run(
+            tmp_path / f"{name}{seed}",
+            [1.0 - 0.4 * seed],
+            [100.0 * seed],
+            gigabytes,
+            algorithm=(name,),
+            alpha=alpha,
+            seeds=(seed,),
+        )
         for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5)
         for seed in (0, 1)
     ]
     lines = compare.table(compare.group(compare.find_runs(folders))).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) <= 160
+    assert cells(lines[0])[-2:] == ["MB", "seconds"]
+
+
+def test_costs_are_those_of_the_whole_run(tmp_path):
+    """Of all rounds, evaluated or not; megabytes of a client of the whole population, with what peers sent it."""
+    quarter = {"clients": 20, "participants": 5}
+    for seed in (0, 1):
+        more = [traffic(1e6, (1 + seed) * 1e6), traffic(1e6, 1e6, peers=3e6)]
+        folder = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,))
+        Metrics(folder / "metrics.csv", keep=2).add(
+            {"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)}
+        )
+    own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes
+    groups = compare.group(compare.find_runs([tmp_path]))
+    results = [compare.outcome(run) for runs in groups.values() for run in runs]
+    assert [run.get("megabytes") for run in results] == [(2 + 8 + 4) / 4, (3 + 8 + 4) / 4, None]
+    assert [run["seconds"] for run in results] == [4.5, 4.5, 2]
+    head, averaged, old = map(cells, compare.table(groups).splitlines())
+    assert head[-2:] == ["MB", "seconds"]
+    assert averaged[-2:] == ["3.62", "4.5"]
+    assert old[-2:] == ["-", "2.0"]
 
 
 def traffic(down, up, level=None, peers=None):
@@ -210,11 +246,30 @@ def test_new_levels_are_vertical_lines(tmp_path, drawn):
         compare.compare([tmp_path / "b", tmp_path / "a"], tmp_path / "f.png", against)
         for axis in drawn[-1].axes:
             assert marks(axis) == [(place, to_hex("C1")) for place in places]
-        assert len(drawn[-1].legends[0].get_texts()) == 2
+        (legend,) = drawn[-1].legends
+        assert len(legend.get_texts()) == 2
+        assert legend.get_title().get_text() == "vertical lines: the next level of fedmr"
+    compare.compare([tmp_path / "b"], tmp_path / "f.png")
+    assert drawn[-1].legends[0].get_title().get_text() == ""
     plot.run_figure(rows, "title", tmp_path / "f.png")
     for axis in drawn[-1].axes:
         assert [place for place, _ in marks(axis)] == [3, 5]
         assert [text.get_text() for text in axis.texts] == ["level 2", "level 3"]
+
+
+def dots(axis):
+    return [c.get_offsets().tolist() for c in axis.collections if isinstance(c, PathCollection)]
+
+
+def test_a_curve_that_ends_upright_has_a_dot_there(tmp_path, drawn):
+    """The last level of femam trains what no one sends."""
+    silent = [traffic(1e6, 1e6, 1), traffic(1e6, 1e6, 1), traffic(0.0, 0.0, 2)]
+    own_run(tmp_path / "a", [0.1, 0.2, 0.6], [1.0] * 3, silent, participants=20)
+    own_run(tmp_path / "b", [0.1, 0.2, 0.3], [1.0] * 3, silent[:1] * 3, algorithm=("fedavg",), participants=20)
+    for against, places in (("traffic", [[[4.0, pytest.approx(0.6)]]]), ("rounds", []), ("seconds", [])):
+        compare.compare([tmp_path], tmp_path / "f.png", against)
+        assert dots(drawn[-1].axes[1]) == places
+        assert len(drawn[-1].legends[0].get_texts()) == 2
 
 
 def test_a_run_without_an_evaluated_round_says_so(tmp_path):

@@ -8,19 +8,35 @@ import torch
 import torch.nn.functional as F
 from oracles import average
 from rounds import assert_same, play
+from torch import nn
 from torch.func import functional_call
 
 import surgery
+import zoo
 from fl import additive, clustering
 from fl.algorithms import FeMAMOptions, FeSEMOptions, fedavg, femam, fesem, local
 from fl.augment import Augment
 from fl.batches import make_batches
-from fl.engine import SGD
+from fl.engine import SGD, Trained
 from fl.errors import FLError
 from fl.partition import Split
+from fl.pathways import Pathways
 from fl.rng import Rng
 
 LEVELS = ("global", "2", "personal")
+STILL = SGD(1e-30, 0.0)
+
+
+def linear(make_federation, scale=0.1, **settings):
+    """A federation of linear models, which train in no time."""
+
+    def create(generator):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+        for p in model.parameters():
+            nn.init.normal_(p, std=scale, generator=generator)
+        return model
+
+    return make_federation(create(torch.Generator().manual_seed(1)), create=create, **settings)
 
 
 def level(server, number):
@@ -69,9 +85,9 @@ def test_fesem_with_one_cluster_is_fedavg(make_federation):
                 )
 
 
-def by_hand(fed, clients, server, at, objective, rng):
-    """The participants' models after a round on one level: plain SGD on the sum of logits, all of them computed in
-    every step, those of earlier levels in evaluation mode.
+def by_hand(fed, clients, server, at, objective, rng, mean=False):
+    """The participants' models after a round on one level: plain SGD on the sum (or mean) of logits, all of them
+    computed in every step, those of earlier levels in evaluation mode.
     """
     names = [name for name, _ in fed.model.named_parameters()]
     parts = [fed.clients.train[c] for c in clients]
@@ -85,15 +101,17 @@ def by_hand(fed, clients, server, at, objective, rng):
             x, y = fed.data.normalise(fed.data.x[batches.index[k, s]], torch.float64), fed.data.y[batches.index[k, s]]
             with torch.no_grad():
                 fed.model.eval()
-                below = torch.zeros(len(x), fed.data.classes, dtype=torch.float64)
+                below, used_levels = torch.zeros(len(x), fed.data.classes, dtype=torch.float64), 1
                 for number in range(1, at):
                     frozen, used = level(server, number)
                     if used[client] >= 0:
                         one = {n: t[used[client]] for n, t in frozen.items()}
                         below += functional_call(fed.model, one, (x,))
+                        used_levels += 1
             fed.model.train()
             leaves = {n: state[n].requires_grad_() for n in names}
-            loss = objective(functional_call(fed.model, {**state, **leaves}, (x,)) + below, y, leaves, start, client)
+            logits = functional_call(fed.model, {**state, **leaves}, (x,)) + below
+            loss = objective(logits / (used_levels if mean else 1), y, leaves, start, client)
             for name, g in zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True):
                 state[name] = (state[name] - fed.optimizer.lr * g).detach()
         trained.append({n: t.detach() for n, t in state.items()})
@@ -101,25 +119,27 @@ def by_hand(fed, clients, server, at, objective, rng):
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
-@pytest.mark.parametrize("share", [False, True])
-def test_rounds_are_those_written_out(make_federation, model, share):
-    """Three levels, two rounds each: who trains what from where, the pull, the nearest centre, the weighted means."""
+@pytest.mark.parametrize("released", [False, True])
+def test_rounds_are_those_written_out(make_federation, model, released):
+    """Three levels, two rounds each: who trains what from where, the pull, the nearest centre, the weighted means; with
+    and without what the released code does. After the second level, client 2 loses its model.
+    """
     fed = make_federation(model, dtype=torch.float64, optimizer=SGD(0.05, 0.0), participants=4)
-    options = FeMAMOptions(LEVELS, level_rounds=(2, 2), lam=0.3, prune=False, share_gradients=share)
+    options = FeMAMOptions(LEVELS, level_rounds=(2, 2), lam=0.3, prune=False)
+    if released:
+        options = dataclasses.replace(options, share_gradients=True, combine="mean", lam_everywhere=True)
     method, sizes = femam(fed, options), fed.clients.train.sizes.tolist()
 
-    def plain(logits, y, leaves, start, client):
-        return F.cross_entropy(logits, y)
-
-    def pulled(logits, y, leaves, start, client):
-        weight = sizes[client] / sum(sizes) if share else 1.0
-        apart = sum(((leaves[n] - start[n]) ** 2).sum() for n in leaves)
+    def objective(logits, y, leaves, start, client):
+        weight = sizes[client] / sum(sizes) if released and at == 2 else 1.0
+        apart = sum(((leaves[n] - start[n]) ** 2).sum() for n in leaves) if released or at == 2 else 0
         return weight * F.cross_entropy(logits, y) + 0.3 / 2 * apart
 
     before = method.init()
-    for number, (after, _) in enumerate(play(method, fed, 6), 1):
+    for number in range(1, 7):
         at, rng = (number + 1) // 2, Rng(0, number)
         clients = fed.sample(rng)
+        after, _ = method.round(before, clients, rng)
         begun = dict(before)
         if at > 1 and number % 2:
             start = fed.initial(Rng(0).torch("level", at - 1))
@@ -128,7 +148,7 @@ def test_rounds_are_those_written_out(make_federation, model, share):
                 begun["structure"] = {
                     "pathways": torch.cat([before["structure"]["pathways"][:2], torch.arange(4)[None]])
                 }
-        trained = by_hand(fed, clients, begun, at, pulled if at == 2 else plain, rng)
+        trained = by_hand(fed, clients, begun, at, objective, rng, mean=released)
         models, mapping = level(after, at)
         if at == 2 and number == 4:  # not its first round, whose clusters K-means tells
             for k, client in enumerate(clients):
@@ -146,6 +166,8 @@ def test_rounds_are_those_written_out(make_federation, model, share):
                 torch.testing.assert_close(models[name][c].double(), tensor.double(), rtol=1e-6, atol=1e-8)
         for earlier in range(1, at):
             assert_same(level(after, earlier)[0], level(before, earlier)[0])  # frozen
+        if number == 4:
+            after["structure"]["pathways"][1, 2] = -1
         before = after
 
 
@@ -249,6 +271,7 @@ def test_the_last_number_of_rounds_holds_for_further_levels(make_federation):
     assert [trained.metrics["level"] for _, trained in history] == [1, 1, 2, 3, 4, 4]
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of models that are alike
 def test_a_level_ends_when_accuracy_stands_still(make_federation):
     fed = make_federation("cnn", participants=4)
     still = dataclasses.replace(fed, optimizer=SGD(1e-12, 0.0))
@@ -274,6 +297,125 @@ def test_convergence_is_the_variance_of_validation_accuracy(make_federation):
     spread = [torch.tensor(seen[n - 3 : n]).var(correction=0).item() for n in range(3, len(seen) + 1)]
     assert spread[-1] < 200 <= min([*spread[:-1], math.inf])
     assert ended == len(seen) < 12
+
+
+def test_the_window_holds_percent_and_their_population_variance(make_federation):
+    """Accuracies in % that are 1 apart: 0.25, where a sample's variance would be 0.5."""
+    fed = linear(make_federation, participants=4, optimizer=STILL)
+    for variance, number in ((0.3, 1), (0.2, 0)):
+        method = femam(fed, FeMAMOptions(("global", "personal"), window=2, variance=variance))
+        server, _ = method.round(method.init(), [0, 1, 2, 3], Rng(0, 1))
+        server["progress"]["accuracy"] += 0.01
+        server, _ = method.round(server, [0, 1, 2, 3], Rng(0, 2))
+        assert server["progress"]["level"] == number
+
+
+def test_accuracy_is_a_mean_over_clients_not_samples(make_federation):
+    fed = linear(make_federation, participants=4)
+    ragged = [
+        Split(train[n:], torch.cat([train[:n], valid]), test)
+        for n, (train, valid, test) in zip((0, 0, 10, 0), fed.clients)
+    ]
+    fed = dataclasses.replace(fed, clients=ragged)
+    ((server, _),) = play(femam(fed, FeMAMOptions(("global", "personal"))), fed, 1)
+    right = [(fed.predict(server["global"], fed.data.x[v]).argmax(1) == fed.data.y[v]).double() for _, v, _ in ragged]
+    mean = sum(r.mean().item() for r in right) / 4
+    assert abs(mean - torch.cat(right).mean().item()) > 0.01, "the example tells the two apart"
+    assert server["progress"]["accuracy"][-1].item() == pytest.approx(mean)
+
+
+def test_a_model_that_gains_exactly_epsilon_is_taken_away(make_federation):
+    """Of zeros, to which training adds less than float32 has next to the other logits."""
+    fed = linear(make_federation, participants=4, optimizer=STILL)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in fed.initial().items()}
+    for epsilon, kept in ((0.0, []), (-1e-9, [0, 1, 2, 3])):
+        method = femam(fed, FeMAMOptions(("global", "personal"), (1,), epsilon=epsilon, start="global"))
+        server, _ = method.round(method.init(), [0, 1, 2, 3], Rng(0, 1))
+        server = {**server, "global": zeros}
+        server, _ = method.round(server, [0, 1, 2, 3], Rng(0, 2))
+        assert (level(server, 2)[1] >= 0).nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize("kinds", [("global", "personal"), ("global", "2", "personal")])
+def test_a_level_may_begin_from_the_first_ones_model(make_federation, kinds):
+    fed = linear(make_federation, participants=2, optimizer=SGD(0.1, 0.0))
+    for start in ("random", "global"):
+        method = femam(fed, FeMAMOptions(kinds, (1,), start=start, prune=False))
+        server, history = method.init(), []
+        for number in range(1, len(kinds) + 1):
+            server, _ = method.round(server, [0, 1], Rng(0, number))
+            history.append(server)
+        personal = history[-1][f"level{len(kinds)}"]
+        begun = history[0]["global"] if start == "global" else fed.initial(Rng(0).torch("level", len(kinds) - 1))
+        assert_same({name: tensor[3] for name, tensor in personal.items()}, begun)  # client 3 never took part
+
+
+def test_without_pruning_who_took_no_part_has_no_model(make_federation):
+    fed = linear(make_federation, participants=2)
+    method = femam(fed, FeMAMOptions(LEVELS, (1, 1), prune=False))
+    server = method.init()
+    for number, clients in enumerate(([0, 1], [3, 1], [1, 2], [2, 1]), 1):
+        server, _ = method.round(server, clients, Rng(0, number))
+    assert level(server, 1)[1].tolist() == [0, 0, 0, 0]
+    assert (level(server, 2)[1] >= 0).tolist() == [False, True, False, True]
+    assert level(server, 3)[1].tolist() == [-1, 1, 2, -1]
+
+
+def test_a_last_level_of_clusters_is_judged_after_every_round(make_federation):
+    """Who is better off without its model goes on training it."""
+    fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
+    options, seen = FeMAMOptions(("global", "2"), (1,)), []
+    kept = play(femam(fed, dataclasses.replace(options, prune=False)), fed, 5)
+    for (server, trained), (whole, _) in list(zip(play(femam(fed, options), fed, 5), kept, strict=True))[1:]:
+        below, every = [level(server, 1)], level(whole, 2)
+        assert_same(server["level2"], every[0])
+        assert torch.equal(server["progress"]["members"], every[1])
+        gain = losses(fed, below, fed.clients.valid) - losses(fed, [*below, every], fed.clients.valid)
+        assert torch.equal(level(server, 2)[1], torch.where(gain > 0, every[1], -1))
+        assert trained.metrics["models_down"] == 1
+        seen += (gain > 0).tolist()
+    assert 0 < sum(seen) < len(seen), "the example has both kinds"
+
+
+def test_the_end_of_a_level_sends_its_models(make_federation):
+    """Counted client by client: its model, for who missed the level all that are used, and the cluster's new mean where
+    somebody left it.
+    """
+    fed = linear(make_federation, sizes=(9, 7, 12, 5, 8, 10, 6, 4), participants=3, optimizer=SGD(0.1, 0.0))
+    rounds = ([0, 1, 2], [0, 3, 4], [1, 2, 5], [3, 4, 5])  # 0, 6 and 7 miss the second level
+    ends, kinds = [], set()
+    for epsilon in (-100.0, -0.1, 0.0, 0.1, 0.3, 100.0):
+        method = femam(fed, FeMAMOptions(("global", "3", "2"), (2, 2), epsilon=epsilon))
+        server, down = method.init(), []
+        for number, clients in enumerate(rounds, 1):
+            before, (server, trained) = server, method.round(server, clients, Rng(0, number))
+            down.append(trained.metrics["models_down"])
+        whole = femam(fed, FeMAMOptions(("global", "3", "2"), (2, 2), prune=False))
+        members = level(whole.round(before, clients, Rng(0, number))[0], 2)[1].tolist()
+        mapping = level(server, 2)[1].tolist()
+        left = {old for old, new in zip(members, mapping) if old >= 0 > new}
+        copies = [1 if old >= 0 else len(set(members) - {-1}) for old in members]
+        again = [new in left for new in mapping]
+        assert down == pytest.approx([1, 1 + 8 / 3, 1, 1 + (sum(copies) + sum(again)) / 3])
+        ends.append(down[-1])
+        kinds |= {(new >= 0, more) for new, more in zip(mapping, again)}
+    assert members.count(-1) == 3
+    assert ends[0] == ends[-1] == 1 + (5 + 3 * 3) / 3  # nobody left, nobody stayed
+    assert kinds == {(True, True), (True, False), (False, False)}, "the example has all kinds"
+
+
+def test_new_clients_are_not_offered_models_that_nobody_uses():
+    spec = zoo.Spec("lenet", num_classes=3, in_channels=1, image_size=32)
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in surgery.state(spec.build(torch.Generator())).items()}
+    levels = []
+    for bonus in ([0.0], [1.0, 9.0]):  # for the class that all samples have
+        stack = surgery.broadcast(nothing, len(bonus))
+        stack["fc3.bias"] = torch.tensor([[0.0, b, 0.0] for b in bonus])
+        levels.append((stack, torch.zeros(2, dtype=torch.int64)))
+    for used, expected in ((torch.tensor([0, -1]), 0), (torch.tensor([0, 1]), 1), (torch.tensor([-1, -1]), -1)):
+        pathways = Pathways(spec, ("global", "2"), [levels[0], (levels[1][0], used)], mean=False)
+        client = pathways.join(torch.zeros(4, 1, 32, 32), torch.ones(4, dtype=torch.int64))
+        assert pathways.pathway(client) == [0, expected]
 
 
 def test_predictions_add_up_the_levels(make_federation):
@@ -363,6 +505,53 @@ def test_kmeans_finds_clusters_and_keeps_their_numbers():
     points = clustering._coordinates(models)
     expected = torch.cdist(models["w"].double(), models["w"].double())
     torch.testing.assert_close(torch.cdist(torch.tensor(points), torch.tensor(points)), expected, atol=1e-5, rtol=1e-5)
+
+
+def updated(states, centres, mapping, how="nearest", compare="all", clients=None):
+    """The clusters of clients whose models are linear layers; theirs and the centres' weights are lists of rows."""
+    states, centres = ({"weight": torch.tensor(rows)[:, None]} for rows in (states, centres))
+    clients = list(range(len(mapping))) if clients is None else clients
+    trained = Trained(states, torch.zeros(len(clients)), (1,) * len(clients))
+    made = clustering.Clustering.make(nn.Linear(1, 1, bias=False), how, compare, "fesem")
+    return made.update(centres, torch.tensor(mapping), clients, trained, Rng(0, 1))[1].tolist()
+
+
+def test_classifiers_are_compared_by_what_is_left_of_their_length_but_not_their_sign():
+    for centre in ([3.0, 4.0], [-2.0, -5.0]):
+        sign = 1 if centre[0] > 0 else -1
+        states = [[sign * 3.0, sign * 3.0], centre]
+        assert updated(states, [[1.0, 1.0], centre], [0, 0]) == [1, 1]
+        assert updated(states, [[1.0, 1.0], centre], [0, 0], compare="classifier") == [0 if sign > 0 else 1, 1]
+
+
+def test_clusters_are_numbered_by_clients_however_they_come():
+    kinds = [5.0, 0.0, 9.0, 0.1, 5.1, 9.1]
+    for clients in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [2, 1, 0, 5, 4, 3]):
+        states = [[kinds[client], 0.0] for client in clients]
+        assert updated(states, [[0.0, 0.0]] * 3, [-1] * 6, clients=clients) == [0, 1, 2, 1, 0, 2]
+
+
+def test_kmeans_afresh_is_not_the_nearest_centre():
+    states, centres = [[1.0], [2.0], [20.0], [21.0]], [[0.0], [100.0]]
+    assert updated(states, centres, [0, 0, 0, 0], "nearest") == [0, 0, 0, 0]
+    assert updated(states, centres, [0, 0, 0, 0], "kmeans") == [0, 0, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_there_may_be_fewer_models_than_clusters():
+    for how, mapping in (("nearest", [-1] * 4), ("kmeans", [2] * 4)):
+        assert updated([[7.0]] * 4, [[7.0]] * 3, mapping, how) == [0, 0, 0, 0]
+    two = [[0.0], [0.0], [9.0], [9.0]]
+    assert updated(two, [[0.0], [9.0], [5.0]], [0] * 4, "kmeans") == [0, 0, 1, 1]
+
+
+def test_running_statistics_are_not_compared():
+    made = clustering.Clustering.make(nn.BatchNorm1d(1, affine=True), "nearest", "all", "fesem")
+    parts = ("weight", "bias", "running_mean", "running_var")
+    states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))
+    centres = dict(zip(parts, torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]], [[0.0], [50.0]], [[0.0], [50.0]]])))
+    trained = Trained(states, torch.zeros(1), (1,))
+    assert made.update(centres, torch.tensor([0]), [0], trained, Rng(0, 1))[1].tolist() == [0]
 
 
 @pytest.mark.parametrize("how", ["nearest", "kmeans"])

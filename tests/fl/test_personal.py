@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 from importlib import import_module
 
 import pytest
@@ -28,10 +29,16 @@ local, ditto, DittoOptions = module("local").local, module("ditto").ditto, modul
 fedrep, FedRepOptions = module("fedrep").fedrep, module("fedrep").FedRepOptions
 pfedme, PFedMeOptions, Envelope = (getattr(module("pfedme"), name) for name in ("pfedme", "PFedMeOptions", "Envelope"))
 fedavg_plus, FedAvgPlusOptions = module("fedavg_plus").fedavg_plus, module("fedavg_plus").FedAvgPlusOptions
+fesem, fesem_plus, FeSEMPlusOptions = (
+    module("fesem").fesem,
+    module("fesem_plus").fesem_plus,
+    module("fesem_plus").FeSEMPlusOptions,
+)
 tuning_rng = module("plus").tuning_rng
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
 METHODS = {f.__name__: f for f in (local, fedavg_plus, fedrep, ditto, pfedme)}
+METHODS["fesem_plus"] = lambda fed: fesem_plus(fed, FeSEMPlusOptions(2))
 OPTIMIZER = SGD(0.05, 0.9, clip=1.0)
 
 
@@ -242,6 +249,48 @@ def test_fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federat
             tuned, _ = by_hand(fed, plain["global"], index, number)
             torch.testing.assert_close(algorithm.predict(server, x, c), fed.predict(tuned, x), rtol=1e-8, atol=1e-9)
         assert calls == [2, 2]  # all four clients, two at a time, once
+
+
+def test_fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(federation_of):
+    """Client 2 misses both rounds and begins from the mean of the clusters."""
+    fed = federation_of(participants=3)
+    plus, plain = fesem_plus(fed, FeSEMPlusOptions(2, epochs=3)), fesem(fed, FeSEMPlusOptions(2))
+    server, expected, x = plus.init(), plain.init(), fed.data.test_x
+    for number in (1, 2):
+        server, expected = (m.round(s, [0, 3, 1], Rng(0, number))[0] for m, s in ((plus, server), (plain, expected)))
+    for part in expected:
+        assert_same(server[part], expected[part])
+    own = server["structure"]["pathways"][0].tolist()
+    assert set(own) == {0, 1, -1}
+    assert torch.equal(plus.predict(server, x, None), fed.predict(server["global"], x))
+    for c, k in enumerate(own):
+        start = server["global"] if k < 0 else row(server["clusters"], k)
+        tuned, _ = by_hand(fed, start, batches(fed, c, tuning_rng(server), epochs=3), 2)
+        torch.testing.assert_close(plus.predict(server, x, c), fed.predict(tuned, x), rtol=1e-8, atol=1e-9)
+
+
+def test_a_round_of_ditto_whose_own_models_all_diverge_goes_on(federation_of, monkeypatch, caplog):
+    fed = federation_of()
+    algorithm = ditto(fed)
+    before, _ = play(algorithm, fed, 1)[0]
+    well, _ = fedavg(fed).round(before, [0, 2], Rng(0, 2))
+    poison(monkeypatch, {2}, [0, 1])
+    with caplog.at_level(logging.WARNING, "fl"):
+        server, trained = algorithm.round(before, [0, 2], Rng(0, 2))
+    assert "round 2: the clients' own models all diverged" in caplog.text
+    assert_same(server["personal"], before["personal"])
+    assert_same(server["global"], well["global"])
+    assert trained.sizes == (3, 12)
+
+
+def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(federation_of, monkeypatch, caplog):
+    fed = federation_of()
+    algorithm, x = fedavg_plus(fed), fed.data.test_x
+    server, _ = play(algorithm, fed, 1)[0]
+    poison(monkeypatch, {1, 2}, [0, 1])  # all four clients, two at a time
+    with caplog.at_level(logging.WARNING, "fl"):
+        assert torch.equal(algorithm.predict(server, x, 1), fed.predict(server["global"], x))
+    assert "the clients' own models all diverged" in caplog.text
 
 
 def test_what_is_tuned_is_a_function_of_the_server(federation_of):

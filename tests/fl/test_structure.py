@@ -38,16 +38,28 @@ def test_rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model()
     [
         ([0, 0, 1, 1], [0, 0, 0, 0]),
         ([0, 0, 1, 1], [0, 1, 2, 3]),
-        ([0, 0, 0, 0], [0, 0, 1, 1]),
-        ([0, 1, 2, 3], [0, 0, 1, 1]),
         ([0, 0, 1, -1], [0, 0, 0, 1]),  # the cluster of the last is not there any more
         ([0, -1, 0, 1], [0, 0, 1, 2]),  # those that are left are each alone
+        ([0, 0, 0, -1], [0, 0, 0, 1]),
         ([-1, 1, -1, -1], [0, 0, 1, 1]),
         ([-1, -1, -1, -1], [0, 0, 1, 1]),
     ],
 )
-def test_rand_index_is_none_where_it_says_nothing(found, truth):
+def test_rand_index_is_none_where_the_truth_says_nothing(found, truth):
     assert rand_index(found, truth) is None
+
+
+def test_a_level_that_collapsed_is_seen():
+    """One model for all, or one for each, where there are clusters to find: 0, as scikit-learn has it."""
+    for found in ([0, 0, 0, 0, -1], [0, 1, 2, 3, -1]):
+        assert rand_index(found, [0, 0, 1, 1, 1]) == adjusted_rand_score([0, 0, 1, 1], found[:4]) == 0
+    rows = agreement(make(found=[FOUND[0], [4] * 6, [2] * 6, [-1] * 6, [*range(6)]]))
+    assert [row.rand for row in rows] == [[None] * 2, [0, 0], [0, 0], [None] * 2, [None] * 2, [None, 0]]
+    axis = maps([make(found=[[4] * 6], levels=["5"], trained=1)]).axes[1]
+    label = axis.get_xticklabels()[0].get_text()
+    assert label == "1\n5\nARI 0.00\n(truth 1)"
+    nobody = agreement(make(found=[FOUND[0], [0, *[-1] * 5], *[[-1] * 6] * 3]))
+    assert all(row.best is None for row in nobody)  # a single client with a cluster model is no clustering
 
 
 def test_agreement_of_levels_and_of_whole_pathways():
@@ -153,8 +165,8 @@ def test_the_map_has_the_right_cells_and_boundaries():
     assert left.get_ylim() == right.get_ylim() == (5.5, -0.5)
     labels = [text.get_text() for text in right.get_xticklabels()]
     assert labels[0] == "1\nglobal"
-    assert labels[1] == "2\n5\nARI 1.00\n(truth 1)"
-    assert labels[2].endswith("(truth 2)")
+    assert labels[1] == "2\n5\nARI 1.00\nof 83%\n(truth 1)"
+    assert labels[2] == f"3\n5\nARI {adjusted_rand_score(TRUTH[1], FOUND[2]):.2f}\n(truth 2)"
     assert labels[4] == "5\npersonal"
     assert [text.get_text() for text in left.get_xticklabels()] == ["1\n2", "2\n3"]
 

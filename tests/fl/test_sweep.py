@@ -4,12 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fl_flags import TINY
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from fl import run as cli
 from fl import sweep, sweep_figures
-from fl.compare import find_runs
+from fl.compare import Run, find_runs
 from fl.config import Config
 from fl.errors import FLError
 from fl.metrics import read, selected
@@ -33,6 +35,11 @@ def no_figures_of_single_runs(monkeypatch):
 def results(folder):
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read(folder / "metrics.csv")]
     return {name: t.tolist() for name, t in load_file(folder / "checkpoint.safetensors").items()}, rows
+
+
+def scores(folder):
+    """The table but for its last column, seconds."""
+    return [line.split()[:-1] for line in (folder / "sweep.txt").read_text().splitlines()]
 
 
 def names(folder):
@@ -74,8 +81,24 @@ def test_every_value_runs_with_every_method_and_seed_and_is_a_plain_run(tmp_path
         assert float(row["accuracy"]) == pytest.approx(np.mean(last))
         assert float(row["accuracy_std"]) == pytest.approx(np.std(last, ddof=1))
         assert row["seeds"] == "2"
+        costs = find_runs([folder / f"participants={k}/{method}-seed0"])[0].rows
+        share = int(k) / 4 / 1e6
+        assert float(row["megabytes"]) == pytest.approx(share * sum(r["bytes_down"] + r["bytes_up"] for r in costs))
+        assert float(row["seconds"]) > 0
     for figure in ("curves.png", "values.png"):
         assert (folder / figure).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "sizes"), [("samples", "400,600", [400, 600]), ("pool", "false,true", [1437, 1797])]
+)
+def test_every_value_has_the_data_that_it_asks_for(tmp_path, option, values, sizes):
+    folder = swept(tmp_path, option, values, "--algorithm", "fedavg", "--rounds", "1", "--local-test", "0.2")
+    dealt = []
+    for value in values.split(","):
+        with open(folder / f"{option}={value}/fedavg-seed0/clients.csv") as file:
+            dealt.append(sum(int(row[part]) for row in csv.DictReader(file) for part in ("train", "valid", "test")))
+    assert dealt == sizes
 
 
 def test_a_method_that_does_not_read_the_option_runs_once(tmp_path, monkeypatch):
@@ -135,6 +158,34 @@ def test_clients_own_data_are_in_table_file_and_figure(tmp_path, monkeypatch):
         assert all(text.get_rotation() > 0 for text in axis.get_xticklabels())
 
 
+def test_curves_on_clients_own_data_with_marks_of_levels(tmp_path, monkeypatch):
+    """Where all runs have such data: a stranger's model says nothing of methods with a model a client."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "save", lambda figure, path: drawn.append(figure))
+
+    def fake(seed, level, method, own=True):
+        rows = []
+        for number, at in enumerate((1, 1, level, level), 1):
+            row = {"round": number, "seconds": 1.0, "level": at, "accuracy": 0.1, "loss": 1.0}
+            rows.append(row | ({"local_test_accuracy": number / 10 + seed / 5} if own else {}))
+        return Run(tmp_path, Config(algorithm=(method,), seeds=(seed,)), rows)
+
+    femam = [fake(seed, 2, "femam") for seed in (0, 1)]
+    found = {("1", "femam"): femam, ("2", "femam"): femam[:1], ("", "fedavg"): [fake(0, 1, "fedavg")]}
+    sweep_figures.curves_figure("femam.prune", found, "title", tmp_path / "f.png")
+    (axis,) = drawn[0].axes
+    assert axis.get_ylabel() == "mean test accuracy\non clients' own data"
+    assert [line.get_ydata()[-1] for line in axis.lines] == pytest.approx([0.5, 0.4, 0.4])
+    lines = [c for c in axis.collections if isinstance(c, LineCollection)]
+    assert [line.get_segments()[0][0][0] for line in lines] == [3, 3]
+    assert [to_hex(line.get_color()[0][:3]) for line in lines] == [to_hex("C0"), to_hex("C1")]
+    assert drawn[0].legends[0].get_title().get_text() == "vertical lines: the next level of femam"
+
+    found["", "fedavg"] = [fake(0, 1, "fedavg", own=False)]
+    sweep_figures.curves_figure("femam.prune", found, "title", tmp_path / "f.png")
+    assert drawn[1].axes[0].get_ylabel() == "test accuracy"
+
+
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     whole = swept(tmp_path, "fedmr.stage1-rounds", "0,1", name="whole")
     with monkeypatch.context() as patch:
@@ -149,7 +200,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     assert names(broken) == names(whole)
     for name in names(whole):
         assert results(broken / name) == results(whole / name)
-    assert (broken / "sweep.txt").read_text() == (whole / "sweep.txt").read_text()
+    assert scores(broken) == scores(whole)
     assert sweep.main(["--resume", str(broken), "--rounds", "3"]) == 0
     assert [len(run.rows) for run in find_runs([broken])] == [3, 3]
 
