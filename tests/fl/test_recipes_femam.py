@@ -133,7 +133,7 @@ def test_the_released_codes_differences_are_flags():
     ("flags", "spread"),
     [
         ("", "clusters5"),
-        ("--partition dirichlet --alpha 0.1", "dirichlet0.1"),
+        ("--partition dirichlet --alpha 0.1 --lr 0.1", "dirichlet0.1"),
         ("--partition iid", "iid"),
         ("--clusters 2,3 --cluster-classes 2,2", "clusters2,3"),
     ],
