@@ -117,7 +117,7 @@ def test_bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
     for name, tensor in exact.states.items():
         assert rough.states[name].dtype == torch.float32
         difference = (rough.states[name] - tensor).norm() / (tensor - starts[name]).norm()
-        assert 0 < difference < 0.1, name
+        assert 0 < difference < 0.2, name
     with pytest.raises(FLError, match="tf32 needs a CUDA device"):
         dataclasses.replace(fed, precision=Precision("tf32"))
     with pytest.raises(FLError, match="there are float32, tf32, bf16"):
