@@ -147,12 +147,3 @@ def summarise_clients(scores: Scores) -> dict[str, float]:
             if key in columns:
                 result[f"local_{part}_{name}"] = columns[key].std(correction=0).item()
     return result
-
-
-def evaluate_local(fed: Federation, predict: Callable[[Tensor, int], Tensor]) -> dict[str, float]:
-    """Mean and spread over all clients of the scores on their own held-out samples, where they have any.
-
-    Args:
-        predict: (samples, client) -> logits.
-    """
-    return summarise_clients(score_clients(fed, predict))

@@ -106,7 +106,7 @@ def test_clients_own_data(make_federation):
     def predict(images, client):  # client 0 always says class 0, client 1 always class 1
         return F.one_hot(torch.full((len(images),), client), 3).float()
 
-    result = evaluate.evaluate_local(fed, predict)
+    result = evaluate.summarise_clients(evaluate.score_clients(fed, predict))
     tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
     assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
     assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
@@ -130,5 +130,5 @@ def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation
 
     for parts, scored in (((none, none), set()), ((some, none), set()), ((some, some), {"test"})):
         clients = [Split(torch.arange(6), none, part) for part in parts]
-        result = evaluate.evaluate_local(dataclasses.replace(fed, clients=clients), predict)
+        result = evaluate.summarise_clients(evaluate.score_clients(dataclasses.replace(fed, clients=clients), predict))
         assert {name.split("_")[1] for name in result} == scored

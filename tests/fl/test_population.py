@@ -18,7 +18,7 @@ from fl.algorithms import fedavg
 from fl.data import Dataset
 from fl.data.__main__ import main as look
 from fl.errors import FLError
-from fl.evaluate import evaluate_local
+from fl.evaluate import score_clients, summarise_clients
 from fl.federation import Federation
 from fl.partition import Parts, Split, Splits, clusters, dirichlet, hold_out, iid, natural, shards
 from fl.partition.iid import _unequal
@@ -213,7 +213,7 @@ def cost_of_a_round(clients):
     def work(number):
         draws = Rng(0, number)
         after, _ = algorithm.round(server, fed.sample(draws), draws)
-        return evaluate_local(fed, lambda images, client: algorithm.predict(after, images, client))
+        return summarise_clients(score_clients(fed, lambda x, client: algorithm.predict(after, x, client)))
 
     work(1)
     with Watch() as watch:
