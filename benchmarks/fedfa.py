@@ -13,8 +13,6 @@ import argparse
 import itertools
 import platform
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import report
@@ -41,16 +39,6 @@ def cohort(k: int, device: str) -> tuple[torch.nn.Module, list[surgery.State], l
             tensor.mul_(torch.empty_like(tensor).uniform_(0.5, 1.5, generator=generator))
         states.append(state)
     return full, states, plans
-
-
-def seconds(call: Callable, device: str) -> float:
-    begin = time.perf_counter()
-    result = call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    elapsed = time.perf_counter() - begin
-    del result
-    return elapsed
 
 
 def spread(values: list[float]) -> list[float]:
@@ -85,7 +73,7 @@ def main() -> None:
     times: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(args.repetitions + 1):  # the first one warms up
         for side in list(sides) if number % 2 else list(sides)[::-1]:
-            elapsed = seconds(sides[side], args.device)
+            elapsed = report.seconds(sides[side], args.device)
             if number:
                 times[side].append(1e3 * elapsed)
     first = times["FedAvg, full models"]

@@ -1,7 +1,12 @@
-"""Where the programs of this folder leave what they have measured."""
+"""How the programs of this folder take times, and where they leave what they have measured."""
 
+import gc
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 
 def write(result: dict, folder: Path, name: str) -> None:
@@ -10,3 +15,15 @@ def write(result: dict, folder: Path, name: str) -> None:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def seconds(call: Callable, device: str) -> float:
+    """The time of a call, until the device has done it."""
+    gc.collect()
+    begin = time.perf_counter()
+    result = call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    elapsed = time.perf_counter() - begin
+    del result
+    return elapsed

@@ -22,12 +22,12 @@ import gc
 import json
 import platform
 import statistics
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import report
 import torch
 import torchvision
 from torch import nn
@@ -246,17 +246,6 @@ def operations(model: nn.Module, k: int, device: str) -> dict[str, tuple[int, Ca
     )
 
 
-def seconds(call: Callable, device: str) -> float:
-    gc.collect()
-    begin = time.perf_counter()
-    result = call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    elapsed = time.perf_counter() - begin
-    del result
-    return elapsed
-
-
 def measure(name: str, operation, known, repetitions: int, device: str) -> dict:
     """One row: alternate the sides, then count each one's memory."""
     moved, *calls = operation
@@ -268,7 +257,7 @@ def measure(name: str, operation, known, repetitions: int, device: str) -> dict:
     warm = int(repetitions > 1)  # the first round warms up
     for number in range(repetitions + warm):
         for side in list(sides) if number % 2 else list(sides)[::-1]:
-            elapsed = seconds(sides[side], device)
+            elapsed = report.seconds(sides[side], device)
             if number >= warm:
                 times[side].append(elapsed)
     row = {"operation": name, "repetitions": repetitions, "MB_moved": round(moved / 1e6, 1)}

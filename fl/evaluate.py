@@ -102,7 +102,9 @@ class Cohort(NamedTuple):
         if isinstance(states, list):
             fleet = fed.architectures
             return cls(chosen, [fleet[c].model for c in chosen], [states[k] for k in alive])
-        return cls(chosen, [fed.model] * len(alive), {name: tensor[alive] for name, tensor in states.items()})
+        if len(alive) < len(clients):  # else nothing is copied
+            states = {name: tensor[alive] for name, tensor in states.items()}
+        return cls(chosen, [fed.model] * len(alive), states)
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:

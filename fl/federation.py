@@ -26,7 +26,7 @@ from fl.partition import Splits
 from fl.presence import Presence
 from fl.rng import Rng, draw
 from fl.schedule import Schedule
-from surgery import Stack, State, Submodel, count, stack, unstack
+from surgery import Stack, State, count, stack, unstack
 from zoo import Spec
 
 
@@ -79,6 +79,7 @@ class Federation:
     presence: Presence | None = None
     masked: bool = False
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
+    _held: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
     _collected: LastState = field(init=False, default_factory=LastState, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -122,35 +123,29 @@ class Federation:
         there = self.presence.at(rng.round)
         return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
 
-    def average(self, models: Stack, weights=None, fallback: State | Stack | None = None) -> State | Stack:
-        """`surgery.average` under the defence: what the server makes of the models that clients send."""
-        return self.defence.average(models, weights, fallback)
+    @property
+    def average(self) -> Callable[..., State | Stack]:
+        """What the server makes of the models that clients send: `Defence.average`."""
+        return self.defence.average
 
-    def average_submodels(
-        self,
-        states: Sequence[State],
-        plans: Sequence[Submodel],
-        fallback: State,
-        weights: Sequence[float],
-        factors: dict[str, Tensor] | None = None,
-    ) -> State:
-        """`surgery.average_submodels` under the defence."""
-        return self.defence.average_submodels(states, plans, fallback, weights, factors)
+    @property
+    def average_submodels(self) -> Callable[..., State]:
+        """The same of parts of the model: `Defence.average_submodels`."""
+        return self.defence.average_submodels
 
     def held(self, clients: Sequence[int]) -> Tensor:
         """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
 
         Malicious clients also have those of their spoilt samples.
         """
-        rows = []
-        for client in clients:
+        for client in set(clients) - self._held.keys():  # counting waits for an accelerator: once a client, not a round
             index = self.clients.train[client].to(self.data.y.device)
             spoilt = [self.attack.data] if self.attack and client in self.attack.malicious else []
             seen = [data.y[index].flatten() for data in (self.data, *spoilt)]
             if self.data.text:
                 seen.append(self.data.x[index].flatten())
-            rows.append(torch.bincount(torch.cat(seen), minlength=self.data.classes) > 0)
-        return torch.stack(rows)
+            self._held[client] = torch.bincount(torch.cat(seen), minlength=self.data.classes) > 0
+        return torch.stack([self._held[client] for client in clients])
 
     def train(
         self,

@@ -30,8 +30,8 @@ def zico(
     whose gradient is the same in all batches are left out, and layers of which none is left; a weight that several
     layers share counts once.
 
-    The deviation is that of g, as in the released code; the paper writes that of |g|, which differs where the sign
-    changes. That code also adds each batch's gradient to those before; here, as in the paper, batches stand alone.
+    The deviation is that of g, not of |g|, which differs where the sign changes. Batches stand alone: gradients of one
+    are not added to those before.
 
     Dropout is off, so that candidates do not differ by luck; what else the model draws is the same in every batch and
     call (see `fl.draws`), and no global generator is read.

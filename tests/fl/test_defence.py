@@ -78,7 +78,7 @@ def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, 
         def train_mixed(self, *arguments):
             return trained
 
-    fixed = Fixed(**{f: getattr(fed, f) for f in fed.__dataclass_fields__ if f != "_collected"})
+    fixed = Fixed(**{name: getattr(fed, name) for name, field in fed.__dataclass_fields__.items() if field.init})
     after = fedfa(fixed, options).round({"global": before}, *ROUND)[0]["global"]
     share, kept = 0.5 if rule.rule == "median" else rule.trim, 0
     for name, old in before.items():
