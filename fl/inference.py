@@ -14,7 +14,8 @@ from fl.engine.precision import products
 from surgery import State
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
-_CHUNK = 500  # samples of one forward pass: small enough for the cache, large enough to be busy
+_CHUNK = 500  # samples of one forward pass: large enough to be busy
+_PIXELS = 2**16  # of one forward pass of images on the CPU: feature maps that leave its cache cost several times as much
 
 
 @torch.no_grad()
@@ -22,8 +23,14 @@ def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precis
     """Logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
     model.eval()
     with products(precision, samples.device):
-        pieces = [functional_call(model, state, x) for x in _normalised(data, state, samples.split(_CHUNK))]
+        pieces = [functional_call(model, state, x) for x in _normalised(data, state, samples.split(_chunk(samples)))]
     return torch.cat(pieces)
+
+
+def _chunk(samples: Tensor) -> int:
+    if samples.device.type != "cpu":
+        return _CHUNK
+    return min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
 
 
 def lacks_statistics(model: nn.Module, state: State) -> bool:
