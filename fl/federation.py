@@ -1,32 +1,29 @@
 """Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 import surgery
-from fl import traffic
-from fl.attack import Attack, States
+from fl.attack import Attack
 from fl.augment import Augment
-from fl.batches import make_batches
 from fl.data import Dataset
 from fl.defence import Defence
-from fl.engine import SGD, Group, Job, Optimizer, Precision, Trained, check, train
-from fl.engine.work import Meter, flops
+from fl.engine import SGD, Optimizer, Precision, Trained, check
+from fl.engine.work import Meter
 from fl.errors import FLError
-from fl.failure import drop_failed, restored
 from fl.fleet import Fleet, uniform
 from fl.inference import LastState, collect, infer, lacks_statistics
-from fl.objectives import Ascent, Objective, cross_entropy, masked
+from fl.objectives import Ascent, Objective, cross_entropy
 from fl.partition import Splits
 from fl.presence import Presence
 from fl.rng import Rng, draw
 from fl.schedule import Schedule
-from surgery import Stack, State, count, stack, unstack
+from fl.training import Aim, train_cohort
+from surgery import Stack, State, count
 from zoo import Spec
 
 
@@ -171,34 +168,8 @@ class Federation:
         """
         if count(starts) != len(clients):
             raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
-        if self.masked:
-            objective, context = masked(objective), {**(context or {}), "held": self.held(clients)}
-        trained = self._train(starts, clients, rng, objective, context, ascent, beside)
-        if rows := self.attack.rows(clients) if self.attack else []:
-            some, mine = tree_map(lambda t: t[rows], (starts, context or {}))
-            theirs = self._spoilt()._train(some, [clients[k] for k in rows], rng, objective, mine, ascent, beside)
-            trained = self._attacked(trained, starts, theirs, rows)
-        self._measure([self.model] * len(clients), clients, 2 if ascent else 1)
-        return self._closed(trained, starts, clients, rng.round)
-
-    def _train(
-        self,
-        starts: Stack,
-        clients: Sequence[int],
-        rng: Rng,
-        objective: Objective,
-        context: Any,
-        ascent: Ascent | None,
-        beside: Tensor | None,
-    ) -> Trained:
-        pieces = []
-        for some in self._chunks(clients):
-            mine, extra = tree_map(lambda t, some=some: t[some], (starts, context or {}))
-            group = self._group(self.model, clients[some], mine, extra, rng, objective, ascent, beside)
-            pieces += train([group], self.backend)
-        if len(pieces) == 1:
-            return pieces[0]
-        return Trained(*tree_map(lambda *parts: torch.cat(parts), *[(p.states, p.loss) for p in pieces]))
+        aim = Aim(objective, context or {}, ascent, beside)
+        return train_cohort(self, [self.model] * len(clients), starts, clients, aim, rng)
 
     def train_mixed(
         self,
@@ -229,93 +200,8 @@ class Federation:
                 f"{len(models)} models, {len(starts)} starting states and {len(context or clients)} contexts for "
                 f"{len(clients)} clients: give one each"
             )
-        if self.masked:
-            each = zip(context or [{}] * len(clients), self.held(clients))
-            objective, context = masked(objective), [{**(mine or {}), "held": held} for mine, held in each]
-        trained = self._train_mixed(models, starts, clients, rng, objective, context, ascent)
-        if rows := self.attack.rows(clients) if self.attack else []:
-            chosen = [None if each is None else [each[k] for k in rows] for each in (models, starts, clients, context)]
-            theirs = self._spoilt()._train_mixed(*chosen[:3], rng, objective, chosen[3], ascent)
-            trained = self._attacked(trained, starts, theirs, rows)
-        self._measure(models, clients, 2 if ascent else 1)
-        return self._closed(trained, starts, clients, rng.round)
-
-    def _train_mixed(
-        self,
-        models: Sequence[nn.Module],
-        starts: Sequence[State],
-        clients: Sequence[int],
-        rng: Rng,
-        objective: Objective,
-        context: Sequence[Any] | None,
-        ascent: Ascent | None,
-    ) -> Trained:
-        states, losses = [{}] * len(clients), [torch.empty(0)] * len(clients)
-        for some in self._chunks(clients):
-            alike: dict[int, list[int]] = {}
-            for k in range(len(clients))[some]:
-                alike.setdefault(id(models[k]), []).append(k)
-            groups = []
-            for members in alike.values():
-                mine = stack([starts[k] for k in members])
-                extra = tree_map(lambda *t: torch.stack(t), *[context[k] for k in members]) if context else None
-                theirs = [clients[k] for k in members]
-                groups.append(self._group(models[members[0]], theirs, mine, extra, rng, objective, ascent))
-            for members, trained in zip(alike.values(), train(groups, self.backend)):
-                for k, state, loss in zip(members, unstack(trained.states), trained.loss):
-                    states[k], losses[k] = state, loss
-        return Trained(states, torch.stack(losses))
-
-    def _spoilt(self) -> "Federation":
-        """The same with the data as malicious clients have them."""
-        return replace(self, data=self.attack.data, attack=None)
-
-    def _attacked(self, trained: Trained, starts: States, theirs: Trained, rows: list[int]) -> Trained:
-        sent = self.attack.amplified(trained.states, starts, theirs.states, rows, self._names())
-        return trained._replace(tampered=sent)
-
-    def _names(self) -> set[str]:
-        return {name for name, p in self.model.named_parameters() if p.requires_grad}
-
-    def _measure(self, models: Sequence[nn.Module], clients: Sequence[int], passes: int) -> None:
-        """What honest training of this kind computes."""
-        for model, client in zip(models, clients):
-            samples = len(self.clients.train[client]) * self.epochs * self.repeats * passes
-            self.meter.flops += samples * flops(model, self.data)
-
-    def _closed(self, trained: Trained, starts: Stack | Sequence[State], clients: Sequence[int], round: int) -> Trained:
-        """What all training ends with: clients that failed are dropped, updates clipped, the traffic counted."""
-        sizes = [len(self.clients.train[c]) for c in clients]
-        arrived = drop_failed(trained._replace(states=trained.sent), starts, clients, sizes, round)
-        states, sent = arrived.states, arrived.states
-        if trained.tampered is not None:
-            states = restored(trained.states, starts, [size > 0 for size in arrived.sizes])
-        if self.defence.clip:
-            sent = self.defence.clipped(sent, starts, arrived.sizes, self._names())
-        metrics = traffic.count(starts, arrived.sizes)
-        return Trained(states, trained.loss, arrived.sizes, metrics, None if sent is states else sent)
-
-    def _chunks(self, clients: Sequence[int]) -> list[slice]:
-        size = self.chunk or len(clients)
-        return [slice(first, first + size) for first in range(0, len(clients), size)]
-
-    def _group(
-        self,
-        model: nn.Module,
-        clients: Sequence[int],
-        starts: Stack,
-        context: Any,
-        rng: Rng,
-        objective: Objective,
-        ascent: Ascent | None = None,
-        beside: Tensor | None = None,
-    ) -> Group:
-        """Clients of one architecture, as the engine takes them."""
-        parts = [self.clients.train[c] for c in clients]
-        batches = make_batches(parts, clients, self.epochs, self.batch_size, rng, self.data.x.device, self.repeats)
-        optimizer = self.optimizer._replace(lr=self.optimizer.lr * self.schedule(rng.round))
-        job = Job(model, self.data, batches, optimizer, objective, ascent, self.augment, self.precision, beside)
-        return job, starts, context
+        aim = Aim(objective, list(context or [{}] * len(clients)), ascent)
+        return train_cohort(self, models, starts, clients, aim, rng)
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images

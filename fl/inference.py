@@ -15,7 +15,9 @@ from surgery import State
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass: large enough to be busy
-_PIXELS = 2**16  # of one forward pass of images on the CPU: feature maps that leave its cache cost several times as much
+_PIXELS = (
+    2**16
+)  # of one forward pass of images on the CPU: feature maps that leave its cache cost several times as much
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 
 import surgery
+from fl import training
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation import Federation
@@ -83,16 +84,16 @@ def shapes(fed, client):
 
 def spoil(monkeypatch, bad):
     """Local training of some clients, whatever their architectures, ends in weights that are no numbers."""
-    honest = Federation._train_mixed
+    honest = training._mixed
 
-    def train(self, models, starts, clients, *more):
-        trained = honest(self, models, starts, clients, *more)
+    def train(fed, models, starts, clients, *more):
+        trained = honest(fed, models, starts, clients, *more)
         for client, state in zip(clients, trained.states):
             if client in bad:
                 next(iter(state.values())).view(-1)[0] = torch.nan
         return trained
 
-    monkeypatch.setattr(Federation, "_train_mixed", train)
+    monkeypatch.setattr(training, "_mixed", train)
 
 
 def assert_close(states, expected, rtol=1e-9, atol=1e-11):

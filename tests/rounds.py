@@ -2,7 +2,7 @@
 
 import torch
 
-from fl import federation
+from fl import training
 from fl.algorithms import FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
 from fl.config import Config
 from fl.rng import Rng
@@ -31,7 +31,7 @@ def assert_same(a, b):
 
 def poison(monkeypatch, rounds, entries):
     """Local training whose results are spoilt for the given entries of the cohort: a weight, not the loss."""
-    honest = federation.train
+    honest = training.train
     calls = iter(range(1, 1000))
 
     def train(groups, backend):
@@ -41,4 +41,4 @@ def poison(monkeypatch, rounds, entries):
                 next(iter(trained.states.values()))[k].view(-1)[0] = torch.nan
         return [trained]
 
-    monkeypatch.setattr(federation, "train", train)
+    monkeypatch.setattr(training, "train", train)

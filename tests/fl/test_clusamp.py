@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rounds import assert_same, poison
 
 import surgery
-from fl import checkpoint, federation
+from fl import checkpoint, training
 from fl.algorithms import fedavg
 from fl.algorithms.clusamp import clusamp, distributions, draw_each, groups, similarity_tree
 from fl.engine import Trained
@@ -106,7 +106,7 @@ def test_each_round_draws_one_client_of_each_cluster(make_federation, monkeypatc
             first[k, sides[client]] += 0.1 * (client + 1)
         return [Trained(states, torch.ones(2))]
 
-    monkeypatch.setattr(federation, "train", train)
+    monkeypatch.setattr(training, "train", train)
     server, mixed = algorithm.init(), []
     for number in range(1, 45):
         ready = all(g.any() for g in next(iter(server["gradients"].values())))
@@ -201,7 +201,7 @@ def test_huge_changes_do_not_poison_the_tree(make_federation, monkeypatch):
         ((_, starts, _),) = groups
         return [Trained({name: torch.full_like(t, -3e38) for name, t in starts.items()}, torch.ones(2))]
 
-    monkeypatch.setattr(federation, "train", train)
+    monkeypatch.setattr(training, "train", train)
     server["global"] = {name: torch.full_like(t, 3e38) for name, t in server["global"].items()}
     server, _ = algorithm.round(server, [0, 1], Rng(0, 1))
     assert len(algorithm.sample(server, Rng(0, 2))) == 2

@@ -6,7 +6,7 @@ from oracles import average
 from rounds import assert_same, play
 
 import surgery
-from fl import checkpoint, federation
+from fl import checkpoint, training
 from fl.algorithms import fedavg
 from fl.algorithms.fedexp import FedExPOptions, fedexp, server_step
 from fl.engine import Trained
@@ -27,7 +27,7 @@ def pretend(monkeypatch):
             first.view(len(first), -1)[:, 0] += torch.tensor(moves)
             return [Trained(states, torch.ones(len(moves)))]
 
-        monkeypatch.setattr(federation, "train", train)
+        monkeypatch.setattr(training, "train", train)
 
     return pretend
 
@@ -117,14 +117,14 @@ def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
     algorithm = fedexp(fed, FedExPOptions(eps=0.0))
     server = play(algorithm, fed, 1)[0][0]
     expected, without = algorithm.round(server, [0, 3], Rng(0, 2))
-    honest = federation.train
+    honest = training.train
 
     def train(groups, backend):
         (trained,) = honest(groups, backend)
         next(iter(trained.states.values()))[1].fill_(math.inf)
         return [trained]
 
-    monkeypatch.setattr(federation, "train", train)
+    monkeypatch.setattr(training, "train", train)
     actual, trained = algorithm.round(server, [0, 2, 3], Rng(0, 2))
     assert trained.sizes == (3, 0, 5)
     assert trained.metrics["server_step"] == pytest.approx(without.metrics["server_step"], rel=1e-4)

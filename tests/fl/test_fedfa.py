@@ -10,6 +10,7 @@ import torch
 from fleets import SIZES, SPECS, assert_close, choices, fleet_federation, mixed, shapes, spoil, train_each
 from rounds import play
 
+from fl import training
 from fl.algorithms import (
     FedFAOptions,
     FlexiFedOptions,
@@ -133,14 +134,14 @@ def test_clients_that_agree_need_no_scaling(scale):
 def test_an_enlarged_client_is_brought_to_the_others_norm(monkeypatch):
     """A client whose weights are 100 times what they should be moves the mean of directions no more than others do."""
     fed = replace(alike("cnn"), optimizer=SGD(0.0))
-    honest = type(fed)._train_mixed
+    honest = training._mixed
 
-    def train(self, *given):
-        trained = honest(self, *given)
+    def train(*given):
+        trained = honest(*given)
         trained.states[1] = {name: 100 * tensor for name, tensor in trained.states[1].items()}
         return trained
 
-    monkeypatch.setattr(type(fed), "_train_mixed", train)
+    monkeypatch.setattr(training, "_mixed", train)
     algorithm = fedfa(fed)
     start = algorithm.init()
     after, _ = algorithm.round(start, COHORT, Rng(0, 1))

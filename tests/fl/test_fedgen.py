@@ -10,7 +10,7 @@ from torch import nn
 
 import surgery
 import zoo
-from fl import checkpoint, federation
+from fl import checkpoint, training
 from fl.algorithms import fedavg
 from fl.algorithms.fedgen import FedGenOptions, distilling, fedgen, generate, train_generator
 from fl.data import Dataset
@@ -269,14 +269,14 @@ def test_a_dropped_client_teaches_nothing(make_federation, monkeypatch):
     calls = spied(monkeypatch)
     fed = labelled(make_federation, [[0, 0, 0, 2], [2, 2, 2], [1, 1]])
     algorithm = fedgen(fed, SMALL)
-    honest = federation.train
+    honest = training.train
 
     def poisoned(groups, backend):
         (trained,) = honest(groups, backend)
         trained.states["fc1.weight"][0] = torch.nan
         return [trained]
 
-    monkeypatch.setattr(federation, "train", poisoned)
+    monkeypatch.setattr(training, "train", poisoned)
     server, trained = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
     assert trained.sizes == (0, 3, 2)
     *_, shares, _, labels, _ = calls[0]

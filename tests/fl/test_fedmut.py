@@ -3,7 +3,7 @@ import torch
 from rounds import assert_same, play, poison
 
 import surgery
-from fl import checkpoint, federation
+from fl import checkpoint, training
 from fl.algorithms import fedavg
 from fl.algorithms.fedmut import FedMutOptions, fedmut, signs
 from fl.errors import FLError
@@ -14,13 +14,13 @@ from zoo import Spec
 @pytest.fixture
 def watched(monkeypatch):
     """The starts of each round's local training, as it goes on."""
-    honest, seen = federation.train, []
+    honest, seen = training.train, []
 
     def train(groups, backend):
         seen.append({name: tensor.clone() for name, tensor in groups[0][1].items()})
         return honest(groups, backend)
 
-    monkeypatch.setattr(federation, "train", train)
+    monkeypatch.setattr(training, "train", train)
     return seen
 
 

@@ -18,6 +18,7 @@ from fl.engine import SGD, Adam, Precision, train
 from fl.metrics import read
 from fl.objectives import cross_entropy
 from fl.rng import Rng
+from fl.training import Aim, make_group
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,7 +104,7 @@ def test_no_step_waits_for_the_device(make_federation, backend):
     """Torch raises at what synchronises; the batches are on the device before the first step."""
     fed = on_gpu(make_federation("resnet20"), backend=backend)
     starts = surgery.broadcast(fed.initial(), 3)
-    group = fed._group(fed.model, [0, 1, 2], starts, None, Rng(0, 1), cross_entropy)
+    group = make_group(fed, fed.model, starts, [0, 1, 2], Aim(cross_entropy, {}), Rng(0, 1))
     (expected,) = train([group], backend)  # libraries set themselves up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -13,7 +13,7 @@ from rounds import assert_same, play, poison
 from torch import nn
 
 import surgery
-from fl import federation
+from fl import training
 from fl.algorithms.fedavg import fedavg
 from fl.batches import make_batches
 from fl.engine import SGD, Adam
@@ -229,8 +229,8 @@ def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
 
 def test_fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federation_of, monkeypatch):
     fed, calls = federation_of(), []
-    honest = federation.train
-    monkeypatch.setattr(federation, "train", lambda *a: calls.append(len(a[0][0][0].batches.steps)) or honest(*a))
+    honest = training.train
+    monkeypatch.setattr(training, "train", lambda *a: calls.append(len(a[0][0][0].batches.steps)) or honest(*a))
     algorithm, x = fedavg_plus(fed, FedAvgPlusOptions(epochs=3)), fed.data.test_x
     for number, ((server, _), (plain, _)) in enumerate(
         zip(play(algorithm, fed, 2), play(fedavg(fed), fed, 2), strict=True), 1
