@@ -11,12 +11,13 @@ torch.Size([360, 10])
 
 from fl.algorithm import Algorithm, Server
 from fl.architectures import ArchitectureOptions
+from fl.assembly import build
 from fl.config import Config
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.pathways import Pathways
 from fl.rng import Rng
-from fl.simulation import build, load_model, simulate
+from fl.simulation import load_model, simulate
 
 __all__ = [
     "Algorithm",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl import plot
+from fl.assembly import build, pick_device
 from fl.compare import Run, common, find_runs, group
 from fl.console import guarded
 from fl.data import Dataset
@@ -30,7 +31,7 @@ from fl.federation import Federation
 from fl.landscape_figure import Landscape, draw_figure, table, write_grid
 from fl.rng import Rng, draw
 from fl.settings import choice
-from fl.simulation import build, load_model, pick_device
+from fl.simulation import load_model
 from surgery import State, state
 
 _CHUNK = 500  # samples of one forward pass, as in evaluation

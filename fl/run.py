@@ -13,6 +13,7 @@ from pathlib import Path
 import tyro
 
 from fl import data
+from fl.assembly import build, pick_device
 from fl.compare import compare
 from fl.config import Config, flat
 from fl.console import guarded
@@ -20,7 +21,7 @@ from fl.errors import Diverged, FLError
 from fl.files import write_text
 from fl.recipes import RECIPES, overview
 from fl.recipes import describe as describe_recipe
-from fl.simulation import begin, build, create_folder, pick_device, simulate
+from fl.simulation import begin, create_folder, simulate
 
 _log = logging.getLogger("fl")
 

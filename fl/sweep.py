@@ -23,6 +23,7 @@ import tyro
 import yaml
 
 from fl.algorithms import ALGORITHMS, MIXED
+from fl.assembly import pick_device
 from fl.compare import NOT_COMPARED, common, find_runs, read_settings
 from fl.config import Config, flat
 from fl.console import guarded
@@ -32,7 +33,6 @@ from fl.files import replacing, write_text
 from fl.outcome import Run, outcome, table
 from fl.run import new_folder, parse, resumable, run_name, train_all
 from fl.settings import choice
-from fl.simulation import pick_device
 from fl.sweep_figures import curves_figure, values_figure
 
 _FILE = "sweep.yaml"

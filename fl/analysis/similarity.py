@@ -15,11 +15,12 @@ from matplotlib.image import AxesImage
 from torch import nn
 
 from fl import checkpoint, models, plot
+from fl.assembly import pick_device
 from fl.config import Config
 from fl.errors import FLError
 from fl.flags import Depths, Rates
 from fl.rng import Rng
-from fl.simulation import load_model, pick_device
+from fl.simulation import load_model
 from surgery import SectionSimilarity, block_similarity
 
 _MOST = 6  # models in one figure

@@ -12,10 +12,11 @@ from fl.analysis.__main__ import main
 from fl.analysis.coverage import coverage, coverage_maps, draw_coverage
 from fl.analysis.scales import Member, ends, histograms, measure, place, read
 from fl.analysis.similarity import Compared, heat_maps, initial_model, table
+from fl.assembly import build
 from fl.config import Config
 from fl.errors import FLError
 from fl.rng import Rng
-from fl.simulation import build, load_model, simulate
+from fl.simulation import load_model, simulate
 from surgery import SectionSimilarity, Submodel, block_similarity, state
 from surgery.submodel import Source
 from zoo import Spec

@@ -7,6 +7,7 @@ import yaml
 from fl import architectures, models
 from fl.algorithms import fedfa, heterofl
 from fl.architectures import ArchitectureOptions, choose
+from fl.assembly import build
 from fl.attack import AttackOptions
 from fl.config import Config
 from fl.data.text import TextOptions
@@ -14,7 +15,6 @@ from fl.errors import FLError
 from fl.fleet import make_fleet
 from fl.rng import Rng
 from fl.search import Space
-from fl.simulation import build
 from surgery import state
 from zoo import Spec
 from zoo.kit import Scaler

@@ -11,6 +11,7 @@ import surgery
 from fl import data
 from fl import run as cli
 from fl.algorithms import ALGORITHMS, MIXED, FedFAOptions, fedavg, fedfa
+from fl.assembly import build
 from fl.attack import Attack, AttackOptions, draw_malicious, make_attack, triggered
 from fl.config import Config
 from fl.data import Dataset
@@ -20,7 +21,6 @@ from fl.evaluate import attack_success, evaluate_global
 from fl.fleet import make_fleet
 from fl.metrics import read
 from fl.rng import Rng
-from fl.simulation import build
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))

@@ -9,12 +9,12 @@ import torch
 from fl_flags import TINY
 
 from fl import run as cli
+from fl.assembly import build
 from fl.clients import FILE, HISTORY, ClientTable
 from fl.config import Config
 from fl.federation import Federation
 from fl.metrics import read, selected
 from fl.partition import Split
-from fl.simulation import build
 
 FLAGS = [*TINY, "--local-test", "0.2", "--models-every", "0", "--backend", "loop"]
 

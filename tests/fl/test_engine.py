@@ -9,6 +9,7 @@ from oracles import epoch_batches, local_sgd
 from torch import nn
 
 import surgery
+from fl.assembly import build
 from fl.batches import make_batches
 from fl.config import Config
 from fl.engine import SGD, Job, Precision, auto, check, train
@@ -17,7 +18,6 @@ from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
 from fl.rng import Rng
 from fl.schedule import schedule
-from fl.simulation import build
 
 MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group")]
 MODELS += [("resnet20", None), ("resnet20", "static_batch"), ("resnet20", "group"), ("resnet20", "none")]

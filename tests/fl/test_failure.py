@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import surgery
 from fl import run as cli
 from fl.algorithms import ALGORITHMS, fedavg, fedmr, fedprox, indep
+from fl.assembly import build
 from fl.config import Config
 from fl.engine import Trained
 from fl.errors import FLError
@@ -19,7 +20,6 @@ from fl.failure import drop_failed
 from fl.metrics import read
 from fl.objectives import cross_entropy
 from fl.rng import Rng
-from fl.simulation import build
 
 
 def scaled(call, params, context, batch):

@@ -10,12 +10,12 @@ from rounds import assert_same, play
 
 from fl.algorithms import FedFAOptions, HeteroFLOptions, fedfa, fedrolex, heterofl
 from fl.architectures import ArchitectureOptions
+from fl.assembly import build
 from fl.config import Config
 from fl.engine import SGD
 from fl.errors import FLError
 from fl.fleet import make_fleet
 from fl.rng import Rng
-from fl.simulation import build
 from zoo import Spec
 from zoo.kit import Scaler
 

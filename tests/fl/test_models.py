@@ -7,11 +7,11 @@ from fl_flags import TINY
 import fl
 from fl import models
 from fl import run as cli
+from fl.assembly import build
 from fl.config import Config
 from fl.draws import Drawing, Draws
 from fl.errors import FLError
 from fl.metrics import read
-from fl.simulation import build
 from surgery import state
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}

@@ -12,10 +12,10 @@ from rounds import play
 import fl
 from fl import run as cli
 from fl.algorithms import NeFLOptions, nefl
+from fl.assembly import build
 from fl.config import Config
 from fl.errors import FLError
 from fl.rng import Rng
-from fl.simulation import build
 from zoo import Spec
 from zoo.kit import Residual
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl.assembly import build
 from fl.config import Config
 from fl.data import Dataset, load
 from fl.errors import FLError
 from fl.partition import KINDS, clusters, deal, dirichlet, hold_out, iid, natural, shards
 from fl.partition.clusters import _shared_out, nested
 from fl.partition.figure import counts, draw
-from fl.simulation import build
 
 
 def assert_partition(parts, n):

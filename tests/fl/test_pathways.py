@@ -10,7 +10,7 @@ from fl_flags import TINY
 import fl
 from fl import checkpoint
 from fl import run as cli
-from fl.simulation import build
+from fl.assembly import build
 
 FLAGS = ["--algorithm", "femam", *TINY, "--local-test", "0.2", "--rounds", "6", "--participants", "4"]
 FLAGS += ["--femam.levels", "global,2,2,personal", "--femam.level-rounds", "2,1,1", "--lr", "0.2"]

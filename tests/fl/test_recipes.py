@@ -6,12 +6,12 @@ import torch
 from fl_flags import TINY
 
 from fl import run as cli
+from fl.assembly import model_spec
 from fl.config import Config
 from fl.data import Dataset, load
 from fl.errors import FLError
 from fl.models import create
 from fl.recipes import RECIPES, describe, fedfa, fedmr, femam, overview
-from fl.simulation import model_spec
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "femnist": 62}
 SHAPES = {"cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "femnist": (1, 28, 28)}

@@ -8,11 +8,11 @@ import torch
 from fl_flags import TINY
 
 from fl import run as cli
+from fl.assembly import model_spec
 from fl.config import Config
 from fl.data import Dataset
 from fl.fleet import plan_within
 from fl.recipes import RECIPES, describe, fedfa, overview
-from fl.simulation import model_spec
 from zoo import Spec
 
 IMAGES = {"cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "fashion-mnist": (1, 28, 10)}

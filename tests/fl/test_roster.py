@@ -13,6 +13,7 @@ import zoo
 from fl import evaluate
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.architectures import ArchitectureOptions
+from fl.assembly import build
 from fl.attack import Attack
 from fl.config import Config
 from fl.data import Dataset
@@ -20,7 +21,7 @@ from fl.fleet import make_fleet
 from fl.metrics import read
 from fl.rng import Rng
 from fl.roster import COLUMNS, FILE, roster, save_roster
-from fl.simulation import build, simulate
+from fl.simulation import simulate
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))

@@ -15,10 +15,10 @@ import zoo
 from fl import checkpoint
 from fl import run as cli
 from fl.algorithms import ALGORITHMS
+from fl.assembly import build
 from fl.config import Config
 from fl.metrics import read
 from fl.rng import Rng
-from fl.simulation import build
 
 
 def run(tmp_path, *arguments, name="a", code=0):

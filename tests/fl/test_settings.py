@@ -9,9 +9,10 @@ import torch
 import fl
 from fl import Config, FLError, checkpoint
 from fl import run as cli
+from fl.assembly import build, model_spec
 from fl.data.__main__ import main
 from fl.settings import DataSettings
-from fl.simulation import begin, build, model_spec
+from fl.simulation import begin
 
 CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 1)}
 

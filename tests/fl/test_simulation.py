@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from fl.algorithms import FedMROptions, FedProxOptions
+from fl.assembly import build
 from fl.config import Config
 from fl.engine import SGD
 from fl.rng import Rng
-from fl.simulation import build
 
 
 def test_every_setting_reaches_the_federation():
