@@ -1,19 +1,16 @@
 """All settings of a run: the fields are the flags of `python -m fl.run`."""
 
 import dataclasses
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, ClassVar
 
 import tyro
 import yaml
 
-import zoo
 from fl import models
 from fl.algorithms import (
     ALGORITHMS,
-    MIXED,
     DittoOptions,
     FedASAMOptions,
     FedAvgPlusOptions,
@@ -34,14 +31,15 @@ from fl.algorithms import (
 )
 from fl.architectures import ArchitectureOptions
 from fl.attack import AttackOptions
+from fl.config_checks import check
 from fl.data import is_text
 from fl.defence import Defence
-from fl.engine import SGD, Adam, Optimizer, backend_names
-from fl.engine.precision import NAMES as PRECISIONS
+from fl.engine import SGD, Adam, Optimizer
 from fl.errors import FLError
 from fl.flags import Depths, Integers, Names, Rates
 from fl.schedule import Schedule, schedule
-from fl.settings import DataSettings, choice
+from fl.settings import DataSettings
+from fl.written import filled, flat, with_lists
 
 
 @dataclass(frozen=True)
@@ -175,55 +173,7 @@ class Config(DataSettings):
 
     def check(self) -> None:
         """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
-        choice("algorithm", self.algorithm, ALGORITHMS)
-        choice("stem", [self.stem], ("default", "imagenet", "cifar"))
-        choice("norm", [self.norm], ["default", *get_args(zoo.norms.Norm)])
-        self.check_data()
-        choice("backend", [self.backend], backend_names())
-        if not self.algorithm or not self.seeds:
-            raise FLError("give at least one --algorithm and one of --seeds")
-        if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
-            raise FLError("--algorithm and --seeds name each method and seed once")
-        for flag, value in flat(dataclasses.asdict(self)).items():
-            if any(isinstance(v, float) and not math.isfinite(v) for v in (value if type(value) is tuple else [value])):
-                raise FLError(f"--{flag} must be a finite number, got {value}")
-        for flag, bound in _LEAST.items():
-            if getattr(self, flag) < bound:
-                raise FLError(f"--{flag.replace('_', '-')} must be {bound} or more, got {getattr(self, flag)}")
-        if self.lr <= 0:
-            raise FLError(f"--lr must be above 0, got {self.lr}")
-        if not all(0 <= seed < 2**32 for seed in self.seeds):
-            raise FLError(f"--seeds must be at least 0 and below 2^32, got {','.join(map(str, self.seeds))}")
-        choice("optimizer", [self.optimizer], ("sgd", "adam"))
-        choice("precision", [self.precision], PRECISIONS)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise FLError(f"--betas are two numbers of at least 0 and below 1, got {','.join(map(str, self.betas))}")
-        if self.nesterov and not self.momentum:
-            raise FLError("--nesterov needs a --momentum above 0")
-        if is_text(self.dataset) and (self.crop or self.flip):
-            raise FLError("--crop and --flip are for images, and the data set is text: leave them out")
-        if self.pool and not self.local_test:
-            raise FLError("--pool leaves nothing to test on but what clients hold out: give --local-test, such as 0.17")
-        if is_text(self.dataset) and self.masked_loss:
-            raise FLError("--masked-loss is for classes of images, and the data set is text: leave it out")
-        uniform = [name for name in self.algorithm if name not in MIXED]
-        if uniform and self.architectures != ArchitectureOptions():
-            raise FLError(
-                f"--architectures are for {', '.join(MIXED)}: {uniform[0]} gives all clients one model; leave them out"
-            )
-        for name in ("femam", "fedgen"):
-            if self.masked_loss and name in self.algorithm:
-                raise FLError(f"--masked-loss does not go with {name}, which adds to logits: leave one of them out")
-        if "local" in self.algorithm and (self.attack.share or self.defence != Defence()):
-            raise FLError("local sends nothing that could be tampered with: leave --attack and --defence out")
-        if "clusamp" in self.algorithm and (self.joining or self.leaving):
-            raise FLError("clusamp draws its clients itself, from all of them: leave --joining and --leaving out")
-        self.architectures.check()
-        self.attack.check()
-        self.defence.check()
-        self.schedule()
-        self.cohort()
-        self.architectures.announce(self.spec())
+        check(self)
 
     def check_options(self, start: "Config") -> None:
         """Also for options of methods that are not run."""
@@ -296,7 +246,7 @@ class Config(DataSettings):
         """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
         values = dataclasses.asdict(replace(self, resume=None))
         del values["resume"]
-        return yaml.safe_dump(_with_lists(values), sort_keys=False)
+        return yaml.safe_dump(with_lists(values), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str) -> "Config":
@@ -311,7 +261,7 @@ class Config(DataSettings):
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise FLError(f"not the settings of a run: no YAML ({' '.join(str(error).split())})") from None
-        return _filled(cls(), values, "")
+        return filled(cls(), values, "")
 
     @classmethod
     def read(cls, folder: Path) -> "Config":
@@ -323,56 +273,3 @@ class Config(DataSettings):
             raise FLError(f"{folder} is no run folder: it has no config.yaml that can be read") from None
         except FLError as error:
             raise FLError(f"{path}: {error}") from None
-
-
-_LEAST = {
-    "rounds": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1,
-    "checkpoint_every": 1, "models_every": 0, "momentum": 0, "weight_decay": 0, "clip": 0, "chunk": 0, "crop": 0,
-}  # fmt: skip
-
-
-def _with_lists(values: Any) -> Any:
-    """Lists in the place of tuples, which YAML does not know."""
-    if isinstance(values, dict):
-        return {name: _with_lists(value) for name, value in values.items()}
-    return list(values) if isinstance(values, tuple) else values
-
-
-def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Flags and values, those of methods as `method.option`."""
-    result = {}
-    for name, value in values.items():
-        inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
-        result |= {key.replace("_", "-"): v for key, v in inner.items()}
-    return result
-
-
-def _filled(default: Any, values: Any, where: str) -> Any:
-    """A dataclass with the given values, each of the kind that its default has."""
-    known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
-    kinds = {f.name: f.type for f in dataclasses.fields(default)}
-    if not isinstance(values, dict) or (strange := [name for name in values if name not in known]):
-        what = f"unknown setting {where}{strange[0]}" if isinstance(values, dict) else f"{where or 'it'} is no mapping"
-        raise FLError(f"not the settings of a run: {what}")
-    result = {}
-    for name, value in values.items():
-        old = known[name]
-        if dataclasses.is_dataclass(old):
-            result[name] = _filled(old, value, f"{name}.")
-            continue
-        if isinstance(old, tuple):
-            value = tuple(value) if isinstance(value, list) else (value,)
-            kind = get_args(get_args(kinds[name])[0])[0]  # of Annotated[tuple[kind, ...], ...]
-            value = tuple(float(v) if kind is float and type(v) is int else v for v in value)
-            fits = all(type(item) is kind for item in value)
-        elif name == "dropout":
-            fits = value is None or type(value) in (int, float)
-        elif old is None:
-            fits = value is None or isinstance(value, str)
-        else:
-            number = isinstance(old, float) or name == "participants"
-            fits = type(value) is type(old) or (number and type(value) in (int, float))
-        if not fits:
-            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}")
-        result[name] = float(value) if isinstance(old, float) else value
-    return replace(default, **result)

@@ -15,13 +15,14 @@ import tyro
 from fl import data
 from fl.assembly import build, pick_device
 from fl.compare import compare
-from fl.config import Config, flat
+from fl.config import Config
 from fl.console import guarded
 from fl.errors import Diverged, FLError
 from fl.files import write_text
 from fl.recipes import RECIPES, overview
 from fl.recipes import describe as describe_recipe
 from fl.simulation import begin, create_folder, simulate
+from fl.written import flat
 
 _log = logging.getLogger("fl")
 

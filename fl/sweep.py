@@ -25,7 +25,7 @@ import yaml
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.assembly import pick_device
 from fl.compare import NOT_COMPARED, common, find_runs, read_settings
-from fl.config import Config, flat
+from fl.config import Config
 from fl.console import guarded
 from fl.data import Dataset
 from fl.errors import FLError
@@ -34,6 +34,7 @@ from fl.outcome import Run, outcome, table
 from fl.run import new_folder, parse, resumable, run_name, train_all
 from fl.settings import choice
 from fl.sweep_figures import curves_figure, values_figure
+from fl.written import flat
 
 _FILE = "sweep.yaml"
 _USAGE = "python -m fl.sweep OPTION VALUE,VALUE,... [RECIPE]"
