@@ -27,6 +27,7 @@ from fl.federation import Federation
 from fl.objectives import cross_entropy
 from fl.partition import Split
 from fl.rng import Rng
+from fl.training import Aim, make_group
 from surgery import broadcast
 
 SETTINGS = {
@@ -53,7 +54,7 @@ def replica(setting: str, precision: Precision, device: str) -> tuple[Replica, R
         MODELS[name](True).to(device), Dataset("random", x, y, x, y, 10).to(device),
         [Split(torch.arange(len(x)), empty, empty)], 1, 1, batch, SGD(0.01, 0.9), precision=precision,
     )  # fmt: skip
-    group = fed._group(fed.model, [0], broadcast(fed.initial(), 1), {}, Rng(0, 1), cross_entropy)
+    group = make_group(fed, fed.model, broadcast(fed.initial(), 1), [0], Aim(cross_entropy, {}), Rng(0, 1))
     return Replica(group), Results(group)
 
 

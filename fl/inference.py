@@ -1,7 +1,7 @@
 """A trained model put to use: logits, and the statistics of static batch norms that it needs for them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,24 +15,18 @@ from surgery import State
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass: large enough to be busy
-_PIXELS = (
-    2**16
-)  # of one forward pass of images on the CPU: feature maps that leave its cache cost several times as much
+# On the CPU an image's feature maps should stay in its cache: leaving it costs several times as much.
+_PIXELS = 2**16
 
 
 @torch.no_grad()
 def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
     """Logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
     model.eval()
+    state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
     with products(precision, samples.device):
-        pieces = [functional_call(model, state, x) for x in _normalised(data, state, samples.split(_chunk(samples)))]
-    return torch.cat(pieces)
-
-
-def _chunk(samples: Tensor) -> int:
-    if samples.device.type != "cpu":
-        return _CHUNK
-    return min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
+        batches = _batches(data, state, samples.split(_chunk(samples)), precision)
+        return torch.cat([functional_call(model, state, x) for x in batches])
 
 
 def lacks_statistics(model: nn.Module, state: State) -> bool:
@@ -44,14 +38,28 @@ def lacks_statistics(model: nn.Module, state: State) -> bool:
 @torch.no_grad()
 def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precision: Precision) -> State:
     """The statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
-    batches = index.to(data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
+    state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
+    parts = index.to(data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
     with products(precision, data.x.device):
-        return collect_statistics(model, _normalised(data, state, (data.x[batch] for batch in batches)), state)
+        return collect_statistics(model, _batches(data, state, (data.x[part] for part in parts), precision), state)
 
 
-def _normalised(data: Dataset, state: State, pieces) -> Iterator[Tensor]:
+def _chunk(samples: Tensor) -> int:
+    if samples.device.type != "cpu":
+        return _CHUNK
+    return min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
+
+
+def _batches(data: Dataset, state: State, pieces: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:
     dtype = next(t.dtype for t in state.values() if t.is_floating_point())
-    return (data.normalise(piece, dtype) for piece in pieces)
+    return (_laid_out(data.normalise(piece, dtype), precision) for piece in pieces)
+
+
+def _laid_out(tensor: Tensor, precision: Precision) -> Tensor:
+    """Images and the weights of convolutions in the memory layout that was asked for."""
+    if precision.channels_last and tensor.ndim == 4:
+        return tensor.to(memory_format=torch.channels_last)  # contiguous() leaves a single channel as it is
+    return tensor
 
 
 class LastState:

@@ -11,6 +11,7 @@ from fl.federation import Federation
 from fl.objectives import cross_entropy
 from fl.partition import Split
 from fl.rng import Rng
+from fl.training import Aim, make_group
 from sides.worker import Job, Link, make_model, prepare
 
 
@@ -32,7 +33,7 @@ def run(job: Job, link: Link) -> None:
     algorithm = fedavg(fed)
     server = algorithm.init()
     starts = surgery.broadcast(fed.initial(), job.participants)
-    group = fed._group(fed.model, range(job.participants), starts, {}, Rng(0), cross_entropy)
+    group = make_group(fed, fed.model, starts, range(job.participants), Aim(cross_entropy, {}), Rng(0))
     chosen = f"auto, which is {choose([group])}" if job.backend == "auto" else job.backend
     threads = f"1 process, {job.threads} torch threads, backend {chosen}"
     link.ready("layer-surgery", "this checkout", threads, lambda: server["global"])

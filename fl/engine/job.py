@@ -83,7 +83,7 @@ class Job:
         """The samples of a step, ready for the objective: index [*leading, B], key [*leading]."""
         x = self.data.normalise(self.augment(self.data.x[index], key), dtype)
         if self.precision.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.to(memory_format=torch.channels_last)  # contiguous() leaves gray images as they are
         if self.beside is None:
             return x, self.data.y[index]
         return x, self.data.y[index], self.beside[index]

@@ -21,6 +21,7 @@ from fl.engine.replica import Replica
 from fl.errors import FLError
 from fl.objectives import beside, cross_entropy, proximal
 from fl.rng import Rng
+from fl.training import Aim, make_group
 
 BACKENDS = ["loop", "workers", "vmap"]
 CLIENTS = [3, 1, 0, 2]
@@ -104,6 +105,13 @@ def test_channels_last_is_a_layout_only(make_federation, backend):
     for name, tensor in plain.states.items():
         torch.testing.assert_close(laid.states[name], tensor, rtol=1e-9, atol=1e-9)
         assert laid.states[name].stride() == tensor.stride()
+    state, seen = fed.initial(), []
+    convolution = next(m for m in fed.model.modules() if isinstance(m, nn.Conv2d))
+    handle = convolution.register_forward_hook(lambda *given: seen.append(given[2].stride()[1]))
+    logits = [f.predict(state, fed.data.test_x[:9]) for f in (fed, last)]
+    handle.remove()
+    assert seen == [64, 1]  # of 8x8 images: in prediction as well
+    torch.testing.assert_close(*logits)
     with pytest.raises(FLError, match=r"--channels-last.*--backend loop"):
         dataclasses.replace(last, backend="vmap")
 
@@ -144,7 +152,9 @@ def test_the_order_of_graphs_without_cuda(make_federation, places, optimizer, as
         for some in members:
             mine = surgery.stack([starts[k] for k in some])
             clients = [CLIENTS[k] for k in some]
-            groups.append(fed._group(models[some[0]], clients, mine, {"anchor": mine}, rng, objective, ascent))
+            groups.append(
+                make_group(fed, models[some[0]], mine, clients, Aim(objective, {"anchor": mine}, ascent), rng)
+            )
         results = graphs._side_by_side(groups, [nullcontext()] * places, capture)
         expected = fed.train_mixed(
             models, starts, CLIENTS, rng, objective, [{"anchor": start} for start in starts], ascent
@@ -168,7 +178,7 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
 
     def rounds(fed, numbers, objective=cross_entropy):
         for number in numbers:
-            group = fed._group(fed.model, [0, 1, 2], starts, {}, Rng(0, number), objective)
+            group = make_group(fed, fed.model, starts, [0, 1, 2], Aim(objective, {}), Rng(0, number))
             graphs._side_by_side([group], [nullcontext()], lambda step: captures.append(step) or step)
 
     rounds(fed, range(1, 4))
@@ -193,7 +203,7 @@ def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federa
         generator = torch.Generator().manual_seed(0)
         if number != 2:
             table = scale * torch.rand(len(fed.data.y), 3, generator=generator, dtype=torch.float64)
-        group = fed._group(fed.model, [0, 1, 2], starts, {}, Rng(0, number), objective, beside=table)
+        group = make_group(fed, fed.model, starts, [0, 1, 2], Aim(objective, {}, beside=table), Rng(0, number))
         (result,) = graphs._side_by_side([group], [nullcontext()], lambda step: captures.append(step) or step)
         (expected,) = loop.train([group])
         for name, tensor in expected.states.items():
@@ -244,7 +254,7 @@ def test_freed_memory_is_kept():
 def test_what_an_optimizer_remembers_is_what_torch_remembers(make_federation, optimizer):
     """After each of two clients, the second of which must not see what the first has left."""
     fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer)
-    group = fed._group(fed.model, [2, 0], surgery.broadcast(fed.initial(), 2), {}, Rng(0, 1), cross_entropy)
+    group = make_group(fed, fed.model, surgery.broadcast(fed.initial(), 2), [2, 0], Aim(cross_entropy, {}), Rng(0, 1))
     replica, results = Replica(group), Results(group)
     for k in range(2):
         list(replica.train(k, results))
