@@ -230,6 +230,10 @@ def _finish(axis: Axes, label: str, percent: bool = False, legend: bool = True, 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure atomically; FLError as `check_file`."""
     kind = check_file(path)
+    for axis in figure.axes:
+        if isinstance(axis.yaxis.get_major_formatter(), PercentFormatter):  # a deviation may reach beyond 0 and 100%
+            low, high = axis.get_ylim()
+            axis.set_ylim(max(low, -0.02), min(high, 1.02))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=kind)
 

@@ -4,6 +4,7 @@ import re
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from fl import compare, plot
 from fl.algorithms import ALGORITHMS, FedMROptions
@@ -274,6 +275,17 @@ def test_a_curve_that_ends_upright_has_a_dot_there(tmp_path, drawn):
         compare.compare([tmp_path], tmp_path / "f.png", against)
         assert dots(drawn[-1].axes[1]) == places
         assert len(drawn[-1].legends[0].get_texts()) == 2
+
+
+def test_deviations_of_accuracies_end_at_0_and_100_percent(tmp_path):
+    figure = Figure()
+    axis = figure.subplots()
+    plot.curve(
+        axis, [[{"round": r, "accuracy": value} for r in (1, 2)] for value in (0.01, 0.99)], "accuracy", "", "C0"
+    )
+    plot.finish(axis, "accuracy")
+    plot.save(figure, tmp_path / "a.png")
+    assert axis.get_ylim() == (-0.02, 1.02)
 
 
 def test_a_run_without_an_evaluated_round_says_so(tmp_path):
