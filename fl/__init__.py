@@ -12,7 +12,9 @@ torch.Size([360, 10])
 from fl.algorithm import Algorithm, Server
 from fl.architectures import ArchitectureOptions
 from fl.assembly import build
+from fl.attack import AttackOptions
 from fl.config import Config
+from fl.defence import Defence
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.pathways import Pathways
@@ -22,7 +24,9 @@ from fl.simulation import load_model, simulate
 __all__ = [
     "Algorithm",
     "ArchitectureOptions",
+    "AttackOptions",
     "Config",
+    "Defence",
     "FLError",
     "Federation",
     "Pathways",

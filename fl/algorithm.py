@@ -8,7 +8,7 @@ from torch import Tensor
 from fl.engine import Trained
 from fl.federation import Federation
 from fl.rng import Rng
-from surgery import Stack, State
+from surgery import Stack, State, Submodel
 
 Server: TypeAlias = dict[str, State | Stack]
 """What the server keeps from round to round, by name. It is saved and restored as it is, and always has "global"."""
@@ -25,12 +25,15 @@ class Algorithm(NamedTuple):
             the model that one client would use (None: any client).
         sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct ones,
             uniformly, as `Federation.sample` draws them.
+        plan: client -> where its model lies in the global one, for methods whose clients have parts of that and keep
+            them; None for others.
     """
 
     init: Callable[[], Server]
     round: Callable[[Server, list[int], Rng], tuple[Server, Trained]]
     predict: Callable[[Server, Tensor, int | None], Tensor]
     sample: Callable[[Server, Rng], list[int]] | None = None
+    plan: Callable[[int], Submodel] | None = None
 
     def choose(self, fed: Federation, server: Server, rng: Rng) -> list[int]:
         """The clients of a round."""

@@ -92,7 +92,7 @@ def _specs(
     if name not in MIXED:
         return base, []
     chosen = choose(config.architectures, base, dataset, clients, config.batch_size, rng, malicious)
-    if hasattr(options := getattr(config, name), "adapt"):
+    if hasattr(options := getattr(config, name, None), "adapt"):
         chosen = list(map(options.adapt, chosen))
     return maximum(chosen), chosen
 

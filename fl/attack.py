@@ -23,8 +23,7 @@ class AttackOptions:
     """Malicious clients."""
 
     share: float = 0.0
-    """share of the clients who are malicious, drawn at random; 0: none, and the others are not read (FedFA: 0, 0.01,
-    0.2)"""
+    """share of the clients who are malicious, drawn at random; 0: none (FedFA: 0, 0.01, 0.2)"""
     amplify: float = 1.0
     """lambda of equation 1: how many times the update from spoilt data is added to the honest one (FedFA: 1, 20)"""
     kind: str = "shuffle"
@@ -45,6 +44,18 @@ class AttackOptions:
             raise FLError(f"unknown --attack.kind {self.kind!r}: there are {', '.join(KINDS)}")
         if self.size < 1 or self.target < 0:
             raise FLError("--attack.size is at least 1 and --attack.target at least 0")
+
+    def unread(self, name: str) -> str:
+        """Why an option says nothing beside the others; "" where it does.
+
+        >>> AttackOptions().unread("amplify")
+        '--attack.share is 0: give a share of malicious clients, such as 0.2'
+        """
+        if name != "share" and not self.share:
+            return "--attack.share is 0: give a share of malicious clients, such as 0.2"
+        if name in ("target", "size") and self.kind != "trigger":
+            return f"--attack.kind is {self.kind}: give trigger"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ class Config(DataSettings):
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """the run folder's name; must be new [made from the settings]"""
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """continue the run in this folder, with its settings; --rounds may be raised with a constant --lr-schedule"""
+    """continue the run in this folder, with its settings; --rounds may be raised where the --lr-schedule is constant
+    and nobody joins or leaves"""
 
     read_by: ClassVar[dict[tuple[str, str], tuple[str, ...]]] = {
         **DataSettings.read_by,
@@ -175,9 +176,18 @@ class Config(DataSettings):
         """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
         check(self)
 
-    def check_options(self, start: "Config") -> None:
-        """Also for options of methods that are not run."""
+    def check_options(self, start: "Config", swept: str = "") -> None:
+        """Also for options of methods that are not run, and those that nothing reads beside the others of their group;
+        where one of the group is swept, another of its values may read them.
+        """
         super().check_options(start)
+        for group in ("attack", "defence", *self.algorithm):
+            mine, usual = getattr(self, group, None), getattr(start, group, None)
+            if not hasattr(mine, "unread") or swept.startswith(f"{group}."):
+                continue
+            for name in (field.name for field in dataclasses.fields(mine)):
+                if getattr(mine, name) != getattr(usual, name) and (reason := mine.unread(name)):
+                    raise FLError(f"--{group}.{name} is not read, since {reason}, or leave it out")
         for name in ALGORITHMS:
             if name not in self.algorithm and getattr(self, name, None) != getattr(start, name, None):
                 said, usual = (flat({name: dataclasses.asdict(getattr(c, name))}) for c in (self, start))

@@ -62,7 +62,8 @@ def check(config: Config) -> None:
     uniform = [name for name in config.algorithm if name not in MIXED]
     if uniform and config.architectures != ArchitectureOptions():
         raise FLError(
-            f"--architectures are for {', '.join(MIXED)}: {uniform[0]} gives all clients one model; leave them out"
+            f"--architectures are for {', '.join(MIXED)}: {uniform[0]} gives all clients one model; leave them out (or "
+            "append a method of your own to fl.algorithms.MIXED)"
         )
     for name in ("femam", "fedgen"):
         if config.masked_loss and name in config.algorithm:

@@ -30,12 +30,14 @@ class Defence:
         """Raise FLError for values out of range."""
         if self.rule not in RULES:
             raise FLError(f"unknown --defence.rule {self.rule!r}: there are {', '.join(RULES)}")
-        if self.rule != "trimmed" and self.trim != Defence.trim:
-            raise FLError(f"--defence.trim is for --defence.rule trimmed, not for {self.rule}: leave one of them out")
         if not 0 <= self.trim < 0.5:
             raise FLError(f"--defence.trim is a share of at least 0 and below 0.5, got {self.trim}; or use median")
         if not 0 <= self.clip < math.inf:
             raise FLError(f"--defence.clip is a number of 0 or more, got {self.clip}")
+
+    def unread(self, name: str) -> str:
+        """Why an option says nothing beside the others; "" where it does."""
+        return f"--defence.rule is {self.rule}: give trimmed" if name == "trim" and self.rule != "trimmed" else ""
 
     def average(
         self,

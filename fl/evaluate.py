@@ -203,7 +203,8 @@ def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str
     """
     result = {}
     for part, every in scores.items():
-        rows = [row for client, row in enumerate(every) if client not in left_out]
+        if not (rows := [row for client, row in enumerate(every) if client not in left_out]):
+            continue
         columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
         result |= {f"local_{part}_{key}": column.mean().item() for key, column in columns.items()}
         for key, name in (("accuracy", "std"), ("f1", "f1_std")):

@@ -13,6 +13,7 @@ graphs repeat the numbers that they were captured with.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -33,9 +34,12 @@ def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tens
     return F.cross_entropy(call(params, x).flatten(0, -2), y.flatten())
 
 
+@lru_cache(maxsize=16)
 def masked(objective: Objective = cross_entropy) -> Objective:
     """The objective of a model whose logits are 0 for the classes that the client has not: those where the boolean
     context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021, section 3).
+
+    The same for the same objective, as CUDA graphs are captured anew for another one.
     """
 
     def without(call: Call, params: State, context: Any, batch: Batch) -> Tensor:

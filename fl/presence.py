@@ -49,6 +49,9 @@ def make_presence(
             f"--joining {joining} and --leaving {leaving} of {clients} clients leave fewer than the {participants} "
             "participants of a round: choose smaller shares in [0, 1], or fewer --participants"
         )
+    for flag, share, count in (("joining", joining, coming), ("leaving", leaving, going)):
+        if share and not count:
+            raise FLError(f"--{flag} {share:g} of {clients} clients is nobody: use {1 / clients:.2g} or more, or 0")
     if not coming + going:
         return None
     if rounds < 2:

@@ -13,6 +13,7 @@ from pathlib import Path
 import tyro
 
 from fl import data
+from fl.algorithms import MIXED
 from fl.assembly import build, pick_device
 from fl.compare import compare
 from fl.config import Config
@@ -131,10 +132,12 @@ def parse(
     read: Callable[[Path], Config] = Config.read,
     prog: str = "python -m fl.run [RECIPE]",
     about: str = Config.__doc__,
+    swept: str = "",
 ) -> tuple[Config, Path | None]:
     """(settings, folder to resume or None) from the command line.
 
     Args:
+        swept: the option that will have several values.
         read: the settings of a folder to resume.
         prog, about: of the help.
     """
@@ -144,11 +147,11 @@ def parse(
         if name not in RECIPES:
             near = difflib.get_close_matches(name, RECIPES, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FLError(f"unknown recipe {name!r}: {hint}there are {', '.join(RECIPES)}")
+            raise FLError(f"unknown recipe {name!r}: {hint}python -m fl.run --help lists all {len(RECIPES)}")
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
     config = _cli(argv, start, prog, about)
     if config.resume is None:
-        config.check_options(start)
+        config.check_options(start, swept)
         return config, None
     if recipe:
         raise FLError("--resume takes the settings of the folder: leave the recipe out")
@@ -221,9 +224,9 @@ def advice(config: Config, folder: Path) -> str:
         "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
         "settings": "python -m fl.run --help",
     }
-    if several or config.dataset != "digits":
+    if several or config.dataset != "digits" or config.algorithm[0] in MIXED:
         del lines["compare"]
-    if config.lr_schedule != "constant":
+    if config.lr_schedule != "constant" or config.joining or config.leaving:  # which depend on the number of rounds
         del lines["train on"]
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
 

@@ -39,9 +39,9 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     summary.json. Where clients hold samples out it also holds clients.csv, a row a client with its scores in the
     evaluated round of the smallest mean validation loss (in the last, where they do not validate), and clients.f64,
     see `fl.clients`; methods with models on levels leave structure.json and structure.png, those with clients of
-    different architectures architectures.csv and coverage.png. Interrupted at any moment,
-    by Ctrl-C or for good, it can be continued with `resume`, and ends as the uninterrupted run would have, bit for bit
-    on the same device and backend with as many threads.
+    different architectures architectures.csv and (where these keep their places) coverage.png. Interrupted at any
+    moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as the uninterrupted run would have, bit
+    for bit on the same device and backend with as many threads.
 
     Raises:
         FLError: if the folder exists already (or, resuming, is no run folder of this model and method), or
@@ -59,9 +59,9 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     table = ClientTable(folder, fed, metrics.rows)
-    write_text(folder / "config.yaml", config.to_yaml())
     if fed.fleet:
-        leave_fleet(fed, folder)
+        leave_fleet(fed, algorithm, folder)
+    write_text(folder / "config.yaml", config.to_yaml())
     finished, saved = done, None
     try:
         for finished, after in rounds(config, fed, algorithm, server, done, metrics, table):
@@ -83,13 +83,16 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     return summary
 
 
-def leave_fleet(fed: Federation, folder: Path) -> None:
-    """architectures.csv (see `fl.roster`), and coverage.png: who covers what of the global model, without and with
-    grafting.
+def leave_fleet(fed: Federation, algorithm: Algorithm, folder: Path) -> None:
+    """architectures.csv (see `fl.roster`), and coverage.png: who covers what of the global model; where the method
+    grafts, without and with grafting.
     """
     save_roster(fed, folder)
-    own = [kind.plan for kind in map(fed.fleet.__getitem__, range(len(fed.fleet)))]
-    draw_coverage([alone(plan) for plan in own], own, ("without grafting", "with grafting"), folder / "coverage.png")
+    if algorithm.plan:
+        plans = list(map(algorithm.plan, range(len(fed.fleet))))
+        bare = list(map(alone, plans))
+        grafted = {"without grafting": bare, "with grafting": plans}
+        draw_coverage(grafted if bare != plans else {"clients' models": plans}, folder / "coverage.png")
 
 
 def leave_structure(config: Config, dataset: data.Dataset, server: Server, folder: Path) -> None:

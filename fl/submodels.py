@@ -52,7 +52,7 @@ class Deployed:
         self.fed, self.plan, self.source = fed, plan, source
         self.fleet = fed.architectures
         self.server: dict | None = None
-        self.parts: dict[int, State] = {}
+        self.parts: dict[int, tuple[Submodel, State]] = {}  # by the plan's id, which it keeps as long as it is here
 
     def predict(self, server: dict, images: Tensor, client: int | None = None) -> Tensor:
         """Logits; see `Algorithm.predict`."""
@@ -62,8 +62,8 @@ class Deployed:
         if server is not self.server:
             self.server, self.parts = server, {}
         if id(plan) not in self.parts:
-            self.parts[id(plan)] = self._part(server, plan, model)
-        return self.fed.predict(self.parts[id(plan)], images, model)
+            self.parts[id(plan)] = plan, self._part(server, plan, model)
+        return self.fed.predict(self.parts[id(plan)][1], images, model)
 
     def _part(self, server: dict, plan: Submodel, model: nn.Module) -> State:
         state = plan.extract(self.source(server))

@@ -91,7 +91,8 @@ class Sweep:
         if len(self.values) < 2:
             raise FLError(f"{option} {self.values[0]}: give at least two values, or run this one with fl.run")
         self.methods()
-        if reason := _unread(option, self.config):
+        group, _, name = option.replace("-", "_").rpartition(".")
+        if hasattr(options := getattr(self.config, group, None), "unread") and (reason := options.unread(name)):
             raise FLError(f"{option} is not read, since {reason}")
         configs = [self.at(text) for text in self.values]
         for k, one in enumerate(configs):
@@ -171,21 +172,6 @@ class Sweep:
         return sweep
 
 
-def _unread(option: str, config: Config) -> str:
-    """Why an attack's or a defence's option says nothing with the other settings; "" where it does.
-
-    >>> _unread("attack.amplify", Config())
-    '--attack.share is 0: give a share of malicious clients, such as 0.2'
-    """
-    if option.startswith("attack.") and option != "attack.share" and not config.attack.share:
-        return "--attack.share is 0: give a share of malicious clients, such as 0.2"
-    if option in ("attack.target", "attack.size") and config.attack.kind != "trigger":
-        return f"--attack.kind is {config.attack.kind}: give trigger"
-    if option == "defence.trim" and config.defence.rule != "trimmed":
-        return f"--defence.rule is {config.defence.rule}: give trimmed"
-    return ""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
@@ -241,7 +227,7 @@ def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
         raise FLError(f"name the option to sweep and its values first: {_USAGE}, or --help")
     option, values, *rest = argv
     _not_given(option.replace("_", "-"), names[2:])
-    config, _ = ask(rest)
+    config, _ = ask(rest, swept=option)
     sweep = Sweep.make(option, values, config)
     return sweep, new_folder(config, f"sweep-{sweep.option}-{config.title()}"), False
 

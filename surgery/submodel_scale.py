@@ -40,12 +40,12 @@ def submodel_factors(
 
     Returns:
         [K], float64, on the CPU, by name of the full model's tensors, without those that states hold as integers. A
-        client that has no weight, nothing of the group, or only zeros, gets factor 1 and is not counted in the mean;
-        tensors in no group have factor 1.
+        client that has no weight, nothing of the group, or only zeros (or next to, see `match_norms`) gets factor 1 and
+        is not counted in the mean; tensors in no group have factor 1.
 
     Raises:
         SurgeryError: for q out of range, an unknown measure, states that do not match their plans, groups that name a
-            tensor twice or an unknown one, NaN and infinity in a state with weight, and norms too far apart.
+            tensor twice or an unknown one, and for NaN and infinity in a state with weight.
 
     >>> from surgery.submodel import Source
     >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
@@ -72,11 +72,8 @@ def submodel_factors(
     found = joint_norms([[], *([states[c][name] for name in held] for c, held in rows)], q)
     norms = found[:, 0] if measure == "norm" else found[:, 0] / found[:, 1].sqrt().clamp(min=1)
     alpha = matching_factors(norms[place])
-    for g, c in (~(norms[place] * alpha).isfinite()).nonzero()[:1].tolist():
-        names = ", ".join(groups[g])
-        if norms[place[g, c]].isnan():
-            raise SurgeryError(f"{names} of state {c} hold NaN or infinity: give this client weight 0")
-        raise SurgeryError(f"norms of {names} are {norms[place[g]].tolist()}: too far apart to be matched")
+    for g, c in norms[place].isnan().nonzero()[:1].tolist():
+        raise SurgeryError(f"{', '.join(groups[g])} of state {c} hold NaN or infinity: give this client weight 0")
     factors = {name: row for group, row in zip(groups, alpha) for name in group}
     return {name: factors.get(name, torch.ones(len(states), dtype=torch.float64)) for name in floating}
 

@@ -138,12 +138,13 @@ def fedfa(old, states, sizes, repeat=True, scale="norm", percent=95):
             inner = w[w <= np.percentile(w, percent) * (1 + 1e-12)] if len(w) else w
             norm = np.sqrt((inner**2).sum())
             norms.append(norm / np.sqrt(len(inner)) if scale == "rms" and len(inner) else norm)
-        mean = np.mean([norm for norm, tensors in zip(norms, own) if tensors]) if any(own) else 0.0
+        counted = [norm > 1e-6 * max(norms) for norm in norms]
+        mean = np.mean([norm for norm, counts in zip(norms, counted) if counts] or [0.0])
         for name in names:
             total, gamma = torch.zeros_like(old[name]), torch.zeros_like(old[name])
-            for (_, n), tensors, norm in zip(clients, own, norms):
+            for (_, n), tensors, norm, counts in zip(clients, own, norms, counted):
                 if name in tensors:
-                    alpha = 1.0 if scale == "none" or "running" in name else mean / norm
+                    alpha = mean / norm if counts and scale != "none" and "running" not in name else 1.0
                     corner(total, tensors[name].shape).add_(n * alpha * tensors[name])
                     corner(gamma, tensors[name].shape).add_(n)
             new[name] = torch.where(gamma > 0, total / gamma, old[name])

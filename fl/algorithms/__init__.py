@@ -49,8 +49,8 @@ ALGORITHMS = {
 }
 """From a method's name to a function of (federation, config) that makes it."""
 
-MIXED = ("fedfa", "heterofl", "fedrolex", "nefl", "flexifed")
-"""Those whose clients may have different architectures."""
+MIXED = ["fedfa", "heterofl", "fedrolex", "nefl", "flexifed"]
+"""Those whose clients may have different architectures; a new one is appended."""
 
 __all__ = [
     "ALGORITHMS",

@@ -26,6 +26,10 @@ class FedFAOptions:
     quantile: float = 0.95
     """share of a layer's weights, the smallest in magnitude, that its norm is taken over"""
 
+    def unread(self, name: str) -> str:
+        """Why an option says nothing beside the others; "" where it does."""
+        return "--fedfa.scale is none: give norm or rms" if name == "quantile" and self.scale == "none" else ""
+
 
 def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     """Send each client the part of the global model that it has an architecture for; graft, scale and average.
@@ -70,4 +74,4 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         mean = fed.average_submodels(trained.sent, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained
 
-    return Algorithm(init, round, Deployed(fed, plan).predict)
+    return Algorithm(init, round, Deployed(fed, plan).predict, plan=plan)

@@ -55,7 +55,7 @@ def heterofl(
     def leading(client, number=0):
         return kinds[fleet.owned[client]]
 
-    window = window or leading
+    fixed, window = (None, window) if window else (leading, leading)
 
     def rows(client):  # which rows of the client's model count, as a plan within it; None: all
         if client not in kept:
@@ -78,7 +78,7 @@ def heterofl(
             weights = [float(size > 0) for size in trained.sizes]
         return {"global": fed.average_submodels(states, plans, server["global"], weights)}, trained
 
-    return Algorithm(init, round, Deployed(fed, lambda client: window(client, 0)).predict)
+    return Algorithm(init, round, Deployed(fed, lambda client: window(client, 0)).predict, plan=fixed)
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:

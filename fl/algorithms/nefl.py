@@ -62,13 +62,16 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     def plan(client):
         return joint[fleet.owned[client]]
 
+    def within(client):
+        return plans[fleet.owned[client]]
+
     def everything(server):
         return {**server["global"], **server["own"]}
 
     def init():
         start, own = fed.initial(), {}
-        for within, names in zip(plans, apart):
-            small = within.extract(start)
+        for part, names in zip(plans, apart):
+            small = part.extract(start)
             own |= {mine: small[name] for name, mine in names.items()}
         return {"global": start, "own": own}
 
@@ -79,7 +82,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
         parts = {part: {name: after[name] for name in server[part]} for part in server}
         return parts, trained
 
-    return Algorithm(init, round, Deployed(fed, plan, everything).predict)
+    return Algorithm(init, round, Deployed(fed, plan, everything).predict, plan=within)
 
 
 def _chooser(patterns: tuple[str, ...]):

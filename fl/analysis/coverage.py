@@ -4,7 +4,7 @@ What few clients cover, few can change at will; a last block that stands for dee
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -61,42 +61,38 @@ def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
     return {name: step.cumsum(0)[:-1] for name, step in steps.items()}
 
 
-def draw_coverage(
-    plans_without: Sequence[Submodel], plans_with: Sequence[Submodel], labels: tuple[str, str], path: Path
-) -> None:
-    """Write two maps side by side: the share of the clients that cover each part of the global model's layers.
+def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path) -> None:
+    """Write maps side by side: the share of the clients that cover each part of the global model's layers.
 
     A row is a layer (a weight with two axes or more), from the input down, and along it are its outputs in percent of
     the full width. Thin lines part blocks, thick ones sections.
 
     Args:
-        plans_without: one a client, of one global model, such as those that do not graft.
-        plans_with: the same clients' with grafting; they may be of another global model.
-        labels: titles of the two panels.
+        panels: from a title to plans, one a client, of one global model. Another panel's may be of another one.
         path: of the figure.
 
     Raises:
         FLError: as `coverage`, and for a path that cannot be written.
     """
-    save(coverage_maps(plans_without, plans_with, labels), path)
+    save(coverage_maps(panels), path)
 
 
-def coverage_maps(plans_without: Sequence[Submodel], plans_with: Sequence[Submodel], labels: tuple[str, str]) -> Figure:
+def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
     """The figure of `draw_coverage`."""
-    tables = [_rows(plans) for plans in (plans_without, plans_with)]
+    tables = [_rows(plans) for plans in panels.values()]
     height = 1.3 + max(min(9.0, max(1.5, 0.17 * len(rows))) for rows, _ in tables)
-    figure = Figure(figsize=(10.2, height), layout="constrained")
+    figure = Figure(figsize=(2 + 4.1 * len(tables), height), layout="constrained")
     figure.get_layout_engine().set(wspace=0.06)
-    panels = figure.subplots(1, 2)
-    same = tables[0][1] == tables[1][1]
-    for panel, (rows, names), label in zip(panels, tables, labels):
-        image = panel.imshow(
+    axes = figure.subplots(1, len(tables), squeeze=False)[0]
+    same = all(names == tables[0][1] for _, names in tables)
+    for axis, (rows, names), label in zip(axes, tables, panels):
+        image = axis.imshow(
             rows, aspect="auto", cmap="viridis", vmin=0, vmax=1, extent=(0, 100, len(rows), 0), interpolation="nearest"
         )
-        panel.set_title(label, fontsize=10)
-        _mark(panel, names, named=panel is panels[0] or not same)
+        axis.set_title(label, fontsize=10)
+        _mark(axis, names, named=axis is axes[0] or not same)
     figure.supxlabel("outputs of the layer (% of the full width)", fontsize=9)
-    bar = figure.colorbar(image, ax=list(panels), label="clients that cover it (mean over inputs)", pad=0.02, aspect=30)
+    bar = figure.colorbar(image, ax=list(axes), label="clients that cover it (mean over inputs)", pad=0.02, aspect=30)
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     bar.ax.tick_params(labelsize=8)
     return figure

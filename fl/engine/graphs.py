@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.job import Group, Job, Results, Trained, longest_first
 from fl.engine.replica import Replica
 from fl.errors import FLError
 from surgery.errors import first_line
@@ -94,7 +94,16 @@ class Kept:
             slot.job = slot.starts = slot.context = None
 
 
-_KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+_DATA = 2  # sets of a model's clients: the honest ones' and those that an attack has spoilt take turns
+_KEPT: WeakKeyDictionary[nn.Module, dict[int, Kept]] = WeakKeyDictionary()
+
+
+def _kept(job: Job) -> Kept:
+    """What is kept of a model with this data."""
+    mine, key = _KEPT.setdefault(job.model, {}), id(job.data)
+    if key not in mine and len(mine) == _DATA:
+        del mine[next(iter(mine))]
+    return mine.setdefault(key, Kept())
 
 
 def train(groups: Sequence[Group]) -> list[Trained]:
@@ -116,7 +125,7 @@ def _side_by_side(
     """Every place takes the next client when its last one is done; their steps take turns."""
     results = [Results(group) for group in groups]
     models = [job.model for job, _, _ in groups]
-    kept = [_KEPT.setdefault(m, Kept()) if models.count(m) == 1 else Kept() for m in models]
+    kept = [_kept(job) if models.count(job.model) == 1 else Kept() for job, _, _ in groups]
     for mine, group in zip(kept, groups):
         mine.renew(group)
     queue = iter(longest_first(groups))

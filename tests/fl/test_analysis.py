@@ -227,12 +227,12 @@ def test_plans_must_be_of_one_model():
         with pytest.raises(FLError, match=reason):
             coverage(plans)
     with pytest.raises(FLError, match="no weights with two axes"):
-        coverage_maps([one], [one], ("a", "b"))
+        coverage_maps({"a": [one]})
 
 
 def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
     without, grafted = fleet()
-    figure = coverage_maps(without, grafted, ("before", "after"))
+    figure = coverage_maps({"before": without, "after": grafted})
     left, right = figure.axes[:2]
     assert (left.get_title(), right.get_title()) == ("before", "after")
     layers = [name for name, shape in grafted[0].shapes.items() if len(shape) > 1]
@@ -251,7 +251,7 @@ def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
         assert thick == [1, 7, 14, 21]
         assert len(axis.lines) == 4 + 6
     monkeypatch.setattr(coverage_file, "_NAMED", 5)
-    labels = [label.get_text() for label in coverage_maps(without, grafted, ("a", "b")).axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in coverage_maps({"a": without}).axes[0].get_yticklabels()]
     assert labels == ["stem.conv", *(f"section{s}.{b}" for s in (1, 2, 3) for b in range(3)), "head"]
-    draw_coverage(without, grafted, ("without grafting", "with grafting"), tmp_path / "c.png")
+    draw_coverage({"without grafting": without, "with grafting": grafted}, tmp_path / "c.png")
     assert (tmp_path / "c.png").stat().st_size > 10_000

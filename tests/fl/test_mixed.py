@@ -19,7 +19,7 @@ from fl.engine.job import Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.replica import Replica
 from fl.errors import FLError
-from fl.objectives import beside, cross_entropy, proximal
+from fl.objectives import beside, cross_entropy, masked, proximal
 from fl.rng import Rng
 from fl.training import Aim, make_group
 
@@ -187,9 +187,21 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     assert len(captures) == 1
     rounds(dataclasses.replace(fed, optimizer=SGD(0.2, 0.5)), [5])
     assert len(captures) == 2
+    captures.clear()
+    spoilt = dataclasses.replace(fed, data=dataclasses.replace(fed.data, y=fed.data.y.flip(0)))
+    for number in (6, 7, 8):  # of an attack: two sets of data take turns
+        rounds(fed, [number])
+        rounds(spoilt, [number])
+    assert len(captures) == 2
+    for number in (9, 10):  # what masks the loss is the same in every round
+        clients = range(3)
+        aim = Aim(masked(), {"held": fed.held(clients)})
+        group = make_group(fed, fed.model, starts, clients, aim, Rng(0, number))
+        graphs._side_by_side([group], [nullcontext()], lambda step: captures.append(step) or step)
+    assert len(captures) == 3
     before = len(graphs._KEPT)
     captures.clear()
-    del fed
+    del fed, spoilt, group
     gc.collect()
     assert len(graphs._KEPT) == before - 1
 

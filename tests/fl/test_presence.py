@@ -48,13 +48,14 @@ def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
 
 def test_who_cannot_come_and_go_is_refused():
     assert make_presence(10, 4, 0.0, 0.0, 1, Rng(0)) is None
-    assert make_presence(10, 4, 0.04, 0.04, 1, Rng(0)) is None  # nobody of ten
     assert make_presence(10, 4, 0.3, 0.3, 2, Rng(0)).at(1)
     for joining, leaving, rounds, message in (
         (0.4, 0.3, 9, r"--joining 0.4 and --leaving 0.3 of 10 clients leave fewer than the 4 participants"),
         (-0.1, 0.2, 9, r"smaller shares in \[0, 1\]"),
         (0.1, 1.2, 9, r"smaller shares in \[0, 1\]"),
         (0.1, 0.0, 1, "need two --rounds or more"),
+        (0.04, 0.3, 9, "--joining 0.04 of 10 clients is nobody: use 0.1 or more, or 0"),
+        (0.3, 0.04, 9, "--leaving 0.04 of 10 clients is nobody"),
     ):
         with pytest.raises(FLError, match=message):
             make_presence(10, 4, joining, leaving, rounds, Rng(0))

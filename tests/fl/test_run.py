@@ -281,6 +281,21 @@ def test_bad_input_is_one_clear_line(tmp_path, capsys, flags, message):
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--attack.amplify 20", "--attack.amplify is not read, since --attack.share is 0: give a share"),
+        ("--attack.share 0.5 --attack.target 3", "--attack.target is not read, since --attack.kind is shuffle"),
+        ("--attack.kind trigger", "--attack.kind is not read"),
+        ("--defence.rule median --defence.trim 0.1", "--defence.trim is not read, since --defence.rule is median"),
+        ("--algorithm fedfa --fedfa.scale none --fedfa.quantile 0.5", "--fedfa.quantile is not read"),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(tmp_path, capsys, flags, reason):
+    assert cli.main(["--out", str(tmp_path), *flags.split()]) == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         Stop(patch, 2, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB"))
