@@ -24,8 +24,8 @@ class DataSettings:
     clients: int = 20
     """number of clients that share out the training data"""
     partition: str = "dirichlet"
-    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several) or natural; text knows
-    only iid and natural"""
+    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several), contiguous (pieces of the
+    data set in its order) or natural; text knows only iid, contiguous and natural"""
     alpha: float = 0.5
     """dirichlet: concentration; smaller is more heterogeneous"""
     unequal: bool = False

@@ -11,7 +11,7 @@
 from fl.partition.clusters import clusters
 from fl.partition.deal import KINDS, Partition, check_text_kind, deal
 from fl.partition.dirichlet import dirichlet
-from fl.partition.iid import iid
+from fl.partition.iid import contiguous, iid
 from fl.partition.natural import natural
 from fl.partition.shards import shards
 from fl.partition.split import Parts, Split, Splits, hold_out
@@ -24,6 +24,7 @@ __all__ = [
     "Splits",
     "check_text_kind",
     "clusters",
+    "contiguous",
     "deal",
     "dirichlet",
     "hold_out",

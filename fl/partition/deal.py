@@ -10,12 +10,13 @@ from torch import Tensor
 from fl.errors import FLError
 from fl.partition.clusters import clusters as by_clusters
 from fl.partition.dirichlet import dirichlet
-from fl.partition.iid import iid
+from fl.partition.iid import contiguous, iid
 from fl.partition.natural import natural
 from fl.partition.shards import shards
 from fl.partition.split import Parts
 
-KINDS = ("iid", "dirichlet", "shards", "clusters", "natural")
+KINDS = ("iid", "dirichlet", "shards", "clusters", "contiguous", "natural")
+_TEXT = ("iid", "contiguous", "natural")
 
 
 class Partition(NamedTuple):
@@ -45,8 +46,8 @@ def deal(
     """Deal out samples to clients; see the function of that name for what it does with its options.
 
     Args:
-        labels: [N], int64; [N, T] of text, which only iid and natural can deal out.
-        kind: iid, dirichlet, shards, clusters or natural.
+        labels: [N], int64; [N, T] of text, which only iid, contiguous and natural can deal out.
+        kind: iid, dirichlet, shards, clusters, contiguous or natural.
         rng: the partition is a function of it and the other arguments.
 
     Raises:
@@ -63,6 +64,8 @@ def deal(
         return Partition(shards(labels, clients, class_share, minimum, rng), alone)
     if kind == "clusters":
         return Partition(*by_clusters(labels, clients, clusters, cluster_classes, minimum, rng))
+    if kind == "contiguous":
+        return Partition(contiguous(labels, clients, minimum), alone)
     if kind == "natural":
         return Partition(natural(owners, clients, minimum, rng), alone)
     raise FLError(f"unknown partition {kind!r}: there are {', '.join(KINDS)}")
@@ -70,7 +73,7 @@ def deal(
 
 def check_text_kind(kind: str) -> None:
     """Raise FLError for a partition that goes by class labels, which text has not."""
-    if kind not in ("iid", "natural"):
+    if kind not in _TEXT:
         raise FLError(
-            f"--partition {kind} goes by class labels, and text has none: choose iid or natural, and a text --model"
+            f"--partition {kind} goes by class labels, and text has none: choose {', '.join(_TEXT)}, and a text --model"
         )

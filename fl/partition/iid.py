@@ -1,4 +1,4 @@
-"""No skew: every client has a random sample of the whole."""
+"""Every client has a random sample of the whole, or a piece of it."""
 
 import numpy as np
 from torch import Tensor
@@ -28,13 +28,30 @@ def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, un
     """
     n = len(labels)
     sizes = _unequal(n, clients, rng) if unequal and n >= clients else even(n, clients)
-    if sizes.min() < minimum:
-        raise FLError(
-            f"{n} samples give {clients} clients fewer than {minimum} each: use fewer clients or smaller --min-samples"
-        )
+    _check(sizes, minimum)
     owners = np.empty(n, dtype=np.int64)
     owners[rng.permutation(n)] = np.repeat(np.arange(clients), sizes)
     return Parts.owned(owners, clients)
+
+
+def contiguous(labels: Tensor, clients: int, minimum: int) -> Parts:
+    """Cut the samples, in their order, into pieces of equal size: of a text each client has the next part of it.
+
+    >>> import torch
+    >>> [part.tolist() for part in contiguous(torch.zeros(7), 3, 1)]
+    [[0, 1, 2], [3, 4], [5, 6]]
+    """
+    sizes = even(len(labels), clients)
+    _check(sizes, minimum)
+    return Parts.owned(np.repeat(np.arange(clients), sizes), clients)
+
+
+def _check(sizes: np.ndarray, minimum: int) -> None:
+    if sizes.min() < minimum:
+        raise FLError(
+            f"{sizes.sum()} samples give {len(sizes)} clients fewer than {minimum} each: use fewer clients or smaller "
+            "--min-samples"
+        )
 
 
 def even(n: int, clients: int) -> np.ndarray:

@@ -121,8 +121,8 @@ def row(data: str, network: str, mode: str, spread: str) -> Config:
     )  # fmt: skip
     if data == "wikitext2":
         return replace(
-            config, dataset="wikitext-2", partition="iid", text=TextOptions(vocabulary=0), norm="default", rounds=200,
-            lr_steps=(0.25, 0.5),
+            config, dataset="wikitext-2", partition="contiguous", text=TextOptions(vocabulary=0), norm="default",
+            rounds=200, lr_steps=(0.25, 0.5),
         )  # fmt: skip
     if data.startswith("cifar"):
         config = replace(config, crop=4, flip=True)

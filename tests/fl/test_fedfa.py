@@ -8,8 +8,10 @@ import oracles
 import pytest
 import torch
 from fleets import SIZES, SPECS, assert_close, choices, fleet_federation, mixed, shapes, spoil, train_each
+from hypothesis import given, settings, strategies
 from rounds import play
 
+import surgery
 from fl import training
 from fl.algorithms import (
     FedFAOptions,
@@ -25,8 +27,10 @@ from fl.algorithms import (
 )
 from fl.engine import SGD
 from fl.errors import FLError
+from fl.fleet import make_fleet
 from fl.partition import Split
 from fl.rng import Rng
+from zoo import Spec
 
 COHORT = [2, 0, 3, 1]
 
@@ -49,6 +53,34 @@ def check_rounds(fed, options, oracle, rounds=2, **tolerance):
         assert trained.sizes == sizes
         assert_close(server["global"], oracle(old, states, sizes), **tolerance)
     return sizes
+
+
+FAMILIES = {  # with two blocks or more in a section, where that is what may be cut
+    "preresnet18": (2, 3, 2, 3),
+    "mobilenetv2": (1, 2, 3, 3, 2, 3, 1),
+    "efficientnetv2_cifar": (1, 2, 3, 2, 3),
+    "transformer": (3,),
+}
+
+
+@settings(max_examples=12, deadline=None)
+@given(strategies.sampled_from(sorted(FAMILIES)), strategies.floats(0.05, 1.0), strategies.data())
+def test_every_client_contributes_to_all_of_its_width(name, width, data):
+    """After grafting: to the leading corner, as large as its own layer, of every block, also of those that it lacks."""
+    full = Spec(name, width=0.25, depth=FAMILIES[name], **({"tokens": 8} if name == "transformer" else {}))
+    depth = tuple(data.draw(strategies.integers(min(2, blocks), blocks)) for blocks in full.depth)
+    small = full.scaled(width, depth)
+    model = full.build()
+    plan = make_fleet(model, full, [small])[0].plan
+    own = plan.small_shapes
+    _, mask = plan.embed({name: torch.ones(shape) for name, shape in own.items()})
+    for name, tensor in surgery.state(model).items():
+        section, _, rest = name.partition(".")
+        last = depth[int(section[-1]) - 1] - 1 if section.startswith("section") else 0
+        mine = own.get(name) or own[f"{section}.{last}.{rest.partition('.')[2]}"]
+        expected = torch.zeros(tensor.shape, dtype=torch.bool)
+        oracles.corner(expected, mine).fill_(True)
+        assert torch.equal(mask[name], expected), name
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -63,7 +63,10 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--partition", "random"], "unknown partition 'random': there are iid, dirichlet, shards, clusters, natural"),
+        (
+            ["--partition", "random"],
+            "unknown partition 'random': there are iid, dirichlet, shards, clusters, contiguous, natural",
+        ),
         (["--dataset", "mnistt"], "unknown data set 'mnistt'"),
         (["--clients", "0"], "--clients must be 1 or more"),
         (["--alpha", "nan"], "--alpha must be a finite number above 0"),

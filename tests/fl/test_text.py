@@ -392,7 +392,7 @@ def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
         (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
         (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
         (["--dataset", "digits"], "--text options are for data sets of text, not for digits: leave them out"),
-        (["--partition", "dirichlet"], "goes by class labels, and text has none: choose iid or natural"),
+        (["--partition", "dirichlet"], "goes by class labels, and text has none: choose iid, contiguous, natural"),
         (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
         (["--text.length", "-1"], "--text.length must be 1 or more"),
         (["--dataset", "text:a.txt"], "--dataset text:a.txt: there is no file a.txt, nor in /nowhere"),
