@@ -33,7 +33,7 @@ AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds":
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the given folders, which are run folders or hold some.
+    """The runs in the given folders, which are run folders or hold some; those of one command in its order of methods.
 
     Raises FLError for a folder without runs, and for two runs of the same settings and seed.
     """
@@ -44,6 +44,8 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         found = [path.parent for path in sorted(folder.rglob("metrics.csv"))]
         if not found:
             raise FLError(f"{folder} holds no run: there is no metrics.csv in it or below it")
+        names = Config.read(folder).algorithm if (folder / "config.yaml").exists() else ()
+        mine = []
         for path in found:
             rows = read(path / "metrics.csv")
             if not any("accuracy" in row for row in rows):
@@ -52,7 +54,9 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             config.check()
             if len(config.runs()) != 1:
                 raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run has not")
-            runs[path.resolve()] = Run(path, config, rows)
+            mine.append(Run(path, config, rows))
+        mine.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
+        runs |= {run.folder.resolve(): run for run in mine}
     return list(runs.values())
 
 
@@ -135,15 +139,20 @@ def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target:
     """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table, with a second one
     below if there is a target.
     """
-    choice("--against", [against], AGAINST)
-    if target is not None:
-        check_target(target)
+    check(against, target)
     groups = group(find_runs(folders))
     tables = [table(groups)] + ([] if target is None else [target_table(groups, target)])
     title = common([run.config for runs in groups.values() for run in runs])
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
     plot.comparison_figure(rows, title, out, AGAINST[against])
     return "\n\n".join(tables)
+
+
+def check(against: str, target: float | None) -> None:
+    """Raise FLError for what curves are not drawn against, and for a target that nothing reaches."""
+    choice("--against", [against], AGAINST)
+    if target is not None:
+        check_target(target)
 
 
 def common(configs: Sequence[Config]) -> str:
@@ -186,6 +195,7 @@ def run(arguments: Arguments) -> int:
     """Compare and print."""
     if not arguments.folders:
         raise FLError("give at least one run folder")
+    check(arguments.against, arguments.target)
     if arguments.out.exists():
         raise FLError(f"{arguments.out} exists already: choose another --out")
     print(compare(arguments.folders, arguments.out, arguments.against, arguments.target))

@@ -208,6 +208,8 @@ def describe(summary: dict) -> str:
         else:
             means.append(f"perplexity {chosen['local_test_perplexity']:.2f}")
         own = f"\nclients' own test data in round {chosen['round']}{which}: {', '.join(means)} (± over clients)"
+    if "attack_success" in final:
+        other += f"; the trigger turns {final['attack_success']:.2%} of the images"
     return (
         f"{head} test accuracy {final['accuracy']:.2%} in round {final['round']}, best {best['accuracy']:.2%} in round "
         f"{best['round']}; loss {final['loss']:.3f}, {other}{own}\n{summary['seconds']:.0f} s of training"

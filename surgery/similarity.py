@@ -149,7 +149,9 @@ def block_similarity(model: nn.Module | State, first: bool = False) -> list[Sect
             result.append(SectionSimilarity(section.name, blocks, alike))
     if not result:
         what = "two blocks" if first else "two blocks after its first"
-        raise SurgeryError(f"no section has {what} to compare: give a deeper model" + ("" if first else ", or first="))
+        raise SurgeryError(
+            f"no section has {what} to compare: give a deeper model" + ("" if first else ", or first=True")
+        )
     return result
 
 

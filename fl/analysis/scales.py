@@ -1,5 +1,6 @@
 """How far apart the weights of models of different size lie (FedFA, appendix 0.F, Table 10 and Figs. 7-9)."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,11 @@ def read(folders: Sequence[Path]) -> list[Member]:
                 f"{found[0].name} holds a {found[0].spec.name} and {one.name} a {one.spec.name}: give widths and "
                 "depths of one model"
             )
-    return sorted(found, key=lambda one: one.parameters)
+    found.sort(key=lambda one: one.parameters)
+    for small, large in itertools.pairwise(found):
+        if (small.spec.width, small.spec.depth) == (large.spec.width, large.spec.depth):
+            raise FLError(f"{small.name} and {large.name} hold models of one width and depth: give different ones")
+    return found
 
 
 def place(small: nn.Module, large: nn.Module) -> Submodel:

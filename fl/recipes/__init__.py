@@ -4,6 +4,7 @@ A recipe is a function without arguments; its docstring gives the command, how l
 """
 
 import inspect
+from textwrap import indent
 
 from fl.recipes import fedfa, fedmr, femam, first
 
@@ -40,9 +41,10 @@ def overview() -> str:
 
 
 def describe(name: str) -> str:
-    """The docstring of a recipe.
+    """The docstring of a recipe, its commands indented, so that a help keeps them on lines of their own.
 
     >>> print(describe("fedmr-cifar10-cnn-dir0.5").splitlines()[2])
-    python -m fl.run fedmr-cifar10-cnn-dir0.5
+      python -m fl.run fedmr-cifar10-cnn-dir0.5
     """
-    return inspect.cleandoc(RECIPES[name].__doc__)
+    paragraphs = inspect.cleandoc(RECIPES[name].__doc__).split("\n\n")
+    return "\n\n".join(indent(text, "  ") if text.startswith("python -m ") else text for text in paragraphs)

@@ -45,11 +45,11 @@ class Space:
         if not self.widths:
             raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
         if self.mixed and ":" in self.base.name:
-            raise FLError(f"{self.base.name} has one width for all sections: announce it without `mixed`")
+            raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
-                way = "every section chooses one" if self.mixed else "`mixed` lets every section choose one"
-                raise FLError(f"a candidate is a number, got {value!r}: {way}")
+                way = f"with{'' if self.mixed else ' --architectures.mixed'} every section chooses one of them"
+                raise FLError(f"a width or depth to choose from is one number here, got {_short(value)}: {way}")
         try:
             widths = {self.base.scaled(width).width: width for width in self.widths}
             depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
@@ -109,7 +109,9 @@ class Space:
             if (expected := self._make(genes)) == spec:
                 return genes
             wrong = [f"width {_short(spec.width)} (announced with these sections: {_short(expected.width)})"]
-        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}")
+        scaled = any(text.startswith("width") for text in wrong) and any(rate != 1 for rate in self.base.width)
+        units = ". These are rates of its full width: those that were announced, times --width" if scaled else ""
+        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
 
     def check(self, spec: Spec) -> None:
         """FLError if the spec was not announced; it names what is outside, and the candidates."""

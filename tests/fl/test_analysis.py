@@ -126,6 +126,8 @@ def test_scales_of_a_family(make_run, tmp_path, capsys):
     assert re.search(rf"{larger} +0.5,0.25,1 +3,1,2 +[\d,]+ +- +{sums[1]:.4f} +{sums[1] / magnitude:.3f}\n", text)
     assert f"figure: {out}" in text
     assert out.stat().st_size > 10_000
+    with pytest.raises(FLError, match="hold models of one width and depth: give different ones"):
+        read([smallest, wider, make_run("d", width=(0.5,), depth=(1,))])
 
 
 def test_the_first_and_the_last_convolution_are_those_of_the_forward_pass(make_run):

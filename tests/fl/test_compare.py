@@ -52,6 +52,14 @@ def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     assert "90.00 ± 0.00" in row  # best
 
 
+def test_runs_of_one_command_keep_its_order(tmp_path):
+    names = ("nefl", "fedfa", "heterofl")
+    (tmp_path / "config.yaml").write_text(Config(algorithm=names).to_yaml())
+    for name in sorted(names):
+        fake_run(tmp_path / f"{name}-seed0", [0.5], algorithm=(name,))
+    assert [run.config.algorithm[0] for run in compare.find_runs([tmp_path])] == list(names)
+
+
 def test_settings_that_differ_are_in_the_label(tmp_path):
     for i, alpha in enumerate((0.1, 0.5)):
         fake_run(tmp_path / str(i), [0.5], algorithm=("fedavg",), alpha=alpha)

@@ -29,6 +29,12 @@ def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch):
     torch.testing.assert_close(fed.predict(fed.initial(), fed.data.test_x), whole)
 
 
+def test_nobody_honest_has_no_mean():
+    rows = [{"accuracy": 0.5, "loss": 1.0}] * 2
+    assert evaluate.summarise_clients({"test": rows}, left_out={0, 1}) == {}
+    assert evaluate.summarise_clients({"test": rows}, left_out={1})["local_test_loss"] == 1.0
+
+
 def test_prediction_is_the_model_in_evaluation_mode(make_federation):
     fed = make_federation("resnet20")
     trained = fed.train(surgery.broadcast(fed.initial(), 1), [2], Rng(0, 1))

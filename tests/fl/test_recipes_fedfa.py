@@ -36,7 +36,7 @@ def test_there_is_one_for_every_comparison_and_the_overview_names_it():
 @pytest.mark.parametrize("name", [*ROWS, *TEXTS, *SMALL, *OWN])
 def test_their_commands_can_be_run(name):
     text = describe(name)
-    commands = re.findall(r"^python -m fl\.run (\S+)(.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^ *python -m fl\.run (\S+)(.*)$", text, re.MULTILINE)
     assert commands[0] == (name, "")
     for recipe, flags in commands:
         assert recipe == name

@@ -240,7 +240,9 @@ def test_what_was_not_announced_is_refused():
         space.check(Spec("resnet20", 4, 1, 8, norm="group"))
     with pytest.raises(FLError, match=r"depth of section2 2 \(announced: 1, 3\)$"):
         SPACES["mixed"].check(Spec("resnet20", width=(0.5, 0.5, 1), depth=(1, 2, 3)))
-    with pytest.raises(FLError, match=r"width of section2 1 \(announced: 0.25, 0.5\)$"):
+    with pytest.raises(
+        FLError, match=r"width of section2 1 \(announced: 0.25, 0.5\)\. These are rates of its full width"
+    ):
         SPACES["mixed"].check(Spec("resnet20", depth=(1, 1, 3)))
     with pytest.raises(FLError, match="with these sections"):
         SPACES["tail"].check(Spec("vgg11", depth=2))
@@ -253,7 +255,7 @@ def test_candidates_that_a_model_cannot_have_are_refused():
         (Spec("cnn"), {"depths": (1,)}, "cnn has no sections of blocks"),
         (RESNET, {"widths": ()}, "no width of resnet20"),
         (RESNET, {"widths": (0.5, -1)}, "width is a rate above 0"),
-        (RESNET, {"widths": ((0.5, 0.5, 1),)}, "`mixed` lets every section choose"),
+        (RESNET, {"widths": ((0.5, 0.5, 1),)}, "with --architectures.mixed every section chooses one of them"),
         (RESNET, {"depths": ((1, 2),)}, "one for each of its 3 sections"),
         (RESNET, {"depths": ((1, 2, 3),), "mixed": True}, "every section chooses one"),
         (Spec("timm:resnet18"), {"mixed": True}, "has one width for all sections"),
