@@ -22,11 +22,16 @@ def test_scores_are_scikit_learn_s():
     assert result["f1"] == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
 
 
-def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch):
-    fed = make_federation("resnet20")
+@pytest.mark.parametrize(("limit", "value"), [("_CHUNK", 5), ("_PIXELS", 5 * 8 * 8), ("_PIXELS", 1)])
+def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch, limit, value):
+    fed, sizes = make_federation("resnet20"), []
     whole = fed.predict(fed.initial(), fed.data.test_x)
-    monkeypatch.setattr("fl.inference._CHUNK", 5)
+    monkeypatch.setattr(f"fl.inference.{limit}", value)
+    handle = fed.model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     torch.testing.assert_close(fed.predict(fed.initial(), fed.data.test_x), whole)
+    handle.remove()
+    assert max(sizes) == (1 if value == 1 else 5)
+    assert sum(sizes) == len(whole)
 
 
 def test_nobody_honest_has_no_mean():

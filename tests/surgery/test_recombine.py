@@ -1,7 +1,9 @@
 import copy
+import importlib
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -316,10 +318,9 @@ def test_zoo_models_decompose_into_the_layers_one_expects():
 
 @pytest.mark.slow
 def test_the_benchmark_runs(monkeypatch, tmp_path, capsys):
-    from benchmarks.surgery_speed import main
-
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     monkeypatch.setattr("sys.argv", ["surgery", "--quick", "--out", str(tmp_path)])
-    main()
+    importlib.import_module("surgery_speed").main()
     rows = json.loads((tmp_path / "surgery-cpu-quick.json").read_text())["rows"]
     assert {row["operation"] for row in rows} >= {"shuffle", "extract", "embed", "average_submodels", "match_norms"}
     assert all(row["surgery_ms"] > 0 for row in rows)
