@@ -21,7 +21,7 @@ from fl.fleet import make_fleet
 from fl.metrics import read
 from fl.rng import Rng
 from fl.roster import COLUMNS, FILE, roster, save_roster
-from fl.simulation import simulate
+from fl.simulation import leave_fleet, simulate
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
@@ -90,6 +90,26 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
     expected = sum(2 * len(split.train) * fed.fleet[k].spec.count().macs for k, split in enumerate(fed.clients)) / 4
     assert [row["macs"] for row in read(tmp_path / "a" / "metrics.csv")] == [pytest.approx(expected)] * 2
     assert len({fed.fleet[k].spec.count().macs for k in range(4)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "panels"),
+    [
+        ("fedfa", ["without grafting", "with grafting"]),
+        ("heterofl", ["clients' models"]),
+        ("nefl", ["clients' models"]),
+        ("fedrolex", []),  # its windows move
+        ("flexifed", []),  # its layers lie in a tree
+    ],
+)
+def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monkeypatch, name, panels):
+    drawn = []
+    monkeypatch.setattr("fl.simulation.draw_coverage", lambda maps, path: drawn.extend(maps))
+    fed = mixed(make_federation)
+    if name == "flexifed":
+        fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
+    leave_fleet(fed, ALGORITHMS[name](fed, SMALL), tmp_path)
+    assert drawn == panels
 
 
 def by_hand(fed, cohort, statistics):
