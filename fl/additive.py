@@ -1,8 +1,7 @@
 """Levels of models whose logits are added up for each client, and what clients' validation data say of them (FeMAM)."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,49 +9,12 @@ from torch import Tensor
 
 from fl.errors import FLError
 from fl.federation import Federation
+from fl.own import Level, count, logits
 from fl.partition import Parts
-from fl.personal import row
-from surgery import Stack, State
+from surgery.transfer import download, upload
 
 _LIMIT = 8 * 10**9  # bytes
 _unknown = itertools.count(-1, -1)
-
-Level: TypeAlias = tuple[Stack, Tensor]
-"""Models, and the one of them that each client uses: int64 [clients] on the CPU, -1 for none."""
-
-
-def predict(
-    call: Callable[[State, Tensor], Tensor], levels: Sequence[Level], client: int, x: Tensor, mean: bool
-) -> Tensor | None:
-    """The sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
-
-    Args:
-        call: (model, samples) -> logits.
-    """
-    total, used = None, 0
-    for models, mapping in levels:
-        if (k := int(mapping[client])) >= 0:
-            logits = call(row(models, k), x)
-            total, used = logits if total is None else total + logits, used + 1
-    return total / used if mean and used else total
-
-
-def count(levels: Sequence[Level], clients: int) -> Tensor:
-    """On how many of the levels each client has a model: int64 [clients]."""
-    return sum(((mapping >= 0).long() for _, mapping in levels), torch.zeros(clients, dtype=torch.int64))
-
-
-def logits(fed: Federation, level: Level, parts: Parts) -> Tensor:
-    """Of every client's samples by its own model of one level, in the order of `parts.samples`; 0 where it has none."""
-    models, mapping = level
-    device = fed.data.x.device
-    result = torch.zeros(len(parts.samples), *fed.data.y.shape[1:], fed.data.classes, device=device)
-    used, order = mapping.repeat_interleave(parts.sizes).sort(stable=True)  # one look at the samples for all models
-    found, sizes = used.unique_consecutive(return_counts=True)
-    for k, at in zip(found.tolist(), order.split(sizes.tolist())):
-        if k >= 0:
-            result[at.to(device)] = fed.predict(row(models, k), fed.data.x[parts.samples[at].to(device)]).to(result)
-    return result
 
 
 class Cache:
@@ -75,6 +37,7 @@ class Cache:
                 "--samples, or of text --text.tokens byte or a smaller --text.vocabulary"
             )
         self._fed, self._seen, self._table = fed, [], self._zeros(fed)
+        self._parts = [(parts, _owners(parts)) for parts in (fed.clients.train, fed.clients.valid)]
 
     def table(self, levels: Sequence[Level]) -> Tensor:
         """[N, classes] for images, [N, T, classes] for text; 0 for samples that no client has."""
@@ -82,11 +45,12 @@ class Cache:
             self._seen, self._table = [], self._zeros(self._fed)
         if fresh := levels[len(self._seen) :]:
             self._table = self._table.clone()  # whoever has the other one keeps it as it is
-            for models, mapping in fresh:
-                for parts in (self._fed.clients.train, self._fed.clients.valid):
-                    values = logits(self._fed, (models, mapping), parts)
-                    self._table[parts.samples.to(values.device)] += values
-                self._seen.append(([(tensor, _version(tensor)) for tensor in models.values()], mapping.clone()))
+            for level in fresh:
+                for parts, owners in self._parts:
+                    values = logits(self._fed, level, parts.samples, owners)
+                    self._table[upload(parts.samples, values.device)] += values
+                weights = [(tensor, _version(tensor)) for tensor in level.models.values()]
+                self._seen.append((weights, level.used.clone()))
         return self._table
 
     @staticmethod
@@ -95,9 +59,9 @@ class Cache:
 
 
 def _unchanged(seen: tuple[list[tuple[Tensor, int]], Tensor], level: Level) -> bool:
-    weights, mapping = seen
-    same = all(a is b and version == _version(b) for (a, version), b in zip(weights, level[0].values()))
-    return same and torch.equal(mapping, level[1])
+    weights, used = seen
+    same = all(a is b and version == _version(b) for (a, version), b in zip(weights, level.models.values()))
+    return same and torch.equal(used, level.used)
 
 
 def _version(tensor: Tensor) -> int:
@@ -120,35 +84,43 @@ class Validation:
                 "--local-valid, such as 0.1, or give both --femam.no-prune and --femam.level-rounds"
             )
         self._fed, self._cache, self._mean, self._parts = fed, cache, mean, parts
-        self._samples = parts.samples.to(device)
+        self._samples = upload(parts.samples, device)
         self._labels = fed.data.y[self._samples]
-        self._owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+        self._owners = _owners(parts)
 
-    def losses(self, levels: Sequence[Level], newest: Level | None = None) -> Tensor:
-        """Mean cross entropy of each client: float64 [clients], on the CPU.
+    def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+        """Mean cross entropy of each client: float64 [len(more), clients], on the CPU.
 
         Args:
             levels: whose logits are remembered.
-            newest: one more, whose are not.
+            more: a further level each time, whose logits are not, or none.
         """
-        flat = self._logits(levels, newest).double().flatten(0, -2)
-        return self._means(F.cross_entropy(flat, self._labels.flatten(), reduction="none").view(self._labels.shape))
+        values = []
+        for newest in more:
+            flat = self._logits(levels, newest).double().flatten(0, -2)
+            values.append(F.cross_entropy(flat, self._labels.flatten(), reduction="none").view(self._labels.shape))
+        return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
         """The mean over the clients of their accuracy."""
-        return self._means((self._logits(levels, newest).argmax(-1) == self._labels).double()).mean().item()
+        return self._means([self._logits(levels, newest).argmax(-1) == self._labels]).mean().item()
 
     def _logits(self, levels: Sequence[Level], newest: Level | None) -> Tensor:
         total = self._cache.table(levels)[self._samples]
         if newest is not None:
-            total = total + logits(self._fed, newest, self._parts)
+            total = total + logits(self._fed, newest, self._parts.samples, self._owners)
         if not self._mean:
             return total
-        used = count([*levels, *([newest] if newest else [])], len(self._parts)).clamp(min=1).to(total.device)
-        return total / used[self._owners.to(total.device)].view(-1, *[1] * (total.ndim - 1))
+        used = count([*levels, *([newest] if newest else [])], len(self._parts)).clamp(min=1)
+        return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
-    def _means(self, values: Tensor) -> Tensor:
-        """Over each client's samples (and their tokens)."""
-        values = values.flatten(1).mean(1) if values.ndim > 1 else values
-        sums = torch.zeros(len(self._parts), dtype=torch.float64)
-        return sums.index_add_(0, self._owners, values.cpu()) / self._parts.sizes  # on CUDA the order is not fixed
+    def _means(self, values: Sequence[Tensor]) -> Tensor:
+        """Of each of these values [N] (of text [N, T]) the mean over every client's samples: [len(values), clients]."""
+        each = torch.stack([value.flatten(1).mean(1) if value.ndim > 1 else value for value in download(values)])
+        sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
+        return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
+
+
+def _owners(parts: Parts) -> Tensor:
+    """The client of each sample."""
+    return torch.arange(len(parts)).repeat_interleave(parts.sizes)

@@ -1,4 +1,4 @@
-"""What a federated method is: three plain functions."""
+"""What a federated method is: a few plain functions."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fl.engine import Trained
 from fl.federation import Federation
+from fl.own import Own
 from fl.rng import Rng
 from surgery import Stack, State, Submodel
 
@@ -27,6 +28,8 @@ class Algorithm(NamedTuple):
             uniformly, as `Federation.sample` draws them.
         plan: client -> where its model lies in the global one, for methods whose clients have parts of that and keep
             them; None for others.
+        own: server -> the models behind `predict`, with which all clients are evaluated in a few passes. None: clients
+            are asked one by one.
     """
 
     init: Callable[[], Server]
@@ -34,6 +37,7 @@ class Algorithm(NamedTuple):
     predict: Callable[[Server, Tensor, int | None], Tensor]
     sample: Callable[[Server, Rng], list[int]] | None = None
     plan: Callable[[int], Submodel] | None = None
+    own: Callable[[Server], Own] | None = None
 
     def choose(self, fed: Federation, server: Server, rng: Rng) -> list[int]:
         """The clients of a round."""

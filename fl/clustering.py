@@ -17,6 +17,7 @@ from fl.federation import Federation
 from fl.personal import classifier, take
 from fl.rng import Rng
 from surgery import Stack, State, average, count, distance
+from surgery.transfer import upload
 
 _RESTARTS = 10  # of K-means, as the released code has it
 _HOW = ("nearest", "kmeans")
@@ -92,7 +93,7 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
     tensor([[2.],
             [0.]])
     """
-    rows = mapping[clients]  # -1 is the last row
+    rows = upload(mapping[clients], next(iter(models.values())).device)  # -1 is the last row
     return {name: torch.cat([tensor, newcomers[name][None]])[rows] for name, tensor in models.items()}
 
 

@@ -4,31 +4,38 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
 from fl.federation import Federation
+from fl.own import Own, predict_all
+from fl.partition import Parts
 from surgery import Stack, State, cosine, unstack
+from surgery.transfer import download, upload
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
 _LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many to be held at once
+_SAMPLES = 2**14  # of one piece of the clients' samples
 
 
 class Tally(NamedTuple):
-    """Sums over the predictions for some samples. They are on the samples' device, and nothing has waited for it yet.
+    """What models say of samples, on their device: nothing has waited for it yet. Of text every token is a sample.
 
     Attributes:
-        sums: float64 [2]: how many predictions are right, and the loss of all.
-        labels, predicted: [N]; of text the labels [N, T] alone, since nothing asks for the predictions.
+        loss: float64 [N]. right: [N], whether the most likely class is the label's.
+        predicted, labels: [N]; None of text, of which nobody asks for them.
+        sizes: how many of the N belong to each client, one after another, on the host.
     """
 
-    sums: Tensor
-    labels: Tensor
+    loss: Tensor
+    right: Tensor
     predicted: Tensor | None
+    labels: Tensor | None
+    sizes: tuple[int, ...]
 
 
 def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
@@ -47,7 +54,7 @@ def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: in
     >>> round(score(lambda x: torch.zeros(*x.shape, 5), torch.ones(2, 3), torch.ones(2, 3).long(), 5)["perplexity"], 9)
     5.0
     """
-    return _scores([_tally(predict, x, y, classes)])[0]
+    return _scores([_tally(_pieces(predict, x, y, classes), y.ndim > 1, (y.numel(),))])[0][0]
 
 
 def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -57,24 +64,55 @@ def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: 
         yield predict(some).flatten(0, -2), labels.flatten()
 
 
-def _tally(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Tally:
-    sums, predicted = torch.zeros(2, dtype=torch.float64, device=y.device), []
-    for logits, labels in _pieces(predict, x, y, classes):
+def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[int]) -> Tally:
+    loss, predicted, every = [], [], []
+    for logits, labels in pieces:
+        loss.append(F.cross_entropy(logits.double(), labels, reduction="none"))
         predicted.append(logits.argmax(1))
-        right = (predicted[-1] == labels).double().sum()
-        sums += torch.stack([right, F.cross_entropy(logits.double(), labels, reduction="sum")])
-    return Tally(sums, y, torch.cat(predicted) if y.ndim == 1 else None)
+        every.append(labels)
+    loss, predicted, labels = map(torch.cat, (loss, predicted, every))
+    kept = (None, None) if text else (predicted, labels)
+    return Tally(loss, predicted == labels, *kept, tuple(sizes))
 
 
-def _scores(tallies: Sequence[Tally]) -> list[dict[str, float]]:
-    """What `score` returns, for each tally; waits for the device once for all sums, and for all predictions."""
-    means = torch.stack([tally.sums / tally.labels.numel() for tally in tallies]).cpu()
-    rows = [dict(zip(("accuracy", "loss"), mean)) for mean in means.tolist()]
-    if tallies[0].predicted is None:
-        return [row | {"perplexity": value} for row, value in zip(rows, means[:, 1].exp().tolist())]
-    both = torch.stack([torch.cat([t.labels for t in tallies]), torch.cat([t.predicted for t in tallies])]).cpu()
-    pairs = both.split([len(tally.labels) for tally in tallies], dim=1)
-    return [row | {"f1": float(f1_score(*pair, average="macro", zero_division=0))} for row, pair in zip(rows, pairs)]
+def _scores(tallies: Sequence[Tally]) -> list[list[dict[str, float]]]:
+    """What `score` returns, for each client of each tally; waits for the device once."""
+    columns = iter(download([t for tally in tallies for t in tally[:4] if t is not None]))
+    result = []
+    for tally in tallies:
+        loss, right, *classes = (next(columns).numpy() for t in tally[:4] if t is not None)
+        owners = np.repeat(np.arange(len(tally.sizes)), tally.sizes)
+        accuracy, mean = (np.bincount(owners, values, len(tally.sizes)) / tally.sizes for values in (right, loss))
+        if classes:
+            name, third = "f1", macro_f1(*(column.astype(np.int64) for column in classes), owners)
+        else:
+            with np.errstate(over="ignore"):
+                name, third = "perplexity", np.exp(mean)
+        rows = zip(accuracy.tolist(), mean.tolist(), third.tolist())
+        result.append([dict(zip(("accuracy", "loss", name), row)) for row in rows])
+    return result
+
+
+def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """scikit-learn's macro-F1 of each owner's samples, float64 [owners]: the mean over the classes in its labels or
+    predictions of 2 TP / (labels + predictions).
+
+    All owners at once, since scikit-learn takes milliseconds for each.
+
+    Args:
+        predicted, labels, owners: integers [N]; each owner from 0 on has a sample.
+
+    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([0, 0, 1]))
+    array([0.33333333, 1.        ])
+    """
+    n, classes = owners.max() + 1, max(predicted.max(), labels.max()) + 1
+    true, said, hit = (
+        np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
+        for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
+    )
+    known = true + said > 0
+    each = np.divide(2 * hit, true + said, out=np.zeros(known.shape), where=known)
+    return each.sum(1) / known.sum(1)
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -174,22 +212,38 @@ def held_out(fed: Federation) -> list[str]:
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
 
 
-def score_clients(fed: Federation, predict: Callable[[Tensor, int], Tensor]) -> Scores:
+def score_clients(fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Own | None = None) -> Scores:
     """What `score` says of every client on its own held-out samples, for the parts that `held_out` names.
 
     Args:
         predict: (samples, client) -> logits.
+        own: the models behind it, which are then asked for the samples of all their clients at once.
     """
-    result = {}
-    for part in held_out(fed):
-        tallies = []
-        for client, index in enumerate(getattr(fed.clients, part)):
-            index = index.to(fed.data.x.device)
-            tallies.append(
-                _tally(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
-            )
-        result[part] = _scores(tallies)
-    return result
+    parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
+    tokens, text = fed.data.y[0].numel(), fed.data.text
+    tallies = [
+        _tally(_of_all(fed, own, each) if own else _of_each(fed, predict, each), text, (each.sizes * tokens).tolist())
+        for each in parts.values()
+    ]
+    return dict(zip(parts, _scores(tallies)))
+
+
+def _of_each(
+    fed: Federation, predict: Callable[[Tensor, int], Tensor], parts: Parts
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_pieces`, of one client after another."""
+    for client, index in enumerate(parts):
+        index = upload(index, fed.data.x.device)
+        yield from _pieces(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
+
+
+def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_pieces`, of all clients together, in their order."""
+    size = max(1, min(_SAMPLES, _LOGITS // (fed.data.classes * fed.data.y[0].numel())))
+    owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+    for samples, whose in zip(parts.samples.split(size), owners.split(size)):
+        labels = fed.data.y[upload(samples, fed.data.y.device)]
+        yield predict_all(fed, own, samples, whose).flatten(0, -2), labels.flatten()
 
 
 def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:

@@ -77,8 +77,8 @@ def _single(state: State) -> Stack:
 
 def _finite_sums(stack: Stack) -> Tensor:
     """For which of the K entries of a stack the sums of all floating-point tensors are finite: bool [K]."""
-    sums = [t.reshape(len(t), -1).sum(1).isfinite() for t in stack.values() if t.is_floating_point()]
-    return torch.stack(sums).all(0)
+    sums = [t.reshape(len(t), -1).sum(1) for t in stack.values() if t.is_floating_point()]
+    return torch.stack(sums).isfinite().all(0)
 
 
 def _finite_rows(stack: Stack, starts: Stack) -> Tensor:

@@ -16,7 +16,7 @@ from fl.engine import SGD, Optimizer, Precision, Trained, check
 from fl.engine.work import Meter
 from fl.errors import FLError
 from fl.fleet import Fleet, uniform
-from fl.inference import LastState, collect, infer, lacks_statistics
+from fl.inference import LastState, collect, infer, infer_each, lacks_statistics
 from fl.objectives import Ascent, Objective, cross_entropy
 from fl.partition import Splits
 from fl.presence import Presence
@@ -24,6 +24,7 @@ from fl.rng import Rng, draw
 from fl.schedule import Schedule
 from fl.training import Aim, train_cohort
 from surgery import Stack, State, count
+from surgery.transfer import upload
 from zoo import Spec
 
 
@@ -108,7 +109,7 @@ class Federation:
         if generator is not None:
             if self.create is None:
                 raise FLError("a method that starts several models needs Federation(create=...), which makes them")
-            model = self.create(generator).to(self.data.x.device)
+            model = self.create(generator).to(self.data.x.device, non_blocking=True)
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def sample(self, rng: Rng) -> list[int]:
@@ -135,14 +136,23 @@ class Federation:
 
         Malicious clients also have those of their spoilt samples.
         """
-        for client in set(clients) - self._held.keys():  # counting waits for an accelerator: once a client, not a round
-            index = self.clients.train[client].to(self.data.y.device)
-            spoilt = [self.attack.data] if self.attack and client in self.attack.malicious else []
-            seen = [data.y[index].flatten() for data in (self.data, *spoilt)]
-            if self.data.text:
-                seen.append(self.data.x[index].flatten())
-            self._held[client] = torch.bincount(torch.cat(seen), minlength=self.data.classes) > 0
+        if fresh := [client for client in dict.fromkeys(clients) if client not in self._held]:
+            table = torch.zeros(len(fresh), self.data.classes, dtype=torch.bool, device=self.data.y.device)
+            self._mark(table, dict(enumerate(fresh)), self.data)
+            if bad := self.attack.rows(fresh) if self.attack else []:
+                self._mark(table, {row: fresh[row] for row in bad}, self.attack.data)
+            self._held.update(zip(fresh, table))
         return torch.stack([self._held[client] for client in clients])
+
+    def _mark(self, table: Tensor, clients: dict[int, int], data: Dataset) -> None:
+        """Set table[row, c] where the row's client has class (or token) c in its training samples."""
+        parts = [self.clients.train[client] for client in clients.values()]
+        rows = torch.tensor(list(clients)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+        index, rows = (upload(tensor, table.device) for tensor in (torch.cat(parts), rows))
+        for values in (data.y, data.x) if data.text else (data.y,):
+            seen = values[index]
+            places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
+            table.index_put_(places, table.new_ones(()))
 
     def train(
         self,
@@ -215,8 +225,20 @@ class Federation:
         model = model or self.model
         state = {**state, **self.statistics(state, model)}
         if self.augment.mask:  # of a masked language model is asked what stands behind the masks, here always the same
-            images = self.augment(images, torch.zeros((), dtype=torch.int32, device=images.device))
+            images = self.augment.masked(images, torch.zeros((), dtype=torch.int64, device=images.device))
         return infer(model, state, self.data, images, self.precision)
+
+    def predict_each(self, models: Stack, samples: Tensor) -> Tensor:
+        """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
+
+        Models with static batch norms bring their statistics.
+
+        Raises:
+            RuntimeError: if the model has an operation that cannot be stacked.
+        """
+        if self.augment.mask:
+            samples = self.augment.masked(samples, torch.zeros(len(samples), dtype=torch.int64, device=samples.device))
+        return infer_each(self.model, models, self.data, samples, self.precision)
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
         """The running statistics of a state's static batch norms, if the model has such and the state none.

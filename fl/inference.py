@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl.data import Dataset
 from fl.engine import Precision
-from fl.engine.precision import products
-from surgery import State
+from fl.engine.precision import arithmetic
+from surgery import Stack, State
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass: large enough to be busy
@@ -24,9 +25,20 @@ def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precis
     """Logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
     model.eval()
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
-    with products(precision, samples.device):
+    with arithmetic(precision, samples.device):
         batches = _batches(data, state, samples.split(_chunk(samples)), precision)
         return torch.cat([functional_call(model, state, x) for x in batches])
+
+
+@torch.no_grad()
+def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
+    """Logits of K states side by side, each for samples of its own: [K, n, ...] -> [K, n, classes], of text a token
+    each.
+    """
+    model.eval()
+    with arithmetic(precision, samples.device), sdpa_kernel(SDPBackend.MATH):
+        x = data.normalise(samples, next(t.dtype for t in models.values() if t.is_floating_point()))
+        return vmap(lambda state, x: functional_call(model, state, (x,)))(models, x)
 
 
 def lacks_statistics(model: nn.Module, state: State) -> bool:
@@ -40,7 +52,7 @@ def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precis
     """The statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
     parts = index.to(data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
-    with products(precision, data.x.device):
+    with arithmetic(precision, data.x.device):
         return collect_statistics(model, _batches(data, state, (data.x[part] for part in parts), precision), state)
 
 

@@ -25,7 +25,7 @@ from fl.compare import Run, common, find_runs, group
 from fl.console import guarded
 from fl.data import Dataset
 from fl.directions import grid, random_direction, rise, surface
-from fl.engine.precision import products
+from fl.engine.precision import arithmetic
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.landscape_figure import Landscape, draw_figure, table, write_grid
@@ -101,7 +101,7 @@ def landscape(run: Run, title: str, arguments: Arguments, dataset: Dataset) -> L
     x, y = samples(fed, arguments.part, arguments.samples, rng)
     together = arguments.together or (_ON_CUDA if device.type == "cuda" else 1)
     axis = grid(arguments.points, arguments.radius)
-    with products(fed.precision, device):
+    with arithmetic(fed.precision, device):
         values = surface(mean_loss(model, fed.data, x, y, together), state(model), directions, axis, together, title)
     return Landscape(title, run.folder, axis, values, len(y), *rise(values, axis, arguments.radius))
 

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 import zoo
-from fl import additive, checkpoint, models
-from fl.additive import Level
+from fl import checkpoint, models, own
 from fl.config import Config
 from fl.errors import FLError
 from fl.files import replacing
-from fl.personal import row
+from fl.own import Level
 from surgery import State
 
 _FORMAT = "pathways-1"
@@ -30,7 +29,7 @@ class Pathways:
     Attributes:
         spec: of the model, the same for all.
         kinds: of the levels: global, a number of clusters, personal.
-        levels: (models, mapping) of each, see `fl.additive.Level`.
+        levels: the models of each, see `fl.own.Level`.
         mean: whether logits are averaged over the levels, and not summed.
     """
 
@@ -41,7 +40,7 @@ class Pathways:
     @property
     def clients(self) -> int:
         """How many there are, those that joined included: they are the last ones."""
-        return len(self.levels[0][1])
+        return len(self.levels[0].used)
 
     def pathway(self, client: int) -> list[int]:
         """The model of each level that a client uses, -1 for none.
@@ -50,13 +49,13 @@ class Pathways:
         """
         if not 0 <= client < self.clients:
             raise FLError(f"client {client}: there are clients 0 to {self.clients - 1}; a new one can join")
-        return [int(mapping[client]) for _, mapping in self.levels]
+        return [int(level.used[client]) for level in self.levels]
 
     @torch.no_grad()
     def predict(self, client: int, x: Tensor) -> Tensor:
         """Logits of a client: [N, classes] for images [N, C, H, W] in [-1, 1], [N, T, classes] for tokens [N, T]."""
         self.pathway(client)
-        logits = additive.predict(self._call, self.levels, client, x, self.mean)
+        logits = own.predict(self._call, self.levels, client, x, self.mean)
         if logits is None:
             raise FLError(f"client {client} has no model on any level: it never took part; let it join as a new one")
         return logits
@@ -76,9 +75,9 @@ class Pathways:
         """
         self._check_new(x, y)
         total, used, best, chosen = torch.zeros(()), 0, 0.0, []
-        for at, (kind, (stacked, mapping)) in enumerate(zip(self.kinds, self.levels)):
-            known = [] if kind == "personal" else mapping[mapping >= 0].unique().tolist()
-            offers = {k: total + self._call(row(stacked, k), x) for k in known}
+        for at, (kind, level) in enumerate(zip(self.kinds, self.levels)):
+            known = [] if kind == "personal" else level.used[level.used >= 0].unique().tolist()
+            offers = {k: total + self._call(level.state(k), x) for k in known}
             losses = {k: self._loss(logits / (used + 1 if self.mean else 1), y) for k, logits in offers.items()}
             k = min(losses, key=losses.get, default=-1)
             if k >= 0 and (at == 0 or best - losses[k] > epsilon):
@@ -86,7 +85,9 @@ class Pathways:
             else:
                 k = -1
             chosen.append(k)
-        self.levels = [(models, torch.cat([old, torch.tensor([k])])) for (models, old), k in zip(self.levels, chosen)]
+        self.levels = [
+            level._replace(used=torch.cat([level.used, torch.tensor([k])])) for level, k in zip(self.levels, chosen)
+        ]
         return self.clients - 1
 
     def _check_new(self, x: Tensor, y: Tensor) -> None:
@@ -104,9 +105,9 @@ class Pathways:
         """Write everything into one safetensors file, atomically; `load` is the inverse."""
         path = Path(path)
         parts = {
-            f"{at}/{name}": tensor for at, (models, _) in enumerate(self.levels) for name, tensor in models.items()
+            f"{at}/{name}": tensor for at, level in enumerate(self.levels) for name, tensor in level.models.items()
         }
-        parts |= {f"{at}/": mapping for at, (_, mapping) in enumerate(self.levels)}
+        parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
         state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
         with replacing(path) as temporary:
             tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parts.items()}
@@ -130,7 +131,7 @@ class Pathways:
             raise FLError(f"{folder}: a model with static batch norms, or of masked text, is used with fl.load_model")
         spec, parts = checkpoint.read_parts(folder)
         mappings = parts["structure"]["pathways"]
-        levels = [(parts[f"level{number}"], mapping) for number, mapping in enumerate(mappings, 1)]
+        levels = [Level(parts[f"level{number}"], mapping) for number, mapping in enumerate(mappings, 1)]
         return cls(spec, config.femam.levels, levels, config.femam.combine == "mean")
 
     @classmethod
@@ -146,7 +147,7 @@ class Pathways:
                 f"{path} holds no pathways but {header.get('format')}: give a run folder of femam, or such a file"
             )
         state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
-        levels = [(models := parts[str(at)], models.pop("")) for at in range(len(parts))]
+        levels = [Level(models := parts[str(at)], models.pop("")) for at in range(len(parts))]
         return cls(zoo.spec.make(state["spec"]), state["kinds"], levels, state["mean"])
 
     def _call(self, state: State, x: Tensor) -> Tensor:

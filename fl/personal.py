@@ -11,6 +11,7 @@ from fl.errors import Diverged
 from fl.federation import Federation
 from fl.rng import Rng
 from surgery import Stack, State, layers
+from surgery.transfer import upload
 
 _log = logging.getLogger("fl")
 
@@ -21,7 +22,8 @@ def take(models: Stack, rows: Sequence[int]) -> Stack:
     >>> take({"w": torch.tensor([[0.0], [1.0], [2.0]])}, [2, 0])["w"].flatten()
     tensor([2., 0.])
     """
-    return {name: tensor[_index(rows, tensor)] for name, tensor in models.items()}
+    index = _index(rows, models)
+    return {name: tensor.index_select(0, index) for name, tensor in models.items()}
 
 
 def row(models: Stack, k: int) -> State:
@@ -39,7 +41,8 @@ def put(models: Stack, rows: Sequence[int], new: Stack) -> Stack:
     >>> put({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
     tensor([0., 1., 0.])
     """
-    return {name: tensor.index_copy(0, _index(rows, tensor), new[name]) for name, tensor in models.items()}
+    index = _index(rows, models)
+    return {name: tensor.index_copy(0, index, new[name]) for name, tensor in models.items()}
 
 
 def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[int]) -> Stack:
@@ -67,8 +70,9 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
         return starts
 
 
-def _index(rows: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+def _index(rows: Sequence[int], models: Stack) -> Tensor:
+    """The rows where the models lie."""
+    return upload(torch.tensor(rows, dtype=torch.int64), next(iter(models.values())).device)
 
 
 def classifier(model: nn.Module) -> list[str]:

@@ -182,7 +182,8 @@ def evaluate_round(
         predict = partial(algorithm.predict, server, client=None)
         row |= evaluate.attack_success(fed, predict, triggered(config.attack, fed.data), config.attack.target)
     if "global" in wanted:
-        scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client))
+        own = algorithm.own(server) if algorithm.own else None
+        scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client), own)
         row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else ())
         # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))

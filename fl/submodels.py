@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from fl.engine import Trained
 from fl.federation import Federation
+from fl.own import Level, Own
 from fl.rng import Rng
 from surgery import State, Submodel
 
@@ -58,13 +60,23 @@ class Deployed:
         """Logits; see `Algorithm.predict`."""
         if client is None:
             return self.fed.predict(server["global"], images)
+        return self.fed.predict(self._part(server, client), images, self.fleet[client].model)
+
+    def own(self, server: dict) -> Own:
+        """The parts of all clients; see `Algorithm.own`."""
+        plans = [self.plan(client) for client in range(len(self.fleet))]
+        kinds = {plan: k for k, plan in enumerate(dict.fromkeys(map(id, plans)))}
+        used = torch.tensor([kinds[id(plan)] for plan in plans])
+        first = [used.tolist().index(k) for k in kinds.values()]  # a client of each kind
+        states = [self._part(server, client) for client in first]
+        return Own([Level(states, used, [self.fleet[client].model for client in first])])
+
+    def _part(self, server: dict, client: int) -> State:
+        """A client's part of the global model, with statistics."""
         model, plan = self.fleet[client].model, self.plan(client)
         if server is not self.server:
             self.server, self.parts = server, {}
         if id(plan) not in self.parts:
-            self.parts[id(plan)] = plan, self._part(server, plan, model)
-        return self.fed.predict(self.parts[id(plan)][1], images, model)
-
-    def _part(self, server: dict, plan: Submodel, model: nn.Module) -> State:
-        state = plan.extract(self.source(server))
-        return state | self.fed.statistics(state, model)
+            state = plan.extract(self.source(server))
+            self.parts[id(plan)] = plan, state | self.fed.statistics(state, model)
+        return self.parts[id(plan)][1]

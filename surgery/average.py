@@ -7,6 +7,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.state import Stack, State, check_same, compute_dtype, count
+from surgery.transfer import upload
 
 
 def average(
@@ -61,13 +62,13 @@ def average(
             chosen, covered = tensor, mask.get(name)
             if len(members) < k:
                 if tensor.device not in moved:
-                    moved[tensor.device] = members.to(tensor.device)
+                    moved[tensor.device] = upload(members, tensor.device)
                 chosen = tensor.index_select(0, moved[tensor.device])
                 covered = None if covered is None else covered.index_select(0, moved[tensor.device])
             if tensor.is_floating_point() or tensor.is_complex():
                 key = tensor.device, compute_dtype(tensor.dtype)
                 if key not in moved:
-                    moved[key] = share.to(*key)
+                    moved[key] = upload(share.to(key[1]), key[0])
                 value = _mean(chosen, moved[key], covered)
             else:
                 value = _maximum(chosen, covered)

@@ -18,6 +18,7 @@ from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.layers import Layer
 from surgery.state import Stack, State, check_same, count, owners, state
+from surgery.transfer import upload
 
 Segment: TypeAlias = tuple[str, ...]
 
@@ -144,7 +145,7 @@ def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations
     result = {}
     for name, tensor in models.items():
         if tensor.device not in sources:
-            sources[tensor.device] = permutations.to(tensor.device)
+            sources[tensor.device] = upload(permutations, tensor.device)
         result[name] = tensor.index_select(0, sources[tensor.device][owner[name]])
     return result
 
@@ -157,7 +158,7 @@ def _permute_rows(models: Mapping[str, Tensor], owner: Mapping[str, int], permut
     with torch.no_grad():
         for name, tensor in models.items():
             if not on_host or tensor[0].nbytes < _SMALL_ROW:
-                tensor.copy_(tensor.index_select(0, permutations[owner[name]].to(tensor.device)))
+                tensor.copy_(tensor.index_select(0, upload(permutations[owner[name]], tensor.device)))
                 continue
             row, views = rows[owner[name]], tensor.unbind(0)
             spare = torch.empty_like(views[0])

@@ -15,6 +15,7 @@ from surgery.errors import SurgeryError
 from surgery.state import Stack, State, check_same, compute_dtype, count
 from surgery.submodel import Submodel, pieces
 from surgery.submodel_checks import check_clients, client_scales, client_weights
+from surgery.transfer import upload
 
 _SLAB = 1 << 14  # elements are sorted at once on a CPU, within its cache; elsewhere many more, in fewer launches
 
@@ -59,7 +60,7 @@ def trimmed_mean(
     for c, row in enumerate(rows if rows.ndim == 2 else rows[None]):
         keep = None if fallback is None else _kept(models, fallback, c, rows.shape[:-1])
         members = row.nonzero().flatten()
-        moved = {device: members.to(device) for device in {tensor.device for tensor in models.values()}}
+        moved = {device: upload(members, device) for device in {tensor.device for tensor in models.values()}}
         result = {}
         for name, tensor in models.items():
             chosen, covered = tensor, mask.get(name)
@@ -159,7 +160,7 @@ def _middle(name: str, values: Tensor, covered: Tensor | None, cuts: list[int], 
     inside = None if covered is None else covered.reshape(flat.shape)
     old = None if keep is None else keep.reshape(-1)
     result = flat.new_empty(shape.numel())
-    table = None if covered is None else torch.tensor(cuts[: k + 1], dtype=torch.int32, device=values.device)
+    table = None if covered is None else upload(torch.tensor(cuts[: k + 1], dtype=torch.int32), values.device)
     step = _SLAB if values.device.type == "cpu" else _SLAB << 8
     for start in range(0, len(result), step):
         slab = slice(start, start + step)

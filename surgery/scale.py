@@ -13,6 +13,7 @@ from surgery.average import checked_mask
 from surgery.errors import SurgeryError
 from surgery.percentile import check_quantile, joint_norms, norm_dtype
 from surgery.state import Stack, count
+from surgery.transfer import upload
 
 _NOTHING = 1e-6  # of the largest norm: a bias that has hardly left 0, say, where the percentile leaves its weight out
 
@@ -105,7 +106,7 @@ def match_norms(
         alpha = matching_factors(norms[None])[0]
         for name in group:
             tensor = models[name]
-            factors[name] = alpha.to(tensor.device, norm_dtype(tensor.dtype))
+            factors[name] = upload(alpha.to(norm_dtype(tensor.dtype)), tensor.device)
             shape = (k, *[1] * (tensor.ndim - 1))
             result[name] = (tensor.detach() * factors[name].view(shape)).to(tensor.dtype)
     # In the order of the stack; whatever belongs to no group is copied, so that nothing is shared.

@@ -14,6 +14,7 @@ from surgery.state import State, compute_dtype
 from surgery.submodel import Index, Runs, Submodel, pieces
 from surgery.submodel_checks import check_clients, client_scales, client_weights
 from surgery.threads import in_threads
+from surgery.transfer import upload
 
 _SLAB = 1 << 18  # elements; the sum over the clients stays in the cache while each client is read once
 _REGIONS = 32  # more are divided by a tensor of weights than one by one
@@ -117,7 +118,7 @@ def _mean(name: str, keep: Tensor, parts: list[_Part], dtype: torch.dtype | None
         total = (_sum if numeric else _maximum)(parts, room, start)
         for place, weight in mass.regions(start, start + target.shape[0]):
             if isinstance(weight, Tensor):
-                weight = weight.to(keep.device)
+                weight = upload(weight, keep.device)
                 value = total / weight.to(accumulator) if numeric else total
                 target.copy_(torch.where(weight > 0, value, old.to(value)))
             elif weight == 0:

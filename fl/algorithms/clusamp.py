@@ -15,6 +15,7 @@ from fl.errors import FLError
 from fl.federation import Federation
 from fl.rng import Rng
 from surgery import Stack, broadcast
+from surgery.transfer import download, upload
 
 
 def clusamp(fed: Federation) -> Algorithm:
@@ -60,10 +61,10 @@ def clusamp(fed: Federation) -> Algorithm:
         trained = fed.train(broadcast(start, len(clients)), clients, rng)
         kept = [size > 0 for size in trained.sizes]
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
-        rows, entries = torch.tensor([list(seen), list(seen.values())], device=fed.data.x.device)
+        rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.x.device)
         gradients = {}
         for name, before in server["gradients"].items():
-            change = trained.sent[name][entries] - start[name]
+            change = trained.sent[name].index_select(0, entries) - start[name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
         return {"global": fed.average(trained.sent, kept), "gradients": gradients}, trained
 
@@ -88,8 +89,8 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
     products = sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())).double()
     lengths = products.diagonal().sqrt()
     cosines = products / torch.outer(lengths, lengths)  # what is not finite was never seen, or is beyond measure
-    angles = cosines.nan_to_num(0).clamp(-1, 1).arccos().cpu().numpy()
-    n, unseen = len(angles), (lengths == 0).cpu().numpy()
+    found, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
+    angles, n, unseen = found.numpy(), len(found), zero.bool().numpy()
     angles[np.ix_(unseen, unseen)] = 0
     if n == 1:
         return np.empty((0, 2), dtype=np.int64)

@@ -4,6 +4,7 @@
 
 from fl.algorithm import Algorithm
 from fl.federation import Federation
+from fl.own import shared
 from surgery import broadcast
 
 
@@ -23,4 +24,4 @@ def fedavg(fed: Federation) -> Algorithm:
     def predict(server, images, client=None):
         return fed.predict(server["global"], images)
 
-    return Algorithm(init, round, predict)
+    return Algorithm(init, round, predict, own=lambda server: shared(server["global"], len(fed.clients)))

@@ -12,6 +12,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.errors import FLError
 from fl.federation import Federation
 from surgery import Stack, State, average, broadcast, stack
+from surgery.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,6 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     """
     each = sum((trained[name] - tensor).flatten(1).norm(dim=1).double().square() for name, tensor in start.items())
     whole = sum((mean[name] - tensor).norm().double().square() for name, tensor in start.items())
-    weights = torch.tensor(sizes, dtype=torch.float64, device=each.device)
+    weights = upload(torch.tensor(sizes, dtype=torch.float64), each.device)
     ratio = ((weights @ each) / weights.sum() / (2 * (whole + eps))).item()
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0

@@ -74,4 +74,5 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         mean = fed.average_submodels(trained.sent, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained
 
-    return Algorithm(init, round, Deployed(fed, plan).predict, plan=plan)
+    parts = Deployed(fed, plan)
+    return Algorithm(init, round, parts.predict, plan=plan, own=parts.own)

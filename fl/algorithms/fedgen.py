@@ -21,6 +21,7 @@ from fl.federation import Federation
 from fl.objectives import Batch, Call, Objective
 from fl.rng import Rng
 from surgery import State, broadcast, layers
+from surgery.transfer import upload
 
 _LEARNED = ("fc1.weight", "fc1.bias", "norm.weight", "norm.bias", "fc2.weight", "fc2.bias")
 _MEMORY = ("first", "second", "steps")
@@ -110,12 +111,12 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
             {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
             Adam(options.lr * factor, weight_decay=options.weight_decay),
             (trained.sent[weight], trained.sent[bias] if bias else None),
-            (counts / counts.sum(0).clamp(min=1)).to(device, like.dtype),
-            drawn[0].to(device, like.dtype),
-            drawn[1].to(device),
+            upload((counts / counts.sum(0).clamp(min=1)).to(like.dtype), device),
+            upload(drawn[0].to(like.dtype), device),
+            upload(drawn[1], device),
             options.diversity,
         )
-        generator["seen"] = generator["seen"] | (counts.sum(0) > 0).to(device)
+        generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
         moments = {f"generator_{kind}": dict(zip(_LEARNED, memory[kind])) for kind in _MEMORY}
         down = sum(tensor.nbytes for tensor in generator.values())
         trained = traffic.more(trained, down, up=counts[0].nbytes * sent.sum().item() / k)

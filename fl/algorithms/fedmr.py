@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fl.algorithm import Algorithm
 from fl.errors import FLError, naming
 from fl.federation import Federation
+from fl.own import shared
 from fl.secure import recombine, require
 from surgery import broadcast, layers, permutations, segments, shuffle
 
@@ -70,7 +71,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     def predict(server, images, client=None):
         return fed.predict(server["global"], images)
 
-    return Algorithm(init, round, predict)
+    return Algorithm(init, round, predict, own=lambda server: shared(server["global"], len(fed.clients)))
 
 
 def _check_secure(options: FedMROptions, participants: int, pieces: int) -> None:

@@ -11,6 +11,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.errors import FLError, naming
 from fl.federation import Federation
 from surgery import broadcast, layers, permutations
+from surgery.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         here, before = server["global"], server["previous"]
         past = max(rng.round - 2, 0)  # rounds with mutants
         beta = options.beta * (1 - min(past / options.beta_rounds, 1))  # equation 5
-        factors = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate")).to(fed.data.x.device)
+        drawn = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
+        factors = upload(drawn, fed.data.x.device)
         starts = broadcast(here, len(clients))
         for row, names in zip(factors, groups):
             for name in names:

@@ -8,6 +8,7 @@ from fl import traffic
 from fl.algorithm import Algorithm
 from fl.errors import FLError
 from fl.federation import Federation
+from fl.own import personal
 from fl.personal import classifier, row, take, trained_only, updated
 from surgery import broadcast
 
@@ -70,4 +71,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
             return fed.predict(server["global"], images)
         return fed.predict({**server["global"], **row(server["heads"], client)}, images)
 
-    return Algorithm(init, round, predict)
+    def own(server):
+        return personal({**broadcast(server["global"], len(fed.clients)), **server["heads"]})
+
+    return Algorithm(init, round, predict, own=own)

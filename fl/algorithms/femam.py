@@ -7,17 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl import additive, traffic
-from fl.additive import Cache, Level, Validation
+from fl import traffic
+from fl.additive import Cache, Validation
 from fl.algorithm import Algorithm
 from fl.clustering import Clustering, aggregate, centre, starts_of
 from fl.errors import FLError
 from fl.federation import Federation
 from fl.flags import Lengths, Names
 from fl.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
+from fl.own import Level, Own, count
+from fl.own import predict as own_logits
 from fl.personal import put, row, take
 from fl.rng import Rng
 from surgery import State, broadcast
+from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d
 
 
@@ -99,7 +102,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         """Lines 4 to 13 of algorithm 2 at the newest level; at its end also lines 14 to 17."""
         pathways, progress = server["structure"]["pathways"], server["progress"]
         at = int(progress["level"])
-        below = [(server[name], mapping) for name, mapping in zip(names[:at], pathways)]
+        below = levels_of(server)[:at]
         models, members = server[names[at]], progress["members"]
         if at and not progress["rounds"]:
             models = broadcast(new_model(server, at, rng), widths[at])
@@ -111,7 +114,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
         progress = {**progress, "rounds": progress["rounds"] + 1, "members": members}
         if at < last and not options.level_rounds:
-            accuracy = torch.tensor([validation.accuracy(below, (models, members))])
+            accuracy = torch.tensor([validation.accuracy(below, Level(models, members))])
             progress["accuracy"] = torch.cat([progress["accuracy"][1:], accuracy])
         over = at < last and _over(at, progress, options)
         mapping = members
@@ -125,6 +128,9 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         first = {"global": centre(models, members, sizes)} if at == 0 else {}
         server = {**server, **first, names[at]: models, "structure": {"pathways": pathways}, "progress": progress}
         return server, reported(at, trained, members, pathways, over)
+
+    def levels_of(server) -> list[Level]:
+        return [Level(server[name], mapping) for name, mapping in zip(names, server["structure"]["pathways"])]
 
     def new_model(server, at: int, rng: Rng) -> State:
         """What a level begins from (line 2): the same model for all of its clusters or clients."""
@@ -141,11 +147,11 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     def context(at: int, starts, clients, below: list[Level]) -> dict[str, Any]:
         """What the objective of the level wants to know of each participant."""
         anchor = {"anchor": starts} if _pulled(options, at) else {}
-        share = {"share": 1 / (1 + additive.count(below, len(sizes))[clients])} if mean and at else {}
+        share = {"share": 1 / (1 + count(below, len(sizes))[clients])} if mean and at else {}
         weight = {"weight": sizes[clients] / sizes.sum()} if options.share_gradients and kinds[at].isdecimal() else {}
-        return {**anchor, **{key: value.to(fed.data.x.device) for key, value in (share | weight).items()}}
+        return {**anchor, **{key: upload(value, fed.data.x.device) for key, value in (share | weight).items()}}
 
-    def collect(at: int, models, members, clients, trained, rng: Rng) -> Level:
+    def collect(at: int, models, members, clients, trained, rng: Rng):
         """Equations B.3 and B.1b."""
         if kinds[at] == "global":
             return aggregate(fed, models, members, clients, trained), members
@@ -159,11 +165,10 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         missed = mapping < 0
         if missed.any() and kinds[at] != "personal":
             used = mapping[~missed].unique()
-            offers = [torch.where(missed, k, -1) for k in used]
-            losses = torch.stack([validation.losses(below, (models, offer)) for offer in offers])
+            losses = validation.losses(below, [Level(models, torch.where(missed, k, -1)) for k in used])
             mapping = torch.where(missed, used[losses.argmin(0)], mapping)
-        gain = validation.losses(below) - validation.losses(below, (models, mapping))
-        return torch.where(gain > options.epsilon, mapping, -1)
+        without, present = validation.losses(below, [None, Level(models, mapping)])
+        return torch.where(without - present > options.epsilon, mapping, -1)
 
     def reported(at: int, trained, members, pathways, over: bool):
         """With its columns of metrics.csv. Personal models stay where they are. At a level's end all clients receive
@@ -181,11 +186,15 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return trained._replace(metrics={**trained.metrics, "level": at + 1, "models_used": used})
 
     def predict(server, images, client=None):
-        levels = [(server[name], mapping) for name, mapping in zip(names, server["structure"]["pathways"])]
-        logits = None if client is None else additive.predict(fed.predict, levels, client, images, mean)
+        logits = None if client is None else own_logits(fed.predict, levels_of(server), client, images, mean)
         return fed.predict(server["global"], images) if logits is None else logits
 
-    return Algorithm(init, round, predict)
+    def own(server):
+        levels = levels_of(server)
+        strangers = torch.where(count(levels, len(sizes)) == 0, 0, -1)
+        return Own([*levels, Level([server["global"]], strangers)], mean)
+
+    return Algorithm(init, round, predict, own=own)
 
 
 def _progress(level: int, members: Tensor, options: FeMAMOptions) -> State:

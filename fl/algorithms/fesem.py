@@ -8,8 +8,9 @@ from fl.algorithm import Algorithm
 from fl.clustering import Clustering, centre, starts_of
 from fl.errors import FLError
 from fl.federation import Federation
+from fl.own import Level, Own
 from fl.personal import row
-from surgery import broadcast
+from surgery import broadcast, unstack
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
         return {"global": mean, "clusters": clusters, "structure": {"pathways": mapping[None]}}, trained
 
     def predict(server, images, client=None):
-        own = -1 if client is None else int(server["structure"]["pathways"][0, client])
-        return fed.predict(server["global"] if own < 0 else row(server["clusters"], own), images)
+        mine = -1 if client is None else int(server["structure"]["pathways"][0, client])
+        return fed.predict(server["global"] if mine < 0 else row(server["clusters"], mine), images)
 
-    return Algorithm(init, round, predict)
+    def own(server):
+        mapping = server["structure"]["pathways"][0]
+        used = torch.where(mapping < 0, options.clusters, mapping)
+        return Own([Level([*unstack(server["clusters"]), server["global"]], used)])
+
+    return Algorithm(init, round, predict, own=own)

@@ -70,7 +70,8 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
         after = fed.average_submodels(trained.sent, each, server["tree"], trained.sizes)
         return {"global": deployed.extract(after), "tree": after}, trained
 
-    return Algorithm(init, round, Deployed(fed, plan, tree).predict)
+    parts = Deployed(fed, plan, tree)
+    return Algorithm(init, round, parts.predict, own=parts.own)
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:

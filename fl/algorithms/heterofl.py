@@ -57,11 +57,11 @@ def heterofl(
 
     fixed, window = (None, window) if window else (leading, leading)
 
-    def rows(client):  # which rows of the client's model count, as a plan within it; None: all
-        if client not in kept:
-            held = fed.held([client])[0]
-            kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
-        return kept[client]
+    def rows(clients):  # which rows of each client's model count, as a plan within it; None: all
+        if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
+            for client, held in zip(fresh, fed.held(fresh).cpu()):
+                kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
+        return [kept[client] for client in clients]
 
     def init():
         return {"global": fed.initial()}
@@ -71,14 +71,15 @@ def heterofl(
         trained = train_submodels(fed, server["global"], plans, clients, rng)
         states, weights = trained.sent, trained.sizes
         if options.own_rows:
-            own = [rows(client) for client in clients]
+            own = rows(clients)
             states = [inner.extract(state) if inner else state for inner, state in zip(own, states)]
             plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, own)]
         if not options.weighted:
             weights = [float(size > 0) for size in trained.sizes]
         return {"global": fed.average_submodels(states, plans, server["global"], weights)}, trained
 
-    return Algorithm(init, round, Deployed(fed, lambda client: window(client, 0)).predict, plan=fixed)
+    parts = Deployed(fed, lambda client: window(client, 0))
+    return Algorithm(init, round, parts.predict, plan=fixed, own=parts.own)
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:

@@ -5,6 +5,7 @@ Federated Learning" (2024), section C.1.
 from fl import traffic
 from fl.algorithm import Algorithm
 from fl.federation import Federation
+from fl.own import personal
 from fl.personal import put, row, take
 from surgery import average, broadcast
 
@@ -30,4 +31,4 @@ def local(fed: Federation) -> Algorithm:
             return fed.predict(server["global"], images)
         return fed.predict(row(server["personal"], client), images)
 
-    return Algorithm(init, round, predict)
+    return Algorithm(init, round, predict, own=lambda server: personal(server["personal"]))

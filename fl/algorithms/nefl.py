@@ -82,7 +82,8 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
         parts = {part: {name: after[name] for name in server[part]} for part in server}
         return parts, trained
 
-    return Algorithm(init, round, Deployed(fed, plan, everything).predict, plan=within)
+    parts = Deployed(fed, plan, everything)
+    return Algorithm(init, round, parts.predict, plan=within, own=parts.own)
 
 
 def _chooser(patterns: tuple[str, ...]):

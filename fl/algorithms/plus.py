@@ -10,6 +10,7 @@ import torch
 
 from fl.algorithm import Algorithm, Server
 from fl.federation import Federation
+from fl.own import personal
 from fl.personal import row, trained_or_same
 from fl.rng import Rng
 from surgery import Stack
@@ -45,12 +46,18 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
     def predict(server, images, client=None):
         if client is None:
             return algorithm.predict(server, images, None)
-        if last.get("server") is not server:
-            tuned = trained_or_same(tuning, starts(server), everybody, tuning_rng(server))
-            last.update(server=server, models=tuned)
-        return fed.predict(row(last["models"], client), images)
+        return fed.predict(row(tuned(server), client), images)
 
-    return algorithm._replace(init=init, round=round, predict=predict)
+    def tuned(server):
+        if last.get("server") is not server:
+            models = trained_or_same(tuning, starts(server), everybody, tuning_rng(server))
+            last.update(server=server, models=models)
+        return last["models"]
+
+    def own(server):
+        return personal(tuned(server))
+
+    return algorithm._replace(init=init, round=round, predict=predict, own=own)
 
 
 def tuning_rng(server: Server) -> Rng:

@@ -20,6 +20,7 @@ from fl.augment import Augment
 from fl.batches import make_batches
 from fl.engine import SGD, Trained
 from fl.errors import FLError
+from fl.own import Level, predict
 from fl.partition import Split
 from fl.pathways import Pathways
 from fl.rng import Rng
@@ -41,15 +42,15 @@ def linear(make_federation, scale=0.1, **settings):
 
 
 def level(server, number):
-    """(models, mapping) of a level, counted from 1."""
-    return server[f"level{number}"], server["structure"]["pathways"][number - 1]
+    """A level, counted from 1."""
+    return Level(server[f"level{number}"], server["structure"]["pathways"][number - 1])
 
 
 def losses(fed, levels, parts, mean=False):
     """Each client's mean cross entropy, its models' logits added up anew."""
     result = []
     for client, index in enumerate(parts):
-        logits = additive.predict(fed.predict, levels, client, fed.data.x[index], mean)
+        logits = predict(fed.predict, levels, client, fed.data.x[index], mean)
         logits = torch.zeros(len(index), fed.data.classes) if logits is None else logits
         result.append(F.cross_entropy(logits.double(), fed.data.y[index]).item())
     return torch.tensor(result, dtype=torch.float64)
@@ -95,7 +96,7 @@ def by_hand(fed, clients, server, at, objective, rng, mean=False):
     batches = make_batches(parts, clients, fed.epochs, fed.batch_size, rng, "cpu")
     trained = []
     for k, client in enumerate(clients):
-        models, mapping = level(server, at)
+        models, mapping, _ = level(server, at)
         state = {n: t[max(int(mapping[client]), 0)].clone() for n, t in models.items()}
         start = {n: t.clone() for n, t in state.items()}
         for s in range(batches.steps[k]):
@@ -104,7 +105,7 @@ def by_hand(fed, clients, server, at, objective, rng, mean=False):
                 fed.model.eval()
                 below, used_levels = torch.zeros(len(x), fed.data.classes, dtype=torch.float64), 1
                 for number in range(1, at):
-                    frozen, used = level(server, number)
+                    frozen, used, _ = level(server, number)
                     if used[client] >= 0:
                         one = {n: t[used[client]] for n, t in frozen.items()}
                         below += functional_call(fed.model, one, (x,))
@@ -150,7 +151,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
                     "pathways": torch.cat([before["structure"]["pathways"][:2], torch.arange(4)[None]])
                 }
         trained = by_hand(fed, clients, begun, at, objective, rng, mean=released)
-        models, mapping = level(after, at)
+        models, mapping, _ = level(after, at)
         if at == 2 and number == 4:  # not its first round, whose clusters K-means tells
             for k, client in enumerate(clients):
                 apart = [
@@ -195,14 +196,14 @@ def test_remembered_logits_are_those_computed_anew(make_federation):
     assert grown.table(levels) is tables[2]
     for client, split in enumerate(fed.clients):
         for part in (split.train, split.valid):
-            expected = additive.predict(fed.predict, levels, client, fed.data.x[part], mean=False)
+            expected = predict(fed.predict, levels, client, fed.data.x[part], mean=False)
             torch.testing.assert_close(tables[2][part], expected, rtol=1e-5, atol=1e-6)
         assert not tables[2][split.test].any()
 
-    models, mapping = levels[1]
+    models, mapping, _ = levels[1]
     other = mapping.clone()
     other[2] = -1 if other[2] >= 0 else 0
-    assert not torch.equal(grown.table([levels[0], (models, other), levels[2]]), tables[2])
+    assert not torch.equal(grown.table([levels[0], Level(models, other), levels[2]]), tables[2])
     assert torch.equal(grown.table(levels), tables[2])
     models["head.bias"] += 1  # written to in place
     assert not torch.equal(grown.table(levels), tables[2]) or not (mapping >= 0).any()
@@ -233,7 +234,7 @@ def test_clients_keep_the_models_that_lower_their_validation_loss(make_federatio
     whole, _ = femam(fed, kept).round(before, clients, rng)
     below, every = [level(before, 1)], level(whole, 2)
     gain = losses(fed, below, fed.clients.valid, mean) - losses(fed, [*below, every], fed.clients.valid, mean)
-    models, mapping = level(pruned, 2)
+    models, mapping, _ = level(pruned, 2)
     assert torch.equal(mapping, torch.where(gain > 0, every[1], -1))
     for c in range(2):  # those that left are not in the mean
         members = [k for k, client in enumerate(clients) if mapping[client] == c]
@@ -255,8 +256,8 @@ def test_the_personal_level_is_judged_after_every_round(make_federation):
     fed = make_federation("cnn", participants=4, optimizer=SGD(0.1, 0.0))
     options = FeMAMOptions(("global", "personal"), level_rounds=(2,))
     for server, trained in play(femam(fed, options), fed, 6)[2:]:
-        models, mapping = level(server, 2)
-        own = (models, torch.arange(4))
+        models, mapping, _ = level(server, 2)
+        own = Level(models, torch.arange(4))
         gain = losses(fed, [level(server, 1)], fed.clients.valid) - losses(
             fed, [level(server, 1), own], fed.clients.valid
         )
@@ -290,7 +291,7 @@ def test_convergence_is_the_variance_of_validation_accuracy(make_federation):
     for number, (server, trained) in enumerate(play(femam(fed, options), fed, 12), 1):
         if trained.metrics["level"] == 1:
             right = [
-                (additive.predict(fed.predict, [level(server, 1)], c, fed.data.x[v], False).argmax(1) == fed.data.y[v])
+                (predict(fed.predict, [level(server, 1)], c, fed.data.x[v], False).argmax(1) == fed.data.y[v])
                 for c, v in enumerate(fed.clients.valid)
             ]
             seen.append(100 * sum(r.double().mean().item() for r in right) / len(right))
@@ -412,9 +413,9 @@ def test_new_clients_are_not_offered_models_that_nobody_uses():
     for bonus in ([0.0], [1.0, 9.0]):  # for the class that all samples have
         stack = surgery.broadcast(nothing, len(bonus))
         stack["fc3.bias"] = torch.tensor([[0.0, b, 0.0] for b in bonus])
-        levels.append((stack, torch.zeros(2, dtype=torch.int64)))
+        levels.append(Level(stack, torch.zeros(2, dtype=torch.int64)))
     for used, expected in ((torch.tensor([0, -1]), 0), (torch.tensor([0, 1]), 1), (torch.tensor([-1, -1]), -1)):
-        pathways = Pathways(spec, ("global", "2"), [levels[0], (levels[1][0], used)], mean=False)
+        pathways = Pathways(spec, ("global", "2"), [levels[0], Level(levels[1].models, used)], mean=False)
         client = pathways.join(torch.zeros(4, 1, 32, 32), torch.ones(4, dtype=torch.int64))
         assert pathways.pathway(client) == [0, expected]
 
@@ -458,8 +459,8 @@ def test_clients_that_miss_rounds(make_federation):
 
     object.__setattr__(fed, "train", Watched().train)
     second, _ = method.round(first, [1, 0], Rng(0, 3))
-    centre = clustering.centre(*level(first, 2), fed.clients.train.sizes)
-    models, mapping = level(first, 2)
+    centre = clustering.centre(*level(first, 2)[:2], fed.clients.train.sizes)
+    models, mapping, _ = level(first, 2)
     for name, tensor in seen[0].items():
         assert torch.equal(tensor[0], centre[name])
         assert torch.equal(tensor[1], models[name][mapping[0]])
@@ -469,7 +470,7 @@ def test_clients_that_miss_rounds(make_federation):
     assert level(second, 2)[1][2] == -1
     everybody = femam(fed, FeMAMOptions(("global", "2", "personal"), (1, 3), prune=False))
     unpruned, _ = everybody.round(second, [0, 1], Rng(0, 4))
-    offers = [(unpruned["level2"], torch.tensor([-1, -1, k, -1])) for k in range(2)]
+    offers = [Level(unpruned["level2"], torch.tensor([-1, -1, k, -1])) for k in range(2)]
     judged = [losses(fed, [level(third, 1), offer], fed.clients.valid)[2] for offer in offers]
     assert mapping[2] == torch.stack(judged).argmin()
     last, _ = method.round(third, [2, 3], Rng(0, 5))
