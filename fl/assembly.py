@@ -69,7 +69,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         config.schedule(),
         config.chunk,
         augment,
-        Precision(config.precision, config.channels_last),
+        Precision(config.precision, config.channels_last, config.deterministic),
         partial(models.create, spec=spec),
         spec=spec,
         fleet=make_fleet(model, spec, specs) if specs else None,

@@ -1,8 +1,8 @@
 """Random numbers within a step (dropout, stochastic depth, augmentation, noise) without a generator's state.
 
 What is drawn is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
-comes from the client's own generator (`fl.batches`). So it is the same on every device and in every backend: one
-client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
+comes from the client's own generator (`fl.batches`). So it is the same on every device (normal numbers up to rounding)
+and in every backend: one client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
 """
 
 import math
@@ -29,8 +29,10 @@ class Draws:
     """A sequence of draws that depends on a key alone.
 
     Args:
-        key: int32, of any leading shape: one draw for each.
+        key: integers of 32 bits, of any leading shape: one draw for each.
         stream: those of one key do not overlap.
+        positions: what was found out in earlier steps, by number and shape of a draw: hashes of positions, which are
+            the same for every key. Draws add to it.
 
     >>> key = torch.tensor([1, 1, 2], dtype=torch.int32)
     >>> a, b, c = Draws(key).uniform((4,))
@@ -38,23 +40,39 @@ class Draws:
     (True, False)
     """
 
-    def __init__(self, key: Tensor, stream: int = 0) -> None:
+    def __init__(
+        self, key: Tensor, stream: int = 0, positions: dict[tuple[int, tuple[int, ...]], Tensor] | None = None
+    ) -> None:
         self.key, self.drawn = key, stream << 16
+        self._mixed: Tensor | None = None  # the key's hash
+        self._positions = {} if positions is None else positions
 
     def bits(self, shape: tuple[int, ...]) -> Tensor:
         """Random int32 [*leading, *shape]."""
         self.drawn += 1
-        start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
-        position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
-        key = _mixed(self.key.clone()).view((*self.key.shape, *[1] * len(shape)))
-        return _mixed(_mixed(position.add_(start)) + key)
+        if self._mixed is None:
+            self._mixed = _mixed(self.key.to(torch.int32, copy=True))
+        return _mixed(self._position(shape) + self._mixed.view((*self.key.shape, *[1] * len(shape))))
+
+    def _position(self, shape: tuple[int, ...]) -> Tensor:
+        """The hash of each position of this draw, int32 of this shape."""
+        known = self._positions.get((self.drawn, shape))
+        if known is None:
+            start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
+            position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
+            known = self._positions[self.drawn, shape] = _mixed(position.add_(start))
+        return known
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """Random float32 in [0, 1), multiples of 2^-24."""
         return (self.bits(shape) & 0xFFFFFF) * 2**-24
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8."""
+        """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8.
+
+        Logarithm and cosine differ in their last bits between devices: these numbers, unlike all others here, are the
+        same on two devices only up to rounding.
+        """
         radius = (-2 * (1 - self.uniform(shape)).log()).sqrt()
         return radius * (2 * math.pi * self.uniform(shape)).cos()
 

@@ -70,9 +70,12 @@ def train_cohort(
 def make_group(fed: Federation, model: nn.Module, starts: Stack, clients: Sequence[int], aim: Aim, rng: Rng) -> Group:
     """Clients of one architecture, as the engine takes them."""
     parts = [fed.clients.train[client] for client in clients]
-    batches = make_batches(parts, clients, fed.epochs, fed.batch_size, rng, fed.data.x.device, fed.repeats)
+    x = fed.data.x
+    batches = make_batches(
+        parts, clients, fed.epochs, fed.batch_size, rng, x.device, fed.repeats, fed.augment, width=x.shape[-1]
+    )
     optimizer = fed.optimizer._replace(lr=fed.optimizer.lr * fed.schedule(rng.round))
-    settings = (optimizer, aim.objective, aim.ascent, fed.augment, fed.precision, aim.beside)
+    settings = (optimizer, aim.objective, aim.ascent, fed.precision, aim.beside)
     return Job(model, fed.data, batches, *settings), starts, aim.context
 
 

@@ -6,7 +6,7 @@ import surgery
 from fl.algorithms import fedavg
 from fl.data import Dataset
 from fl.engine import SGD
-from fl.engine.auto import choose
+from fl.engine.auto import ranked
 from fl.federation import Federation
 from fl.objectives import cross_entropy
 from fl.partition import Split
@@ -34,7 +34,7 @@ def run(job: Job, link: Link) -> None:
     server = algorithm.init()
     starts = surgery.broadcast(fed.initial(), job.participants)
     group = make_group(fed, fed.model, starts, range(job.participants), Aim(cross_entropy, {}), Rng(0))
-    chosen = f"auto, which is {choose([group])}" if job.backend == "auto" else job.backend
+    chosen = f"auto, which is {ranked([group])[0]}" if job.backend == "auto" else job.backend
     threads = f"1 process, {job.threads} torch threads, backend {chosen}"
     link.ready("layer-surgery", "this checkout", threads, lambda: server["global"])
     while True:

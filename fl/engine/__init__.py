@@ -8,24 +8,28 @@ result (to float32 rounding):
     vmap      all clients of one architecture as one program over stacked tensors
     graphs    each client's step as a CUDA graph, several of them on streams side by side
 
-`auto` picks the one that was measured to be fastest for jobs of this size.
+`auto` picks the one that was measured to be fastest for jobs of this size, and another one where that refuses a model.
 """
 
+import logging
 from collections.abc import Callable, Sequence
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fl.engine import graphs, loop, vmap, workers
-from fl.engine.auto import choose
+from fl.engine.auto import ranked
 from fl.engine.job import Group, Job, Trained
 from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
-from fl.engine.precision import Precision, products
+from fl.engine.precision import Precision, arithmetic
 from fl.errors import FLError
 from surgery import broadcast, count
+from surgery.errors import first_line
 from surgery.state import owners
+
+_log = logging.getLogger("fl")
 
 __all__ = [
     "BACKENDS",
@@ -93,7 +97,7 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
         keep_freed_memory()
     before = _global_rng(device)
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
-    with torch.inference_mode(False), torch.enable_grad(), products(groups[0][0].precision, device):
+    with torch.inference_mode(False), torch.enable_grad(), arithmetic(groups[0][0].precision, device):
         done = _automatic(whole) if backend == "auto" else BACKENDS[backend](whole)
     if not all(map(torch.equal, before, _global_rng(device))):
         raise FLError(
@@ -106,20 +110,31 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
     ]
 
 
-_REFUSED: WeakSet[nn.Module] = WeakSet()
-"""Models that vmap does not take."""
+_REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""The backends that could not train a model."""
 
 
 def _automatic(groups: Sequence[Group]) -> list[Trained]:
-    """By the backend that should be fastest; by the next one where the model cannot be stacked."""
-    stackable = not any(job.model in _REFUSED for job, _, _ in groups)
-    if (backend := choose(groups, stackable)) != "vmap":
-        return BACKENDS[backend](groups)
-    try:
-        return vmap.train(groups)
-    except FLError:
-        _REFUSED.update(job.model for job, _, _ in groups)
-        return BACKENDS[choose(groups, stackable=False)](groups)
+    """By the backend that should be fastest; by the next one where it refuses, whatever it is that it cannot do."""
+    models = [job.model for job, _, _ in groups]
+    reasons: dict[str, str] = {}
+    for backend in ranked(groups):
+        if any(backend in _REFUSED.get(model, ()) for model in models):
+            continue
+        try:
+            done = BACKENDS[backend](groups)
+        except Exception as error:
+            if backend == "loop":  # what this one cannot do, none can
+                raise
+            reasons[backend] = first_line(error)
+        else:
+            break
+    for refused, reason in reasons.items():
+        for model in models:
+            _REFUSED.setdefault(model, set()).add(refused)
+        names = " and ".join(sorted({type(model).__name__ for model in models}))
+        _log.warning("warning: %s trains with --backend %s, since %s refuses: %s", names, backend, refused, reason)
+    return done
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:

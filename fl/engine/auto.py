@@ -7,38 +7,50 @@ from collections.abc import Sequence
 from importlib import resources
 
 import torch
+from torch import nn
 
 from fl.engine.job import Group, Job
 from fl.engine.work import flops
 from surgery.state import owners
 
+_TINY = 2 * 10**6  # floating-point operations of one sample's forward pass: LeNet's 1.3 million are below it
+_DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm)
 
-def choose(groups: Sequence[Group], stackable: bool = True) -> str:
-    """The fastest backend of the nearest row of this device's measurements (`benchmarks/engine.py`).
 
-    Near is by the logarithms of the number of threads, of the cohort's size and of the work of a step. A device
-    without measurements gets `vmap` where it can be had, since accelerators wait for the launches of many small
-    kernels.
+def ranked(groups: Sequence[Group]) -> list[str]:
+    """The backends that may train these groups, the one that should be fastest first; the last one is `loop`, which
+    trains everything.
 
-    Args:
-        stackable: whether vmap takes the models.
+    Their order is that of the nearest row of this device's measurements (`benchmarks/engine.py`). Near is by the
+    logarithms of the number of threads, of the cohort's size and of the work of a step. An accelerator without
+    measurements waits for the launches of many small kernels: there tiny models and those of linear layers alone train
+    as one program, the others as graphs, since convolutions of many clients at once are slow.
     """
     job = groups[0][0]
-    able = {"loop", "workers"} if job.device.type == "cpu" else {"loop", "graphs"}
-    if stackable and len(groups) == 1 and not job.precision.channels_last:
-        able.add("vmap")
+    able = ["loop", "workers" if job.device.type == "cpu" else "graphs"]
+    if len(groups) == 1 and not job.precision.channels_last:
+        able.append("vmap")
+    order = _order(groups, able)
+    return [*order[: order.index("loop")], "loop"]
+
+
+def _order(groups: Sequence[Group], able: Sequence[str]) -> list[str]:
+    """All that are able, the fastest first."""
+    job = groups[0][0]
     rows = _rows(job.device.type)
     if not rows:
-        return "vmap" if "vmap" in able else "loop"
+        tiny = 0 < flops(job.model, job.data) <= _TINY or all(isinstance(m, _DENSE) for _, m, _ in owners(job.model))
+        guess = ("vmap", "graphs", "loop") if tiny else ("graphs", "vmap", "loop")
+        return [name for name in guess if name in able]
     clients = [len(job.batches.steps) for job, _, _ in groups]
     mean = sum(n * work(job) for n, (job, _, _) in zip(clients, groups)) // sum(clients)
     if not mean:
-        return "loop"
+        return ["loop"]
     here = [math.log(n) for n in (torch.get_num_threads(), sum(clients), mean)]
     nearest = min(
         rows, key=lambda row: sum((math.log(row[n]) - x) ** 2 for n, x in zip(("threads", "k", "work"), here))
     )
-    return min(able & nearest["ms"].keys(), key=nearest["ms"].get)
+    return sorted([name for name in able if name in nearest["ms"]], key=nearest["ms"].get)
 
 
 def work(job: Job) -> int:
@@ -48,7 +60,7 @@ def work(job: Job) -> int:
     model cannot run on the meta device, where nothing is computed.
     """
     layers = max(1, len(list(owners(job.model))))
-    return flops(job.model, job.data) // layers * job.batches.index.shape[-1]
+    return flops(job.model, job.data) // layers * job.batches.size
 
 
 @functools.lru_cache(maxsize=4)

@@ -4,7 +4,8 @@ Eager steps of small models wait for the launches of their many small kernels; a
 different architectures run side by side like those of one. Captures are kept for the next rounds.
 """
 
-import functools
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -13,31 +14,43 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from fl.engine.job import Group, Job, Results, Trained, longest_first
-from fl.engine.replica import Replica
+from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.replica import Replica, copy_all
 from fl.errors import FLError
 from surgery.errors import first_line
 
-_STREAMS = 8  # clients side by side
-_WARM_UP = 3  # eager steps before a capture, in which libraries choose their kernels and make their workspaces
+_log = logging.getLogger("fl")
+
+_STREAMS = 16  # clients side by side at most
+_WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
+_WINDOW = 256  # steps whose numbers a slot holds at a time
+_PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn (under an attack)
+
+Capture = Callable[[Callable[[], None], int], Callable[[], None]]
+"""(step, eager steps before) -> a function that repeats the step."""
 
 
 class Slot(Replica):
-    """A replica whose step reads its inputs from fixed places, so that it can be replayed."""
+    """A replica whose step reads its inputs from fixed places, so that it can be replayed.
 
-    def __init__(self, group: Group, capture: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+    Which step comes next the step itself counts: replaying it is all that there is to do.
+    """
+
+    def __init__(self, group: Group, capture: Capture, warm_up: int) -> None:
         super().__init__(group)
         self.read = self.job.data, self.job.beside  # the graph reads their memory
         self.mine = tree_map(lambda tensor: tensor[0].clone(), self.context)
-        self.index, self.key = (t[0, 0].clone() for t in (self.job.batches.index, self.job.batches.keys))
-        self.lr = torch.zeros((), device=self.job.device)
+        self.rows = self.job.batches.rows.new_zeros(_WINDOW, self.job.batches.rows.shape[-1])
+        self.next = torch.zeros(1, dtype=torch.int64, device=self.job.device)
+        self.lr = torch.zeros((), device=self.job.device)  # in float32, as fused optimizers read it from a tensor
         self.attach(group)
         self.job = replace(self.job, optimizer=self.job.optimizer._replace(lr=self.lr))
         self.load(0)
+        self.window(0, 0)
         before = list(map(id, self._state().values()))
-        self.replay = capture(lambda: self.step(self.index, self.key, self.mine))
+        self.replay = capture(self.following, warm_up)
         if before != list(map(id, self._state().values())):
             raise FLError(
                 f"{type(self.model).__name__} puts new tensors in the place of its buffers, which a graph cannot: "
@@ -49,44 +62,44 @@ class Slot(Replica):
         self.job, self.starts, self.context = group
         self.lr.fill_(self.job.optimizer.lr)
 
+    @torch.no_grad()
     def load(self, k: int) -> Any:
         """Put the k-th client's start and context in place."""
-        tree_map(lambda place, value: place.copy_(value), self.mine, super().load(k))
+        copy_all(tree_leaves(self.mine), tree_leaves(super().load(k)))
         return self.mine
 
+    def window(self, k: int, s: int) -> None:
+        """Put the k-th client's steps from s on in place, as many as there is room for."""
+        rows = self.job.batches.rows[k, s : min(s + _WINDOW, self.job.batches.steps[k])]
+        self.rows[: len(rows)].copy_(rows)
+        self.next.zero_()
+
+    def following(self) -> None:
+        """The next step of those in place."""
+        row = self.rows.index_select(0, self.next)[0]
+        self.step(self.job.batches.step(row), self.mine)
+        self.next += 1
+
     def advance(self, k: int, s: int) -> None:
-        """The s-th step of the k-th client."""
-        self.index.copy_(self.job.batches.index[k, s])
-        self.key.copy_(self.job.batches.keys[k, s])
+        """The s-th step of the k-th client; steps come in order."""
+        if s % _WINDOW == 0:
+            self.window(k, s)
         self.replay()
 
 
-class Kept:
-    """The slots of one architecture, one a stream, for as long as what was captured is what is wanted."""
+class Program:
+    """What is captured of one architecture, a slot a stream: the same step in all of them."""
 
     def __init__(self) -> None:
-        self.program: tuple = ()
         self.slots: dict[int, Slot] = {}
 
-    def slot(self, place: int, group: Group, capture: Callable) -> Slot:
+    def slot(self, place: int, group: Group, capture: Capture) -> Slot:
         """The slot of a place, with the clients of this round."""
         if place in self.slots:
             self.slots[place].attach(group)
         else:
-            self.slots[place] = Slot(group, capture)
+            self.slots[place] = Slot(group, capture, warm_up=1 if self.slots else _WARM_UP)
         return self.slots[place]
-
-    def renew(self, group: Group) -> None:
-        """Drop all slots if they do something else than this group wants."""
-        job, starts, context = group
-        leaves, structure = tree_flatten(context)
-        shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
-        settings = job.optimizer._replace(lr=0.0), job.augment, job.precision, job.batches.index.shape[-1]
-        # Printed, a model shows its modules' settings (rates, momenta), which a capture has in it.
-        what = str(job.model), job.trainable(), list(starts), structure, shapes
-        program = (id(job.data), id(job.beside), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
-        if program != self.program:
-            self.program, self.slots = program, {}
 
     def release(self) -> None:
         """Forget the round, whose tensors may go."""
@@ -94,46 +107,79 @@ class Kept:
             slot.job = slot.starts = slot.context = None
 
 
-_DATA = 2  # sets of a model's clients: the honest ones' and those that an attack has spoilt take turns
-_KEPT: WeakKeyDictionary[nn.Module, dict[int, Kept]] = WeakKeyDictionary()
+class Kept:
+    """The programs of one model, the last ones that were used."""
+
+    def __init__(self) -> None:
+        self.programs: OrderedDict[tuple, Program] = OrderedDict()
+        self.made = 0
+
+    def program(self, group: Group) -> Program:
+        """What does just what this group wants; without captures, if nobody wanted that lately."""
+        key = _meaning(group)
+        if key not in self.programs:
+            self.programs[key] = Program()
+            self.made += 1
+            if len(self.programs) > _PROGRAMS:
+                _wait(group[0].device)  # a graph must not go while it runs
+                self.programs.popitem(last=False)
+            if self.made == 4 * _PROGRAMS:
+                _log.warning(
+                    "warning: %s is captured as a graph over and over, which takes longer than what it spares: make "
+                    "objectives, ascents and data once, not anew in each round, or use another --backend",
+                    type(group[0].model).__name__,
+                )
+        self.programs.move_to_end(key)
+        return self.programs[key]
 
 
-def _kept(job: Job) -> Kept:
-    """What is kept of a model with this data."""
-    mine, key = _KEPT.setdefault(job.model, {}), id(job.data)
-    if key not in mine and len(mine) == _DATA:
-        del mine[next(iter(mine))]
-    return mine.setdefault(key, Kept())
+_KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+
+
+def _meaning(group: Group) -> tuple:
+    """All that a capture has in it: two groups with the same share their graphs."""
+    job, starts, context = group
+    leaves, structure = tree_flatten(context)
+    shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
+    settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
+    # Printed, a model shows its modules' settings (rates, momenta), which a capture has in it.
+    what = str(job.model), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
+    return (id(job.data), id(job.beside), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
 
 
 def train(groups: Sequence[Group]) -> list[Trained]:
     """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
     device = groups[0][0].device
-    streams = _streams(device)
+    here = torch.cuda.current_stream(device)
+    streams = _streams(device, side_by_side(sum(len(job.batches.steps) for job, _, _ in groups)))
     for stream in streams:
-        stream.wait_stream(torch.cuda.current_stream(device))
+        stream.wait_stream(here)
     try:
         return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _captured)
     finally:
         for stream in streams:
-            stream.synchronize()  # what the round has allocated may go from here on
+            here.wait_stream(stream)  # so that memory that the round used may be used anew, and results be read
 
 
-def _side_by_side(
-    groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Callable
-) -> list[Trained]:
+def side_by_side(clients: int) -> int:
+    """How many of the clients train at a time: as few as finish in the same number of waves.
+
+    >>> [side_by_side(clients) for clients in (1, 10, 16, 17, 50)]
+    [1, 10, 16, 9, 13]
+    """
+    return -(-clients // -(-clients // _STREAMS))
+
+
+def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Trained]:
     """Every place takes the next client when its last one is done; their steps take turns."""
     results = [Results(group) for group in groups]
-    models = [job.model for job, _, _ in groups]
-    kept = [_kept(job) if models.count(job.model) == 1 else Kept() for job, _, _ in groups]
-    for mine, group in zip(kept, groups):
-        mine.renew(group)
+    programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = iter(longest_first(groups))
 
     def work(place: int):
         for g, k in queue:
             with places[place]:
-                slot = kept[g].slot(place, groups[g], capture)
+                slot = programs[g].slot(place, groups[g], capture)
                 slot.load(k)
             for s in range(slot.job.batches.steps[k]):
                 with places[place]:
@@ -147,19 +193,29 @@ def _side_by_side(
         while running:
             running = [worker for worker in running if next(worker, worker) is not worker]
     finally:
-        for mine in kept:
-            mine.release()
+        for program in programs:
+            program.release()
     return [result.trained() for result in results]
 
 
-@functools.lru_cache(maxsize=8)
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(_STREAMS)]
+_POOL: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """The device's first streams, always the same ones: slots stay on theirs."""
+    made = _POOL.setdefault(device, [])
+    made += [torch.cuda.Stream(device) for _ in range(count - len(made))]
+    return made[:count]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
     """A function that replays the step, whose inputs and outputs stay where they are."""
-    for _ in range(_WARM_UP):
+    for _ in range(warm_up):
         step()
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fl.augment import Augment
-from fl.batches import Batches
+from fl.batches import Batches, Step
 from fl.data import Dataset
 from fl.draws import Drawing, Draws
 from fl.engine.optimizers import Optimizer
@@ -50,7 +49,7 @@ class Job:
     Attributes:
         model: the architecture; its own weights are neither read nor written, its mode is set to training.
         data: resident on the device that trains.
-        batches: which samples each client sees at each step.
+        batches: which samples each client sees at each step, and what these go through.
         ascent: where from its parameters a client looks for the gradient of a step; None: right there.
         beside: [N, ...], values beside each training sample of the data, which reach the objective with it; or None.
     """
@@ -61,7 +60,6 @@ class Job:
     optimizer: Optimizer
     objective: Objective
     ascent: Ascent | None = None
-    augment: Augment = Augment()
     precision: Precision = Precision()
     beside: Tensor | None = None
 
@@ -79,14 +77,19 @@ class Job:
         """Names of the parameters that are trained; the rest of the state (buffers, frozen parameters) is carried."""
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def fetch(self, index: Tensor, key: Tensor, dtype: torch.dtype) -> Batch:
-        """The samples of a step, ready for the objective: index [*leading, B], key [*leading]."""
-        x = self.data.normalise(self.augment(self.data.x[index], key), dtype)
+    def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
+        """The samples of a step, ready for the objective."""
+        x, augment = self.data.x[step.index], self.batches.augment
+        if augment.moves:
+            x = augment.cut(x, step.places)
+        elif augment.mask:
+            x = augment.masked(x, step.key)
+        x = self.data.normalise(x, dtype)
         if self.precision.channels_last and x.ndim == 4:
             x = x.to(memory_format=torch.channels_last)  # contiguous() leaves gray images as they are
         if self.beside is None:
-            return x, self.data.y[index]
-        return x, self.data.y[index], self.beside[index]
+            return x, self.data.y[step.index]
+        return x, self.data.y[step.index], self.beside[step.index]
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
         """The objective of one client on one batch. It takes random numbers from `draws`; None: it needs none."""

@@ -1,4 +1,4 @@
-"""In which numbers and memory layout a step is computed."""
+"""In which numbers, memory layout and order a step is computed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,10 +18,12 @@ class Precision(NamedTuple):
         name: `float32` as the model is; `tf32` lets CUDA round the factors of products to 10 bits of mantissa;
             `bf16` is torch's autocast to bfloat16.
         channels_last: images and convolutions with channels as the last axis in memory.
+        deterministic: of cuDNN's algorithms for convolutions, on CUDA, only those that add in one order.
     """
 
     name: str = "float32"
     channels_last: bool = False
+    deterministic: bool = True
 
     def check(self, device: torch.device) -> None:
         """Raise FLError for what there is not, in general or on this device."""
@@ -36,17 +38,24 @@ class Precision(NamedTuple):
 
 
 @contextmanager
-def products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """The context of a round: CUDA's matrix products and convolutions in TF32 or not, as they were before afterwards.
+def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
+    """The context of a round: whether CUDA's matrix products and convolutions may round to TF32, and whether cuDNN has
+    to add in one order; as they were before afterwards.
 
-    Torch lets convolutions have TF32 unless it is told otherwise, so `float32` says so too.
+    Torch lets convolutions have TF32 unless it is told otherwise, so `float32` says so too. Within it, torch's older
+    switches (`torch.backends.cudnn.flags()`, `allow_tf32`) raise, since they know nothing of the newer ones.
     """
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if device.type == "cuda" else ()
-    before = [switch.fp32_precision for switch in switches]
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, switches = torch.backends.cudnn, (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before, order = [switch.fp32_precision for switch in switches], cudnn.deterministic
     try:
         for switch in switches:
             switch.fp32_precision = "tf32" if precision.name == "tf32" else "ieee"
+        cudnn.deterministic = precision.deterministic
         yield
     finally:
         for switch, value in zip(switches, before):
             switch.fp32_precision = value
+        cudnn.deterministic = order

@@ -1,7 +1,7 @@
 """A copy of the model in which clients train one after another, in plain eager steps."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from fl.batches import Step
 from fl.draws import Draws, NoDraws
 from fl.engine.job import Group, Results
 from fl.errors import FLError
@@ -43,30 +44,30 @@ class Replica:
         self.memory = self.job.optimizer.memory(self.values)
         self.total = torch.zeros((), dtype=self.job.loss_dtype, device=self.job.device)
         self.random: bool | None = None  # whether the model draws random numbers; None: not known yet
+        self.positions: dict = {}  # see `Draws`
 
     def train(self, k: int, results: Results) -> Iterator[None]:
         """Train the k-th client from its start, all of its steps; yields after each."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
-            self.step(self.job.batches.index[k, s], self.job.batches.keys[k, s], mine)
+            self.step(self.job.batches.step(self.job.batches.rows[k, s]), mine)
             yield
         self.save(k, results)
 
     @torch.no_grad()
     def load(self, k: int) -> Any:
         """Put the k-th client's start in place; the optimizer forgets. Returns the client's context."""
-        for name, tensor in self._state().items():
-            tensor.copy_(self.starts[name][k])
-        for tensor in [self.total, *(t for kept in self.memory.values() for t in kept)]:
-            tensor.zero_()
+        place = self._state()
+        copy_all(place.values(), [self.starts[name][k] for name in place])
+        torch._foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
         return tree_map(lambda tensor: tensor[k], self.context)
 
-    def step(self, index: Tensor, key: Tensor, context: Any) -> None:
-        """One step on the samples index [B]."""
-        batch = self.job.fetch(index, key, self.dtype)
-        loss = self.differentiate(batch, key, context)
+    def step(self, given: Step, context: Any) -> None:
+        """One step."""
+        batch = self.job.fetch(given, self.dtype)
+        loss = self.differentiate(batch, given.key, context)
         if self.job.ascent:
-            self.look_ahead(batch, key, context)
+            self.look_ahead(batch, given.key, context)
         with torch.no_grad():
             self.job.optimizer.step(self.values, self.memory, [p.grad for p in self.values])
             self.total += loss
@@ -75,7 +76,7 @@ class Replica:
         """Leave the gradients in the parameters; returns the loss."""
         for p in self.values:
             p.grad = None
-        draws = Draws(key) if self.random is not False else None
+        draws = Draws(key, positions=self.positions) if self.random is not False else None
         loss = self.job.loss(self.call, self.params, context, batch, draws)
         with NoDraws() if self.random is None else nullcontext():
             loss.backward(inputs=self.values)
@@ -87,14 +88,14 @@ class Replica:
         """Put the gradients where the ascent leads in the place of those here; buffers stay as they are now."""
         used = {name: p for name, p in self.params.items() if p.grad is not None}
         with torch.no_grad():
-            before = {name: tensor.clone() for name, tensor in (*used.items(), *self.model.named_buffers())}
+            here = dict((*used.items(), *self.model.named_buffers()))
+            before = {name: torch.empty_like(tensor) for name, tensor in here.items()}
+            copy_all(before.values(), here.values())
             step = self.job.ascent({n: p.detach() for n, p in used.items()}, {n: p.grad for n, p in used.items()})
-            for name, p in used.items():
-                p += step[name]
+            torch._foreach_add_(list(used.values()), [step[name] for name in used])
         self.differentiate(batch, key, context)
         with torch.no_grad():
-            for name, tensor in (*used.items(), *self.model.named_buffers()):
-                tensor.copy_(before[name])
+            copy_all(dict((*used.items(), *self.model.named_buffers())).values(), before.values())
 
     def call(self, params: State, x: Tensor) -> Tensor:
         """The model at `params`; its own need no detour."""
@@ -103,11 +104,22 @@ class Replica:
     @torch.no_grad()
     def save(self, k: int, results: Results) -> None:
         """Leave the k-th client's results."""
-        for name, tensor in self._state().items():
-            results.states[name][k].copy_(tensor)
-        results.loss[k] = self.total / self.job.batches.steps[k]
+        made = self._state()
+        copy_all([results.states[name][k] for name in made], made.values())
+        torch.div(self.total, self.job.batches.steps[k], out=results.loss[k])
 
     def _state(self) -> State:
         """The tensors in place now (a model may put new buffers in place of old ones)."""
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return {name: tensors[name] for name in self.starts}
+
+
+def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Copy each of the values to its place, in one launch for all of a kind."""
+    alike: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values):
+        mine = alike.setdefault((place.dtype, value.dtype), ([], []))
+        mine[0].append(place)
+        mine[1].append(value)
+    for here, there in alike.values():
+        torch._foreach_copy_(here, there)

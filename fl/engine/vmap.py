@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from fl.draws import Draws
@@ -16,8 +17,13 @@ from surgery import State
 
 
 def train(groups: Sequence[Group]) -> list[Trained]:
-    """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`."""
-    return [_train(*group) for group in groups]
+    """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`.
+
+    Attention is computed as plain matrix products: fused kernels prepare for the backward pass only what they are told
+    to by `requires_grad`, which is never set within vmap.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        return [_train(*group) for group in groups]
 
 
 def _train(job: Job, starts: State, context: Any) -> Trained:
@@ -27,12 +33,13 @@ def _train(job: Job, starts: State, context: Any) -> Trained:
     job.model.train()
     steps = job.batches.steps
     order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])).to(job.device, non_blocking=True)
-    rest, index, keys = tree_map(lambda t: t.index_select(0, order), (starts, job.batches.index, job.batches.keys))
+    rest, rows = tree_map(lambda t: t.index_select(0, order), (starts, job.batches.rows))
     context = tree_map(lambda t: t.index_select(0, order) if t.stride(0) else t, context)  # one for all stays one
     params = {name: rest.pop(name) for name in job.trainable()}
     memory = job.optimizer.memory(list(params.values()))
     dtype = next(iter(params.values())).dtype
     total = torch.zeros(len(steps), device=job.device, dtype=job.loss_dtype)
+    positions: dict = {}  # see `Draws`
 
     def one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
         def call(params: State, x: Tensor) -> Tensor:
@@ -45,22 +52,23 @@ def _train(job: Job, starts: State, context: Any) -> Trained:
                 )
             return out
 
-        return job.loss(call, own, context, batch, Draws(key))
+        return job.loss(call, own, context, batch, Draws(key, positions=positions))
 
     losses = vmap(one)
     for s in range(max(steps)):
         active = sum(n > s for n in steps)
-        p, r, c, i, key = tree_map(lambda t, n=active: t[:n], (params, rest, context, index[:, s], keys[:, s]))
+        p, r, c, row = tree_map(lambda t, n=active: t[:n], (params, rest, context, rows[:, s]))
         kept = tree_map(lambda t, n=active: t[:n] if t.ndim else t, memory)  # Adam's count of steps is one for all
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in p.items()}  # views of params
         # Clients do not share anything, so the gradient of the sum holds each one's own: ordinary autograd around
         # vmap does, which spares the backward pass the layers of torch.func.grad inside it.
-        batch = job.fetch(i, key, dtype)
-        loss = _vectorised(losses, job.model, leaves, r, c, batch, key)
+        given = job.batches.step(row)
+        batch = job.fetch(given, dtype)
+        loss = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
         gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         if job.ascent:
             ahead, before = _ahead(job.ascent, p, gradients), {name: t.clone() for name, t in r.items()}
-            there = _vectorised(losses, job.model, ahead, r, c, batch, key)
+            there = _vectorised(losses, job.model, ahead, r, c, batch, given.key)
             gradients = torch.autograd.grad(there.sum(), list(ahead.values()), allow_unused=True)
             for name, value in before.items():  # buffers stay as the pass at the parameters left them
                 r[name].copy_(value)

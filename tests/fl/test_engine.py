@@ -9,10 +9,14 @@ from oracles import epoch_batches, local_sgd
 from torch import nn
 
 import surgery
+import zoo
+from fl import engine
 from fl.assembly import build
 from fl.batches import make_batches
 from fl.config import Config
+from fl.data import Dataset
 from fl.engine import SGD, Job, Precision, auto, check, train
+from fl.engine import vmap as vmap_backend
 from fl.engine.optimizers import clipped
 from fl.errors import FLError
 from fl.objectives import cross_entropy, proximal
@@ -187,14 +191,72 @@ def test_objectives_may_call_with_some_parameters_and_other_models(make_federati
         torch.testing.assert_close(trained.states[name], reference.states[name], rtol=1e-9, atol=1e-9)
 
 
-def test_auto_takes_another_backend_for_what_cannot_be_stacked(make_federation, monkeypatch):
-    net = nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None), nn.Flatten())
-    fed = make_federation(net)
+@pytest.mark.parametrize("where", ["forward", "backward", "step", "out of memory"])
+def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkeypatch, caplog, where):
+    """... and says so once; what all refuse is the model's own fault and told as it is."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None if where == "forward" else 0.1), nn.Flatten()
+    )
+    fed = make_federation(net, optimizer=SGD(0.1))
     monkeypatch.setattr(auto, "_rows", lambda device: [])  # as on a device that nobody has measured
+    if where == "backward":
+        monkeypatch.setattr(vmap_backend.torch.autograd, "grad", refuse(RuntimeError("LSE is not correctly aligned")))
+    if where == "step":
+        honest = SGD.step
+        monkeypatch.setattr(SGD, "step", lambda *a, lead=0: refuse(ValueError("no stacks"))() if lead else honest(*a))
+    if where == "out of memory":
+        monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(torch.OutOfMemoryError("CUDA out of memory")))
     starts = surgery.broadcast(fed.initial(), 3)
-    trained = fed.train(starts, [0, 1, 2], Rng(0, 1))
-    loop = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 1))
+    for number in (1, 2):
+        trained = fed.train(starts, [0, 1, 2], Rng(0, number))
+    monkeypatch.undo()
+    loop = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 2))
     assert all(torch.equal(trained.states[name], loop.states[name]) for name in starts)
+    (record,) = [record.getMessage() for record in caplog.records]
+    assert record.startswith("warning: Sequential trains with --backend loop, since vmap refuses: ")
+
+
+def refuse(error):
+    def raising(*_, **__):
+        raise error
+
+    return raising
+
+
+def test_auto_leaves_a_fault_of_the_model_what_it_is(make_federation, caplog):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 3)
+
+        def forward(self, x):
+            raise KeyError("weights of the moon")
+
+    fed = make_federation(Broken())
+    with pytest.raises(KeyError, match="weights of the moon"):
+        fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1))
+    assert not caplog.records
+
+
+def test_auto_on_an_accelerator_that_nobody_has_measured(make_federation, monkeypatch):
+    """Graphs for convolutions, one program for linear layers alone and for tiny networks."""
+    batches = make_batches([torch.arange(4)] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
+    monkeypatch.setattr(auto, "_rows", lambda device: [])
+    monkeypatch.setattr(Job, "device", torch.device("cuda"))
+    for model, data, expected in (
+        (zoo.create("resnet20"), (3, 32, 32), ["graphs", "vmap", "loop"]),
+        (zoo.create("cnn"), (1, 28, 28), ["graphs", "vmap", "loop"]),
+        (zoo.create("lenet"), (3, 32, 32), ["vmap", "graphs", "loop"]),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(3072, 2048), nn.ReLU(), nn.Linear(2048, 10)),
+            (3, 32, 32),
+            ["vmap", "graphs", "loop"],
+        ),
+    ):
+        x, y = torch.zeros(4, *data, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+        job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy)
+        assert auto.ranked([(job, {}, {})]) == expected
+        assert auto.ranked([(job, {}, {})] * 2) == [name for name in expected if name != "vmap"]
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
@@ -304,7 +366,7 @@ def test_batches_follow_their_definition():
     for epoch in batches.index[0, :2]:
         assert epoch[:3].sort().values.tolist() == [10, 11, 12]  # a permutation ...
         assert epoch[3] == epoch[0]  # ... filled from its own start
-    for epoch in batches.index[1].view(2, 8):
+    for epoch in batches.index[1].reshape(2, 8):
         assert epoch.sort().values.tolist() == list(range(8))
 
 
@@ -337,12 +399,12 @@ def test_auto_follows_the_measured_table(make_federation, monkeypatch):
     ]
     monkeypatch.setattr(auto, "_rows", lambda device: rows)
     group = (job, starts, {})
-    assert auto.choose([group]) == "vmap"
-    assert auto.choose([group, group]) == "workers"  # several architectures cannot be stacked
+    assert auto.ranked([group]) == ["vmap", "workers", "loop"]
+    assert auto.ranked([group, group]) == ["workers", "loop"]  # several architectures cannot be stacked
     last = (dataclasses.replace(job, precision=Precision(channels_last=True)), starts, {})
-    assert auto.choose([last]) == "workers"
-    rows[0]["ms"]["loop"] = 0.5
-    assert auto.choose([group]) == "loop"
+    assert auto.ranked([last]) == ["workers", "loop"]
+    rows[0]["ms"]["loop"] = 1.5
+    assert auto.ranked([group]) == ["vmap", "loop"]  # slower than the loop is never wanted
     monkeypatch.undo()
     root = Path(__file__).parents[2]
     shipped, measured = (root / part / "engine-cpu.json" for part in ("fl/engine", "benchmarks/results"))
