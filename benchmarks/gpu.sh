@@ -1,29 +1,87 @@
 #!/usr/bin/env bash
-# All that waits for a GPU: the tests, the engine's table, where a step's time goes, the other simulators.
+# What waits for a GPU, in parts of less than nine minutes each, the most telling first.
 #
-#     benchmarks/gpu.sh [PFL_PYTHON [FLOWER_PYTHON]]
+#     benchmarks/gpu.sh [--device cpu] [--quick] PART...
 #
-# The interpreters are those of benchmarks/peers.py ("" leaves one out). JSON and logs go to $OUT, else to
-# benchmarks/results. A part that fails does not stop the next; the script then ends with an error.
+#     tests     the tests that need a GPU
+#     engine    every backend by model, cohort and batch: engine-cuda.json, by which --backend auto decides once it is
+#               copied to fl/engine/
+#     rounds    FedMR on CIFAR-10 with ResNet-20: every backend and precision beside a plain loop
+#     step      where the time of a client's step goes
+#     peers     a plain loop; pfl-research and Flower, where $PFL_PYTHON and $FLOWER_PYTHON name interpreters
+#     paper     runs of the papers' tables, as many as fit; called again, it goes on with them
+#     all       these, in this order
+#     wheels    on a machine with a network: fetch what a bare one lacks into .gpu/wheels, to be carried there
+#
+# The machine needs python3 with torch, torchvision, timm, scikit-learn, matplotlib, tqdm, safetensors, PyYAML, pytest and
+# hypothesis. What else the project imports (tyro, typeguard, docstring-parser) is taken from .gpu/wheels if it is not
+# installed; torch-pruning and PyNaCl are not needed. Data sets lie in $FL_DATA_ROOT; times are taken on random pixels
+# without them, the papers' runs need them. JSON, logs and packed runs go to $OUT, else to benchmarks/results, as soon as
+# they are known. A part that fails does not stop the next; the script then ends with an error.
+# `--device cpu --quick` goes through all of it in a few minutes without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=${OUT:-benchmarks/results}
-mkdir -p "$out"
-peers=()
-[[ -n ${1:-} ]] && peers+=(--pfl "$1")
-[[ -n ${2:-} ]] && peers+=(--flower "$2")
-failed=()
+out=${OUT:-benchmarks/results} device=cuda quick=() parts=() failed=()
+modules=(tyro typeguard docstring_parser)
 
-part() { # NAME COMMAND...
+while (($#)); do
+    case $1 in
+        --device) device=$2 && shift ;;
+        --quick) quick=(--quick) ;;
+        wheels | tests | engine | rounds | step | peers | paper) parts+=("$1") ;;
+        all) parts+=(tests engine rounds step peers paper) ;;
+        *) echo "unknown: $1" >&2 && exit 2 ;;
+    esac
+    shift
+done
+((${#parts[@]})) || { sed -n '2,/^set /{/^#/!d; s/^# \?//; p}' "$0" && exit 2; }
+
+wheels() {
+    python3 -m pip download --quiet --no-deps --dest .gpu/wheels tyro typeguard docstring-parser
+    ls -1 .gpu/wheels
+}
+
+complete() { # put what is missing into .gpu/site, and both on the path
+    export PYTHONPATH="$PWD:$PWD/.gpu/site${PYTHONPATH:+:$PYTHONPATH}"
+    for module in "${modules[@]}"; do
+        python3 -c "import $module" 2>/dev/null && continue
+        python3 -m pip install --quiet --no-index --no-deps --find-links .gpu/wheels --target .gpu/site "${module//_/-}" ||
+            { echo "$module is missing: run benchmarks/gpu.sh wheels where there is a network, and bring .gpu" >&2 && exit 2; }
+    done
+}
+
+run() { # NAME COMMAND...: at most nine minutes, then Ctrl-C
     local name=$1
     shift
     echo "== $*"
-    "$@" 2>&1 | tee "$out/$name.log" || failed+=("$name")
+    timeout --signal INT --kill-after 30 540 "$@" 2>&1 | tee "$out/gpu-$name.log" || failed+=("$name")
 }
 
-nvidia-smi | tee "$out/gpu.log" || true
-part gpu-tests python -m pytest -m gpu
-part gpu-engine python benchmarks/engine.py --device cuda --out "$out"
-part gpu-step python benchmarks/step_profile.py --device cuda --out "$out"
-part gpu-peers python benchmarks/peers.py --device cuda --out "$out" "${peers[@]}"
+selected_tests() {
+    local workers=()
+    python3 -c "import xdist" 2>/dev/null && [[ $device == cuda ]] && workers=(-n 6)
+    local chosen=(-m gpu)
+    [[ $device == cpu ]] && chosen=() # the same tests, on a GPU that is pretended
+    run tests python3 -m pytest -q -p no:cacheprovider "${workers[@]}" "${chosen[@]}" tests/fl/test_gpu.py tests/zoo/test_gpu.py
+}
+
+for part in "${parts[@]}"; do
+    [[ $part == wheels ]] && { wheels && continue; }
+    mkdir -p "$out"
+    complete
+    common=(--device "$device" --out "$out" "${quick[@]}")
+    case $part in
+        tests) selected_tests ;;
+        engine) run engine python3 benchmarks/engine.py "${common[@]}" ;;
+        rounds) run rounds python3 benchmarks/rounds.py "${common[@]}" ;;
+        step) run step python3 benchmarks/step_profile.py "${common[@]}" ;;
+        peers)
+            peers=()
+            [[ -n ${PFL_PYTHON:-} ]] && peers+=(--pfl "$PFL_PYTHON")
+            [[ -n ${FLOWER_PYTHON:-} ]] && peers+=(--flower "$FLOWER_PYTHON")
+            run peers python3 benchmarks/peers.py "${common[@]}" "${peers[@]}"
+            ;;
+        paper) run paper python3 benchmarks/paper_runs.py "${common[@]}" ;;
+    esac
+done
 ((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" && exit 1; }

@@ -129,8 +129,9 @@ class Side:
     def __init__(self, name: str, python: str, job: dict, folder: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
         threads = 1 if name == "flower" else job["threads"]
+        paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]
         env = os.environ | {
-            "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": str(threads),
             "PFL_PYTORCH_DEVICE": job["device"], "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
         }  # fmt: skip
         with self.log.open("w") as log:
@@ -339,16 +340,20 @@ def main() -> None:
     }  # fmt: skip
     machine = torch.cuda.get_device_name() if gpu else f"{args.threads} CPU threads"
     print(f"{machine}; FedAvg, median (range) of {args.rounds} rounds; ratio above 1: ours is faster")
-    results = {k: run(s, sides, shared, args.rounds, args.data_root) for k, s in chosen.items()}
+    results: dict[str, dict] = {}
+    for letter, setting in chosen.items():
+        results[letter] = run(setting, sides, shared, args.rounds, args.data_root)
+        wrong = failures(results, sides)
+        result = {
+            **shared, "name": machine, "machine": platform.machine(), "cores": cores, "warm_up": WARM_UP,
+            "rounds": args.rounds, "quick": args.quick, "failures": wrong, "settings": results,
+        }  # fmt: skip
+        write(
+            result, args.out, f"peers-{args.device}{'-quick' if args.quick else ''}", done=len(results) == len(chosen)
+        )
     for row in next(iter(results.values()))["rows"]:
         versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
         print(f"{row['side']}: {row['threads']}; {versions}")
-    wrong = failures(results, sides)
-    result = {
-        **shared, "name": machine, "machine": platform.machine(), "cores": cores, "warm_up": WARM_UP,
-        "rounds": args.rounds, "quick": args.quick, "failures": wrong, "settings": results,
-    }  # fmt: skip
-    write(result, args.out, f"peers-{args.device}{'-quick' if args.quick else ''}")
     if wrong:
         raise SystemExit("\n".join(wrong))
 

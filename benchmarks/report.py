@@ -9,12 +9,17 @@ from pathlib import Path
 import torch
 
 
-def write(result: dict, folder: Path, name: str) -> None:
-    """Write folder/name.json, and say so."""
+def write(result: dict, folder: Path, name: str, done: bool = True) -> None:
+    """Write folder/name.json, and say so.
+
+    Args:
+        done: False for what is known so far: should the program be ended, that much is left.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+    path.write_text(json.dumps(result if done else {**result, "unfinished": True}, indent=1) + "\n")
+    if done:
+        print(f"wrote {path}")
 
 
 def seconds(call: Callable, device: str) -> float:

@@ -100,16 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="one repetition, written elsewhere")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    args.repetitions = 1 if args.quick else args.repetitions
     rows = []
     for setting in SETTINGS:
         rows.append(row := measure(setting, args.repetitions, args.device))
+        result = {"torch": torch.__version__, "device": args.device, "rows": rows}
+        write(result, args.out, f"step-{args.device}{'-quick' if args.quick else ''}", done=len(rows) == len(SETTINGS))
         print(f"{setting} {row['model']}: {row['ms_a_step']:.2f} ms a step, {row['kernels']:.0%} of it kernels")
         print("   " + ", ".join(f"{name} {share:.0%}" for name, share in row["largest"].items()))
         print("   faster by " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratio"].items()), flush=True)
-    write({"torch": torch.__version__, "device": args.device, "rows": rows}, args.out, f"step-{args.device}")
 
 
 if __name__ == "__main__":

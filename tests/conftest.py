@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretend_gpu import PretendGPU
 
 import zoo
 from fl.data import Dataset
+from fl.engine import graphs
 from fl.federation import Federation
 from fl.partition import Split
 
@@ -26,6 +28,24 @@ def data_root() -> Path:
     if not root:
         pytest.skip("FL_DATA_ROOT is not set: no folder with CIFAR-10 and Fashion-MNIST")
     return Path(root)
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A GPU that is not there, see `pretend_gpu`."""
+    monkeypatch.setattr(graphs, "_POOL", {})
+    with PretendGPU() as gpu:
+        yield gpu
+
+
+@pytest.fixture(params=["pretended", pytest.param("real", marks=pytest.mark.gpu)])
+def cuda(request):
+    """A GPU: one that is not there, and with `pytest -m gpu` a real one (None)."""
+    if request.param == "pretended":
+        return request.getfixturevalue("pretended")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return None
 
 
 @pytest.fixture

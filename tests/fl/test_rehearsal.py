@@ -1,0 +1,176 @@
+"""What a GPU would have to do in a round of every method, rehearsed without one: waits, captures and launches."""
+
+import copy
+import dataclasses
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from fl_flags import OF_METHOD, TINY
+from launch_counts import CASES, measure
+from pretend_gpu import Forbidden
+
+import surgery
+from fl import simulation
+from fl.algorithms import ALGORITHMS
+from fl.assembly import build
+from fl.augment import Augment
+from fl.engine import SGD, train
+from fl.metrics import Metrics
+from fl.objectives import cross_entropy
+from fl.rng import Rng
+from fl.run import parse
+from fl.training import Aim, make_group
+
+STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
+
+ANY = {
+    "fl/failure.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
+    "fl/simulation.py rounds": 1,  # the loss
+    "fl/evaluate.py mean_cosine": 1,
+    "fl/evaluate.py evaluate_models": 1,
+    "surgery/transfer.py download": 2,  # scores: of the clients, and of the common test set
+}
+"""Where the host waits for the device in a round of any method, its evaluation included, and how often."""
+
+MORE = {
+    "clusamp": {"surgery/transfer.py download": 1},  # the angles between clients, which SciPy clusters
+    "fedexp": {"fl/algorithms/fedexp.py server_step": 1},  # a column of the metrics
+    "fedavg_plus": {"fl/failure.py drop_failed": 1},  # fine-tuning drops clients, too
+    "fesem_plus": {"fl/failure.py drop_failed": 1, "fl/clustering.py update": 1},
+    "fedrep": {"fl/failure.py drop_failed": 1},  # heads and bodies are trained apart
+    "ditto": {"fl/failure.py drop_failed": 1},  # so are global and personal models
+    "fesem": {"fl/clustering.py update": 1},  # who belongs where
+    "femam": {"fl/clustering.py update": 1, "surgery/transfer.py download": 2},  # and who keeps the level
+    "fedfa": {"surgery/percentile.py joint_norms": 1},
+    "heterofl": {"fl/algorithms/heterofl.py rows": 1},  # the classes of clients that are new
+    "fedrolex": {"fl/algorithms/heterofl.py rows": 1},
+}
+
+
+def federation(name, **changes):
+    """(config, fed, algorithm) on the pretended GPU, of few clients and rounds."""
+    flags = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
+    config, _ = parse([*flags, "--algorithm", name, *OF_METHOD.get(name, [])])
+    config = dataclasses.replace(config, rounds=6, **changes)
+    return config, *build(config)
+
+
+def places(waits):
+    """How often at each place, whatever the line and the operation."""
+    return Counter(re.sub(r":\d+| \(.*\)", "", wait) for wait in waits)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_waits_only_where_it_is_meant_to(pretended, name, tmp_path):
+    """... and fewer than ten times, evaluation included; from the third round on nothing is captured anew.
+
+    FeMAM's levels, which begin in rounds 3 and 5, and K-means over a level's first models have waits of their own.
+    """
+    config, fed, algorithm = federation(name, backend="graphs")
+    meant = Counter(ANY) + Counter(MORE.get(name, {}))
+    server, metrics = algorithm.init(), Metrics(tmp_path / "metrics.csv", keep=0)
+    table = simulation.ClientTable(tmp_path, fed, [])
+    played = simulation.rounds(config, fed, algorithm, server, 0, metrics, table)
+    for number in range(1, config.rounds + 1):
+        with pretended.watch() as seen:
+            next(played)
+        begins = name == "femam" and number in (2, 4)
+        if number > 2 and not begins:
+            assert not seen.captures, number
+            assert not places(seen.waits) - meant, number
+            assert len(seen.waits) < 10, number
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_no_step_waits_for_the_device(pretended, make_federation, backend, precision):
+    group = one_group(make_federation, precision)
+    train([group], backend)
+    with pretended.watch() as seen:
+        train([group], backend)
+    assert seen.waits == []
+    assert seen.launches
+
+
+def one_group(make_federation, precision="float32", objective=cross_entropy, context=None):
+    """With all that may be in a step: crops, flips, momentum, clipping, several clients of different sizes."""
+    fed = make_federation("cnn", optimizer=SGD(0.05, 0.9, 1e-3, clip=1.0), augment=Augment(2, True))
+    fed = dataclasses.replace(
+        fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"),
+        precision=fed.precision._replace(name=precision),
+    )  # fmt: skip
+    starts = surgery.broadcast(fed.initial(), 3)
+    return make_group(fed, fed.model, starts, [2, 0, 3], Aim(objective, context or {}), Rng(0, 1))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
+def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
+    def objective(call, params, context, batch):
+        loss = cross_entropy(call, params, context, batch)
+        return loss * (1 + 0 * params["fc2.bias"].detach().sum().item())
+
+    group = one_group(make_federation, objective=objective)
+    if backend == "loop":
+        with pretended.watch() as seen:
+            train([group], backend)
+        assert len(seen.waits) == sum(group[0].batches.steps)
+    else:  # a graph cannot wait, and one program for all clients has no single number
+        with pytest.raises((Forbidden, ValueError), match=r"captured as a graph|cannot train side by side"):
+            train([group], backend)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
+def test_a_step_with_tensors_of_two_devices_is_noticed(pretended, make_federation, backend):
+    weights = torch.ones(3)  # forgotten on the host
+
+    def objective(call, params, context, batch):
+        return cross_entropy(call, params, context, batch) + (params["fc2.bias"] * weights).sum()
+
+    with pytest.raises(Forbidden, match="two devices"):
+        train([one_group(make_federation, objective=objective)], backend)
+
+
+def test_a_replay_is_all_that_a_step_launches(pretended, make_federation):
+    """Beside it only what loads and saves a client."""
+    group = one_group(make_federation)
+    train([group], "graphs")
+    with pretended.watch() as seen:
+        train([group], "graphs")
+    steps, clients = sum(group[0].batches.steps), len(group[0].batches.steps)
+    assert seen.captures == 0
+    assert steps <= seen.launches <= steps + 10 * clients
+
+
+def test_two_objectives_in_turn_are_not_captured_anew(pretended, make_federation):
+    def other(call, params, context, batch):
+        return 2 * cross_entropy(call, params, context, batch)
+
+    job, *rest = one_group(make_federation)
+    groups = [(dataclasses.replace(job, objective=objective), *rest) for objective in (cross_entropy, other)]
+    for group in groups:
+        train([group], "graphs")
+    with pretended.watch() as seen:
+        for group in groups * 3:
+            train([group], "graphs")
+    assert seen.captures == 0
+
+
+def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog):
+    job, *rest = one_group(make_federation)
+    for _ in range(20):
+        train([(dataclasses.replace(job, objective=lambda *given: cross_entropy(*given)), *rest)], "graphs")
+    (record,) = caplog.records
+    assert "captured as a graph over and over" in record.getMessage()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_launches_do_not_creep_up(pretended, case):
+    """Those of the stored table are the ceiling; `python benchmarks/launches.py` makes it anew."""
+    stored = {row["case"]: row for row in json.loads(STORED.read_text())["rows"]}[case]
+    for backend, counts in measure(case, pretended).items():
+        for what, number in counts.items():
+            assert number <= 1.02 * stored[backend][what], (backend, what)
