@@ -118,7 +118,6 @@ def main() -> None:
     for case in grid:
         row = measure(*case, args.repetitions, args.device)
         rows.append(row)
-        write(result, args.out, file, done=case == grid[-1])
         others = "".join(
             f"   {b} {row['ratio'][b]:.2f} ({row['range'][b][0]:.2f} to {row['range'][b][1]:.2f})" for b in row["ratio"]
         )
@@ -126,6 +125,7 @@ def main() -> None:
             f"{row['model']:21}{row['k']:3}{row['batch']:6}{row['threads']:8}{row['steps']:6}{row['ms']['loop']:9.1f}{others}",
             flush=True,
         )
+        write(result, args.out, file, done=case == grid[-1])
 
 
 if __name__ == "__main__":

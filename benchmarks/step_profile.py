@@ -108,11 +108,11 @@ def main() -> None:
     rows = []
     for setting in SETTINGS:
         rows.append(row := measure(setting, args.repetitions, args.device))
-        result = {"torch": torch.__version__, "device": args.device, "rows": rows}
-        write(result, args.out, f"step-{args.device}{'-quick' if args.quick else ''}", done=len(rows) == len(SETTINGS))
         print(f"{setting} {row['model']}: {row['ms_a_step']:.2f} ms a step, {row['kernels']:.0%} of it kernels")
         print("   " + ", ".join(f"{name} {share:.0%}" for name, share in row["largest"].items()))
         print("   faster by " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratio"].items()), flush=True)
+        result = {"torch": torch.__version__, "device": args.device, "rows": rows}
+        write(result, args.out, f"step-{args.device}{'-quick' if args.quick else ''}", done=len(rows) == len(SETTINGS))
 
 
 if __name__ == "__main__":

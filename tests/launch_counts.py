@@ -29,7 +29,6 @@ CASES = {
         {"augment": Augment(4, True)},
     ),
     "vgg16 with dropout": ("vgg16", {**IMAGES, "width": 0.03}, {}),
-    "mobilenetv2": ("mobilenetv2", {**IMAGES, "image_size": 8, "width": 0.1, "stem": "cifar", "dropout": 0.0}, {}),
     "transformer": ("transformer", {"num_classes": 20, "tokens": 8, "width": 0.06, "dropout": 0.0}, {}),
     "transformer with dropout": ("transformer", {"num_classes": 20, "tokens": 8, "width": 0.06}, {}),
 }

@@ -25,7 +25,7 @@ _log = logging.getLogger("fl")
 
 _STREAMS = 16  # clients side by side at most
 _WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
-_WINDOW = 256  # steps whose numbers a slot holds at a time
+_WINDOW = 256  # steps whose numbers a slot holds at a time; more than a warm-up takes
 _PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn (under an attack)
 
 Capture = Callable[[Callable[[], None], int], Callable[[], None]]
@@ -156,6 +156,11 @@ def train(groups: Sequence[Group]) -> list[Trained]:
         stream.wait_stream(here)
     try:
         return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _captured)
+    except BaseException:  # whoever trains these models next may need the memory
+        _wait(device)
+        for job, _, _ in groups:
+            _KEPT.pop(job.model, None)
+        raise
     finally:
         for stream in streams:
             here.wait_stream(stream)  # so that memory that the round used may be used anew, and results be read

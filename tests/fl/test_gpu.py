@@ -16,11 +16,14 @@ import surgery
 import zoo
 from fl import run as cli
 from fl.algorithms import ALGORITHMS
+from fl.assembly import build
 from fl.augment import Augment
 from fl.engine import SGD, Adam, Precision, train
+from fl.evaluate import score_clients
 from fl.metrics import read
 from fl.objectives import cross_entropy
 from fl.rng import Rng
+from fl.run import parse
 from fl.training import Aim, make_group
 
 BACKENDS = ["loop", "vmap", "graphs"]
@@ -253,3 +256,53 @@ def test_the_command_line_on_the_gpu(cuda, tmp_path, method):
     rows = read(tmp_path / "a" / "metrics.csv")
     assert len(rows) == 6
     assert rows[-1]["accuracy"] > 0
+
+
+SETTINGS = {
+    "attack and clipped updates": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
+    "trigger and median": ["--attack.share", "0.5", "--attack.kind", "trigger", "--defence.rule", "median"],
+    "trimmed mean": ["--defence.rule", "trimmed", "--participants", "4"],
+    "masked loss": ["--masked-loss"],
+    "in parts": ["--chunk", "1"],
+    "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],
+    "crops and flips": ["--crop", "1", "--flip"],
+    "comings and goings": ["--joining", "0.25", "--leaving", "0.25"],
+    "adam": ["--optimizer", "adam", "--lr", "0.001"],
+    "secure": ["--fedmr.secure", "1"],
+}
+
+
+@pytest.mark.parametrize("method", ["fedmr", "heterofl"])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_on_the_gpu(cuda, case, method):
+    """The global model after two rounds, and what evaluation says of it, are those of the CPU."""
+    if case == "secure":
+        pytest.importorskip("nacl")
+        if method != "fedmr":
+            pytest.skip("recombination is FedMR's")
+    flags = [
+        *TINY,
+        "--participants",
+        "2",
+        "--samples",
+        "300",
+        "--algorithm",
+        method,
+        "--lr",
+        "0.015625",
+        *SETTINGS[case],
+    ]
+    config, _ = parse([*flags, "--backend", "loop", "--device", "cpu"])
+    results = []
+    for device, backend in (("cpu", "loop"), ("cuda", "graphs")):
+        fed, algorithm = build(dataclasses.replace(config, device=device, backend=backend))
+        for model in (fed.model, *(kind.model for kind in fed.architectures.architectures)):
+            model.double()
+        algorithm = ALGORITHMS[method](fed, config)
+        results.append((fed, algorithm, play(algorithm, fed, rounds=2)[-1][0]))
+    (_, _, expected), (fed, algorithm, server) = results
+    for name, tensor in expected["global"].items():
+        torch.testing.assert_close(server["global"][name].cpu(), tensor, rtol=1e-6, atol=1e-8)
+    each = [score_clients(f, lambda x, c, a=a, s=s: a.predict(s, x, c), a.own(s)) for f, a, s in results]
+    for part in each[0]:
+        assert each[1][part] == [pytest.approx(row, rel=1e-5) for row in each[0][part]]

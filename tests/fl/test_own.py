@@ -11,7 +11,6 @@ from fl import evaluate, own
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.own import Level, Own
 
-
 STATIC = ("fedmr", "local", "fesem", "fedfa")  # statistics are collected of one model, of many, and of parts
 
 

@@ -5,11 +5,13 @@ import dataclasses
 import json
 import re
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from fl_flags import OF_METHOD, TINY
+from fleets import SPECS, fleet_federation
 from launch_counts import CASES, measure
 from pretend_gpu import Forbidden
 
@@ -18,7 +20,7 @@ from fl import simulation
 from fl.algorithms import ALGORITHMS
 from fl.assembly import build
 from fl.augment import Augment
-from fl.engine import SGD, train
+from fl.engine import SGD, graphs, train
 from fl.metrics import Metrics
 from fl.objectives import cross_entropy
 from fl.rng import Rng
@@ -96,24 +98,26 @@ def test_no_step_waits_for_the_device(pretended, make_federation, backend, preci
     assert seen.launches
 
 
-def one_group(make_federation, precision="float32", objective=cross_entropy, context=None):
+def one_group(make_federation, precision="float32", objective=cross_entropy, context=None, device="cuda"):
     """With all that may be in a step: crops, flips, momentum, clipping, several clients of different sizes."""
-    fed = make_federation("cnn", optimizer=SGD(0.05, 0.9, 1e-3, clip=1.0), augment=Augment(2, True))
+    fed = make_federation("cnn", optimizer=SGD(2**-4, 0.9, 2**-10, clip=1.0), augment=Augment(2, True))
     fed = dataclasses.replace(
-        fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"),
+        fed, model=copy.deepcopy(fed.model).to(device), data=fed.data.to(device),
         precision=fed.precision._replace(name=precision),
     )  # fmt: skip
     starts = surgery.broadcast(fed.initial(), 3)
     return make_group(fed, fed.model, starts, [2, 0, 3], Aim(objective, context or {}), Rng(0, 1))
 
 
+def waiting(call, params, context, batch):
+    """An objective that asks for a number in every step."""
+    loss = cross_entropy(call, params, context, batch)
+    return loss * (1 + 0 * params["fc2.bias"].detach().sum().item())
+
+
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
 def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
-    def objective(call, params, context, batch):
-        loss = cross_entropy(call, params, context, batch)
-        return loss * (1 + 0 * params["fc2.bias"].detach().sum().item())
-
-    group = one_group(make_federation, objective=objective)
+    group = one_group(make_federation, objective=waiting)
     if backend == "loop":
         with pretended.watch() as seen:
             train([group], backend)
@@ -121,6 +125,19 @@ def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
     else:  # a graph cannot wait, and one program for all clients has no single number
         with pytest.raises((Forbidden, ValueError), match=r"captured as a graph|cannot train side by side"):
             train([group], backend)
+
+
+def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, caplog):
+    group = one_group(make_federation, objective=waiting)
+    for _ in range(2):
+        (found,) = train([group], "auto")
+    (expected,) = train([group], "loop")
+    assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "CNN trains with --backend loop, since vmap refuses",
+        "CNN trains with --backend loop, since graphs refuses",
+    ]
+    assert group[0].model not in graphs._KEPT
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
@@ -143,6 +160,54 @@ def test_a_replay_is_all_that_a_step_launches(pretended, make_federation):
     steps, clients = sum(group[0].batches.steps), len(group[0].batches.steps)
     assert seen.captures == 0
     assert steps <= seen.launches <= steps + 10 * clients
+
+
+def test_clients_with_more_steps_than_a_window(pretended, make_federation, monkeypatch):
+    """Of 6, 2 and 4 steps: less than a window, exactly one, and more."""
+    group = one_group(make_federation)
+    assert group[0].batches.steps == (6, 2, 4)
+    (expected,) = train([group], "loop")
+    for size in (4, 5, 256):
+        monkeypatch.setattr(graphs, "_WINDOW", size)
+        graphs._KEPT.clear()
+        (found,) = train([group], "graphs")
+        assert torch.equal(found.loss, expected.loss)
+        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+
+
+def test_the_first_capture_warms_up_for_all(make_federation):
+    warm = []
+    group = one_group(make_federation, device="cpu")
+    graphs._side_by_side([group], [nullcontext()] * 3, lambda step, steps: warm.append(steps) or step)
+    graphs._side_by_side([group], [nullcontext()] * 3, lambda step, steps: warm.append(steps) or step)
+    assert warm == [3, 1, 1]
+
+
+def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(pretended, make_federation):
+    """The last four are kept."""
+    job, *rest = one_group(make_federation)
+    objectives = [lambda *given, k=k: k * cross_entropy(*given) for k in range(1, 6)]
+    for objective in objectives:
+        train([(dataclasses.replace(job, objective=objective), *rest)], "graphs")
+    assert len(graphs._KEPT[job.model].programs) == 4
+    with pretended.watch() as seen:
+        train([(dataclasses.replace(job, objective=objectives[-4]), *rest)], "graphs")
+    assert not seen.captures
+    with pretended.watch() as seen:
+        train([(dataclasses.replace(job, objective=objectives[0]), *rest)], "graphs")
+    assert seen.captures
+    assert any("_wait" in wait for wait in seen.waits)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
+def test_attention_in_one_program_is_plain_products(pretended, backend):
+    """Fused kernels do not see within vmap that a backward pass will come."""
+    fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=torch.float32)
+    fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), fleet=None)
+    group = make_group(fed, fed.model, surgery.broadcast(fed.initial(), 2), [0, 1], Aim(cross_entropy, {}), Rng(0, 1))
+    with pretended.watch() as seen:
+        train([group], backend)
+    assert any("scaled_dot_product" in name for name in seen.operations) == (backend != "vmap")
 
 
 def test_two_objectives_in_turn_are_not_captured_anew(pretended, make_federation):
