@@ -210,6 +210,17 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
     assert any("scaled_dot_product" in name for name in seen.operations) == (backend != "vmap")
 
 
+def test_a_graph_reads_the_data_that_it_was_captured_with(pretended, make_federation):
+    """Data made anew in each round, as soon as the last ones are gone: they may lie at the same address."""
+    job, *rest = one_group(make_federation)
+    for number in range(8):
+        data = dataclasses.replace(job.data, y=(job.data.y + number) % 3)
+        group = (dataclasses.replace(job, data=data), *rest)
+        found, expected = (train([group], backend)[0] for backend in ("graphs", "loop"))
+        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+        del data, group
+
+
 def test_two_objectives_in_turn_are_not_captured_anew(pretended, make_federation):
     def other(call, params, context, batch):
         return 2 * cross_entropy(call, params, context, batch)
