@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import re
+import weakref
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ from fl.assembly import build
 from fl.augment import Augment
 from fl.engine import SGD, graphs, train
 from fl.metrics import Metrics
-from fl.objectives import cross_entropy
+from fl.objectives import beside, cross_entropy
 from fl.rng import Rng
 from fl.run import parse
 from fl.training import Aim, make_group
@@ -211,14 +212,17 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
 
 
 def test_a_graph_reads_the_data_that_it_was_captured_with(pretended, make_federation):
-    """Data made anew in each round, as soon as the last ones are gone: they may lie at the same address."""
+    """... and keeps them: others could come to lie at the same address, which is what they are known by."""
     job, *rest = one_group(make_federation)
-    for number in range(8):
+    for number in range(3):
         data = dataclasses.replace(job.data, y=(job.data.y + number) % 3)
-        group = (dataclasses.replace(job, data=data), *rest)
+        table = torch.zeros(len(data.y), 3).to("cuda")
+        group = (dataclasses.replace(job, data=data, beside=table, objective=beside(cross_entropy)), *rest)
         found, expected = (train([group], backend)[0] for backend in ("graphs", "loop"))
         assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
-        del data, group
+        kept = weakref.ref(data), weakref.ref(table)
+        del data, table, group
+        assert all(one() is not None for one in kept)
 
 
 def test_two_objectives_in_turn_are_not_captured_anew(pretended, make_federation):
