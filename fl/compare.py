@@ -24,7 +24,7 @@ from fl.settings import choice
 
 NOT_COMPARED = {
     "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
-    "checkpoint_every", "eval_every", "models_every", "chunk", "channels_last",
+    "checkpoint_every", "eval_every", "models_every", "chunk", "channels_last", "deterministic",
 }  # fmt: skip
 """Settings in which runs of one group may differ: what is computed does not depend on them, or they name the group."""
 _COMMON = ("attack", "defence")  # groups of settings that every method reads
