@@ -13,6 +13,7 @@ from fl.errors import FLError
 from fl.partition import Splits
 from fl.rng import Rng, draw
 from surgery import Stack, State
+from surgery.transfer import upload
 
 KINDS = ("shuffle", "trigger")
 States: TypeAlias = Stack | Sequence[State]
@@ -90,10 +91,10 @@ class Attack:
         {'w': tensor([[0.]])}
         """
         if isinstance(honest, dict):
-            index = torch.tensor(rows, device=next(iter(honest.values())).device)
+            index = upload(torch.tensor(rows), next(iter(honest.values())).device)
             result = dict(honest)
             for name in names & honest.keys():
-                step = self.amplify * (spoilt[name] - starts[name][index])
+                step = self.amplify * (spoilt[name] - starts[name].index_select(0, index))
                 result[name] = honest[name].index_add(0, index, step.to(honest[name].dtype))
             return result
         result = list(honest)

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fl.augment import Augment
 from fl.rng import Rng
+from surgery.transfer import upload
 
 
 class Step(NamedTuple):
@@ -92,7 +93,7 @@ def make_batches(
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
         keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)
         rows.append(torch.cat([index, keys[:, None]], 1))
-    numbers = pad_sequence(rows, batch_first=True).to(device, non_blocking=True)
+    numbers = upload(pad_sequence(rows, batch_first=True), device)
     if augment.moves:
         places = augment.draw(numbers[..., -1], size, width)
         numbers = torch.cat([numbers, places.flatten(-2)], -1)

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
@@ -15,6 +14,7 @@ from fl.algorithm import Server
 from fl.errors import FLError
 from fl.files import replacing
 from surgery import State, SurgeryError, check_same
+from surgery.transfer import host_copies
 from zoo import Spec
 
 FILE = "checkpoint.safetensors"
@@ -32,11 +32,11 @@ def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State
         spec: of the model.
         statistics: of the global model's static batch norms, if it has such.
     """
-    # Cloned, since parts may share memory (one model broadcast to all), which safetensors refuses.
+    # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
         raise FLError(f"a server has no part called {_STATISTICS!r}: that is where checkpoints keep static norms'")
     parts = flatten({**server, _STATISTICS: statistics})
-    tensors = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in parts.items()}
+    tensors = dict(zip(parts, host_copies(list(parts.values()))))
     model = dataclasses.asdict(spec)
     header = {"format": _FORMAT, "state": json.dumps({"round": round, "model": model})}
     with replacing(folder / FILE) as temporary:

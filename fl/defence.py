@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl.errors import FLError
 from surgery import Stack, State, Submodel, average, average_submodels, trimmed_mean, trimmed_mean_submodels
+from surgery.transfer import upload
 
 RULES = ("mean", "median", "trimmed")
 
@@ -84,8 +85,8 @@ class Defence:
         stacked = isinstance(trained, dict)
         rows = [(trained, starts)] if stacked else [(_single(a), _single(b)) for a, b in zip(trained, starts)]
         norms = torch.cat([_lengths(after, before, names) for after, before in rows])
-        counted = torch.tensor([size > 0 for size in sizes], device=norms.device)
-        limit = self.clip * norms[counted].median()
+        counted = upload(torch.tensor([k for k, size in enumerate(sizes) if size]), norms.device)
+        limit = self.clip * norms.index_select(0, counted).median()
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
         if stacked:
             return _shortened(trained, starts, share, names)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fl.engine import Trained
 from fl.errors import Diverged
 from surgery import Stack, State
+from surgery.transfer import upload
 
 _log = logging.getLogger("fl")
 
@@ -64,7 +65,7 @@ def restored(
     """
     if not isinstance(states, dict):
         return [state if keep else start for state, start, keep in zip(states, starts, kept)]
-    mask = torch.tensor(kept, device=next(iter(states.values())).device)
+    mask = upload(torch.tensor(kept), next(iter(states.values())).device)
     return {
         name: torch.where(mask.view(-1, *[1] * (tensor.ndim - 1)), tensor, starts[name])
         for name, tensor in states.items()

@@ -13,6 +13,7 @@ from fl.data import Dataset
 from fl.engine import Precision
 from fl.engine.precision import arithmetic
 from surgery import Stack, State
+from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass: large enough to be busy
@@ -51,7 +52,7 @@ def lacks_statistics(model: nn.Module, state: State) -> bool:
 def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precision: Precision) -> State:
     """The statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
-    parts = index.to(data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
+    parts = upload(index, data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
     with arithmetic(precision, data.x.device):
         return collect_statistics(model, _batches(data, state, (data.x[part] for part in parts), precision), state)
 

@@ -65,11 +65,13 @@ class Deployed:
     def own(self, server: dict) -> Own:
         """The parts of all clients; see `Algorithm.own`."""
         plans = [self.plan(client) for client in range(len(self.fleet))]
-        kinds = {plan: k for k, plan in enumerate(dict.fromkeys(map(id, plans)))}
-        used = torch.tensor([kinds[id(plan)] for plan in plans])
-        first = [used.tolist().index(k) for k in kinds.values()]  # a client of each kind
-        states = [self._part(server, client) for client in first]
-        return Own([Level(states, used, [self.fleet[client].model for client in first])])
+        first: dict[int, int] = {}  # by the plan's id: the first client that has it
+        for client, plan in enumerate(plans):
+            first.setdefault(id(plan), client)
+        numbers = {plan: k for k, plan in enumerate(first)}
+        used = torch.tensor([numbers[id(plan)] for plan in plans])
+        states = [self._part(server, client) for client in first.values()]
+        return Own([Level(states, used, [self.fleet[client].model for client in first.values()])])
 
     def _part(self, server: dict, client: int) -> State:
         """A client's part of the global model, with statistics."""

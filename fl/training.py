@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fl import traffic
 from fl.attack import States
@@ -19,6 +19,7 @@ from fl.failure import drop_failed, restored
 from fl.objectives import Ascent, Objective, masked
 from fl.rng import Rng
 from surgery import Stack, State, stack, unstack
+from surgery.transfer import upload
 
 if TYPE_CHECKING:
     from fl.federation import Federation
@@ -122,7 +123,13 @@ def _masked(aim: Aim, held: Tensor) -> Aim:
 
 
 def _rows(stacked: Any, index: Sequence[int] | slice) -> Any:
-    return tree_map(lambda tensor: tensor[index], stacked)
+    """Some entries of stacks in nested dicts: views for a slice."""
+    if isinstance(index, slice):
+        return tree_map(lambda tensor: tensor[index], stacked)
+    host, moved = torch.tensor(index, dtype=torch.int64), {}
+    for device in {tensor.device for tensor in tree_leaves(stacked)}:
+        moved[device] = upload(host, device)
+    return tree_map(lambda tensor: tensor.index_select(0, moved[tensor.device]), stacked)
 
 
 def _entries(each: Sequence, index: Sequence[int]) -> list:
