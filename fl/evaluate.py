@@ -141,7 +141,8 @@ class Cohort(NamedTuple):
             fleet = fed.architectures
             return cls(chosen, [fleet[c].model for c in chosen], [states[k] for k in alive])
         if len(alive) < len(clients):  # else nothing is copied
-            states = {name: tensor[alive] for name, tensor in states.items()}
+            index = upload(torch.tensor(alive, dtype=torch.int64), fed.data.x.device)
+            states = {name: tensor.index_select(0, index) for name, tensor in states.items()}
         return cls(chosen, [fed.model] * len(alive), states)
 
 
@@ -212,17 +213,25 @@ def held_out(fed: Federation) -> list[str]:
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
 
 
-def score_clients(fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Own | None = None) -> Scores:
+def score_clients(
+    fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Callable[[], Own] | None = None
+) -> Scores:
     """What `score` says of every client on its own held-out samples, for the parts that `held_out` names.
 
     Args:
         predict: (samples, client) -> logits.
-        own: the models behind it, which are then asked for the samples of all their clients at once.
+        own: () -> the models behind it, which are then asked for the samples of all their clients at once.
     """
     parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
+    if not parts:
+        return {}
+    # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
+    models = own() if own and not fed.augment.mask else None
     tokens, text = fed.data.y[0].numel(), fed.data.text
     tallies = [
-        _tally(_of_all(fed, own, each) if own else _of_each(fed, predict, each), text, (each.sizes * tokens).tolist())
+        _tally(
+            _of_all(fed, models, each) if models else _of_each(fed, predict, each), text, (each.sizes * tokens).tolist()
+        )
         for each in parts.values()
     ]
     return dict(zip(parts, _scores(tallies)))

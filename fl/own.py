@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -18,7 +19,8 @@ from surgery.transfer import upload
 
 _log = logging.getLogger("fl")
 
-_SIDE_BY_SIDE = 2000  # samples of models that predict side by side
+_FEW = 500  # samples of a model that predicts beside others; more keep the device busy by themselves
+_SIDE_BY_SIDE = 4 * _FEW  # samples of all models that predict at once
 _ALONE: WeakSet[nn.Module] = WeakSet()
 """Models that do not predict side by side."""
 
@@ -105,8 +107,11 @@ def logits(fed: Federation, level: Level, samples: Tensor, owners: Tensor) -> Te
     places, rows = (upload(index, device).split(sizes) for index in (order, samples[order]))
     groups = [group for group in zip(found, places, rows) if group[0] >= 0]
     # One row more than there are samples, for what fills up the places of models that predict side by side.
-    result = torch.zeros(len(samples) + 1, *fed.data.y.shape[1:], fed.data.classes, device=device)
-    for at, said in _side_by_side(fed, level, groups) if _stackable(fed, level) else _one_by_one(fed, level, groups):
+    dtype = torch.promote_types(next(fed.model.parameters()).dtype, torch.float32)
+    result = torch.zeros(len(samples) + 1, *fed.data.y.shape[1:], fed.data.classes, dtype=dtype, device=device)
+    small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
+    large = [group for group in groups if len(group[1]) > _FEW] if small else groups
+    for at, said in chain(_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
         result[at] = said.to(result)
     return result[:-1]
 
@@ -131,6 +136,8 @@ def _stackable(fed: Federation, level: Level) -> bool:
 
 def _side_by_side(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
     """The same, of models that have about equally many samples at once."""
+    if not groups:
+        return
     groups = sorted(groups, key=lambda group: -len(group[2]))
     numbers = upload(torch.tensor([k for k, _, _ in groups]), fed.data.x.device)
     first = 0
@@ -142,11 +149,14 @@ def _side_by_side(fed: Federation, level: Level, groups: Sequence[_Group]) -> It
         at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
         try:
             said = fed.predict_each(models, fed.data.x[rows])
-        except RuntimeError as error:
-            _ALONE.add(fed.model)
-            _log.warning(
-                "warning: %s predicts for one client after another: %s", type(fed.model).__name__, first_line(error)
-            )
+        except Exception as error:  # whatever it is, the models may do one by one, or else say it again
+            reason = first_line(error)
+            if not isinstance(error, torch.OutOfMemoryError):
+                _ALONE.add(fed.model)
+        else:
+            reason = ""
+        if reason:
+            _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)
             yield from _one_by_one(fed, level, groups[first:])
             return
         yield at, said

@@ -40,8 +40,8 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     evaluated round of the smallest mean validation loss (in the last, where they do not validate), and clients.f64,
     see `fl.clients`; methods with models on levels leave structure.json and structure.png, those with clients of
     different architectures architectures.csv and (where these keep their places) coverage.png. Interrupted at any
-    moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as the uninterrupted run would have, bit
-    for bit on the same device and backend with as many threads.
+    moment, by Ctrl-C or for good, it can be continued with `resume`, and ends as the uninterrupted run would have: bit
+    for bit on a CPU with the same backend and as many threads, on a GPU as far as its kernels are deterministic.
 
     Raises:
         FLError: if the folder exists already (or, resuming, is no run folder of this model and method), or
@@ -182,7 +182,7 @@ def evaluate_round(
         predict = partial(algorithm.predict, server, client=None)
         row |= evaluate.attack_success(fed, predict, triggered(config.attack, fed.data), config.attack.target)
     if "global" in wanted:
-        own = algorithm.own(server) if algorithm.own else None
+        own = partial(algorithm.own, server) if algorithm.own else None
         scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client), own)
         row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else ())
         # last, so that a checkpoint finds the global model's statistics as they were just collected

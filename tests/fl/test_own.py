@@ -1,15 +1,20 @@
 """The models that clients predict with, asked for all clients at once."""
 
+import copy
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from fleets import SPECS, fleet_federation, mixed
 from rounds import SMALL, play
 
+import fl
 from fl import evaluate, own
 from fl.algorithms import ALGORITHMS, MIXED
+from fl.data import TextOptions
 from fl.own import Level, Own
+from fl.rng import Rng
 
 STATIC = ("fedmr", "local", "fesem", "fedfa")  # statistics are collected of one model, of many, and of parts
 
@@ -32,6 +37,92 @@ def test_of_several_architectures(name):
     assert_the_same(fed, algorithm, play(algorithm, fed, rounds=2)[-1][0])
 
 
+@pytest.mark.parametrize("model", ["transformer", "transformer_masked"])
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_clients_of_text_are_scored_alike(name, model):
+    """What is masked depends on a client alone, not on who else is evaluated."""
+    settings = {"partition": "iid", "width": 0.1, "local_test": 0.2, "participants": 3, "clients": 4, "min_samples": 1}
+    text = TextOptions("byte", length=16)
+    config = fl.Config(
+        algorithm=(name,), dataset="pydoc", samples=60, model=model, text=text, batch_size=10, **settings
+    )
+    fed, algorithm = fl.build(config)
+    server = play(algorithm, fed, rounds=1)[-1][0]
+    predict = lambda x, client: algorithm.predict(server, x, client)  # noqa: E731
+    alone = evaluate.score_clients(fed, predict)
+    together = evaluate.score_clients(fed, predict, partial(algorithm.own, server))
+    for a, b in zip(alone["test"], together["test"], strict=True):
+        assert b == pytest.approx(a, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg_plus", "fesem_plus", "fedfa"])
+def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch, name):
+    """... nor fine-tuned for it."""
+    fed = make_federation("cnn")
+    none = torch.empty(0, dtype=torch.int64)
+    fed = dataclasses.replace(fed, clients=[split._replace(valid=none, test=none) for split in fed.clients])
+    algorithm = ALGORITHMS[name](fed, SMALL)
+    monkeypatch.setattr("fl.algorithms.plus.trained_or_same", lambda *_: pytest.fail("nobody asked"))
+    server = algorithm.init()
+    asked = partial(algorithm.own, server) if name.endswith("plus") else lambda: pytest.fail("nobody asked")
+    assert evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), asked) == {}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_federation, name):
+    """Those of personal models do, by a gather for each: not by a forward pass, which takes some 20 launches here."""
+
+    def launches(clients):
+        fed = make_federation("cnn", sizes=[4 + k % 3 for k in range(clients)], norm="batch")
+        fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
+        algorithm = ALGORITHMS[name](fed, SMALL)
+        server, _ = algorithm.round(algorithm.init(), [2, 0, 3], Rng(0, 1))
+        models = algorithm.own(server)  # which fine-tunes, where the method does
+        with pretended.watch() as seen:
+            evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), lambda: models)
+        return seen.launches
+
+    assert launches(24) - launches(4) < 8 * 20
+
+
+def test_a_model_of_many_samples_predicts_in_pieces(pretended, make_federation, monkeypatch):
+    """So that one forward pass never takes more memory than some hundred samples."""
+    fed = make_federation("cnn", sizes=(60, 7, 12, 5))
+    fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
+    monkeypatch.setattr(own, "_FEW", 10)
+    monkeypatch.setattr(own, "_SIDE_BY_SIDE", 40)
+    monkeypatch.setattr("fl.inference._CHUNK", 16)
+    shapes = []
+    handle = fed.model.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    models = {name: torch.stack([tensor] * 4) for name, tensor in fed.initial().items()}
+    parts = fed.clients.train
+    owners = torch.arange(4).repeat_interleave(parts.sizes)
+    level = Level(models, torch.arange(4))
+    found = own.logits(fed, level, parts.samples, owners)
+    handle.remove()
+    assert max(shape[0] for shape in shapes) <= 16
+    torch.testing.assert_close(found.cpu(), fed.predict(fed.initial(), fed.data.x[parts.samples.to("cuda")]).cpu())
+
+
+def test_memory_that_is_short_once_is_not_short_for_ever(pretended, make_federation, monkeypatch):
+    fed = make_federation("cnn")
+    fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
+    models = {name: torch.stack([tensor] * 4) for name, tensor in fed.initial().items()}
+    calls, honest = [], type(fed).predict_each
+
+    def short(self, *given):
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return honest(self, *given)
+
+    monkeypatch.setattr(type(fed), "predict_each", short)
+    level, samples, owners = Level(models, torch.arange(4)), torch.arange(4), torch.arange(4)
+    first, second = (own.logits(fed, level, samples, owners) for _ in range(2))
+    assert len(calls) == 2
+    torch.testing.assert_close(first.cpu(), second.cpu())
+
+
 def assert_the_same(fed, algorithm, server):
     """Logits, and the scores of clients on what they hold out."""
     parts = fed.clients.test
@@ -41,7 +132,7 @@ def assert_the_same(fed, algorithm, server):
     torch.testing.assert_close(found.double(), torch.cat(each), rtol=1e-6, atol=1e-6)
     scores = [
         evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), models)
-        for models in (None, algorithm.own(server))
+        for models in (None, partial(algorithm.own, server))
     ]
     for part in scores[0]:
         for alone, together in zip(scores[0][part], scores[1][part], strict=True):
