@@ -5,9 +5,10 @@ different architectures run side by side like those of one. Captures are kept fo
 """
 
 import logging
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -92,6 +93,11 @@ class Program:
 
     def __init__(self) -> None:
         self.slots: dict[int, Slot] = {}
+        self.full = False  # whether memory has no room for another slot
+
+    def takes(self, place: int) -> bool:
+        """Whether a place has a slot, or may make one."""
+        return place in self.slots or not self.full
 
     def slot(self, place: int, group: Group, capture: Capture) -> Slot:
         """The slot of a place, with the clients of this round."""
@@ -100,6 +106,12 @@ class Program:
         else:
             self.slots[place] = Slot(group, capture, warm_up=1 if self.slots else _WARM_UP)
         return self.slots[place]
+
+    def close(self, group: Group) -> None:
+        """Make no more slots: memory holds no more than those that there are, which do all the work."""
+        self.full = True
+        name, count = type(group[0].model).__name__, len(self.slots)
+        _log.warning("warning: memory holds %d graphs of %s: so many clients train side by side", count, name)
 
     def release(self) -> None:
         """Forget the round, whose tensors may go."""
@@ -118,6 +130,10 @@ class Kept:
         """What does just what this group wants; without captures, if nobody wanted that lately."""
         key = _meaning(group)
         if key not in self.programs:
+            if stale := [k for k in self.programs if k[1] not in (key[1], id(None)) and group[0].beside is not None]:
+                _wait(group[0].device)  # tables beside the samples are large, and the last one is not asked for again
+                for k in stale:
+                    del self.programs[k]
             self.programs[key] = Program()
             self.made += 1
             if len(self.programs) > _PROGRAMS:
@@ -151,7 +167,8 @@ def train(groups: Sequence[Group]) -> list[Trained]:
     """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
     device = groups[0][0].device
     here = torch.cuda.current_stream(device)
-    streams = _streams(device, side_by_side(sum(len(job.batches.steps) for job, _, _ in groups)))
+    clients = sum(len(job.batches.steps) for job, _, _ in groups)
+    streams = _streams(device, min(clients, _STREAMS))
     for stream in streams:
         stream.wait_stream(here)
     try:
@@ -166,25 +183,26 @@ def train(groups: Sequence[Group]) -> list[Trained]:
             here.wait_stream(stream)  # so that memory that the round used may be used anew, and results be read
 
 
-def side_by_side(clients: int) -> int:
-    """How many of the clients train at a time: as few as finish in the same number of waves.
-
-    >>> [side_by_side(clients) for clients in (1, 10, 16, 17, 50)]
-    [1, 10, 16, 9, 13]
-    """
-    return -(-clients // -(-clients // _STREAMS))
-
-
 def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Trained]:
     """Every place takes the next client when its last one is done; their steps take turns."""
     results = [Results(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
-    queue = iter(longest_first(groups))
+    queue = longest_first(groups)
 
     def work(place: int):
-        for g, k in queue:
+        while ready := [one for one in queue if programs[one[0]].takes(place)]:
+            # Those first whose architecture this place has captured: so each is captured as seldom as can be.
+            g, k = next((one for one in ready if place in programs[one[0]].slots), ready[0])
+            queue.remove((g, k))
             with places[place]:
-                slot = programs[g].slot(place, groups[g], capture)
+                try:
+                    slot = programs[g].slot(place, groups[g], capture)
+                except torch.OutOfMemoryError:
+                    if not programs[g].slots:
+                        raise
+                    programs[g].close(groups[g])
+                    queue.insert(0, (g, k))
+                    continue
                 slot.load(k)
             for s in range(slot.job.batches.steps[k]):
                 with places[place]:
@@ -218,9 +236,29 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@contextmanager
+def _never_waiting() -> Iterator[None]:
+    """Raise FLError for what waits for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch says that it does not find everything that waits
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        raise FLError(f"a graph cannot wait for the device: {first_line(error)}; use --backend loop") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
     """A function that replays the step, whose inputs and outputs stay where they are."""
-    for _ in range(warm_up):
+    for _ in range(warm_up - 1):
+        step()
+    # A capture that fails leaves torch 2.11 with memory that it never gives back, so what most often stops one, a step
+    # that waits for the device, is looked for before.
+    with _never_waiting():
         step()
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -228,9 +266,12 @@ def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             step()
     except RuntimeError as error:
-        if "captur" not in str(error):
+        cause = error.__context__ or error  # leaving the capture, torch complains once more
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        if "captur" not in f"{error} {cause}":
             raise
         raise FLError(
-            f"a step cannot be captured as a graph: {first_line(error)}; use --backend loop or vmap"
+            f"a step cannot be captured as a graph: {first_line(cause)}; use --backend loop or vmap"
         ) from error
     return graph.replay

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,10 +20,13 @@ from fl import run as cli
 from fl.algorithms import ALGORITHMS
 from fl.assembly import build
 from fl.augment import Augment
+from fl.data import Dataset
 from fl.engine import SGD, Adam, Precision, train
 from fl.evaluate import score_clients
+from fl.federation import Federation
 from fl.metrics import read
 from fl.objectives import cross_entropy
+from fl.partition import Split
 from fl.rng import Rng
 from fl.run import parse
 from fl.training import Aim, make_group
@@ -121,18 +126,41 @@ def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
 
 
 def test_waves_of_graphs_are_the_loop_and_repeat_themselves(cuda, make_federation):
-    """More clients than streams, ragged, five times: a race would show in one of them."""
-    few = bool(cuda)
-    sizes = [4 + 3 * (k % 5) for k in range(18 if few else 40)]
-    fed = make_federation("cnn" if few else "resnet20", sizes=sizes, participants=len(sizes), epochs=1 if few else 3)
-    there, clients = on_gpu(fed, backend="graphs"), list(range(len(sizes)))
-    starts = surgery.broadcast(there.initial(), len(clients))
-    runs = [there.train(starts, clients, Rng(0, 1)) for _ in range(2 if few else 5)]
-    for other in runs[1:]:
-        assert torch.equal(other.loss, runs[0].loss)
-        assert all(torch.equal(other.states[name], tensor) for name, tensor in runs[0].states.items())
-    loop = dataclasses.replace(there, backend="loop").train(starts, clients, Rng(0, 1))
-    torch.testing.assert_close(loop.loss, runs[0].loss, rtol=1e-3, atol=1e-3)
+    """More clients than streams, ragged, several times: a race would show in one of them."""
+    sizes = [4 + 3 * (k % 5) for k in range(18)]
+    fed = make_federation("cnn", sizes=sizes, participants=len(sizes), epochs=1, optimizer=SGD(2**-6, 0.9))
+    assert_waves_repeat(on_gpu(fed, backend="graphs"), times=2)
+
+
+@on_a_real_one
+@pytest.mark.parametrize("model", ["resnet20", "transformer"])
+def test_waves_at_real_size(model):
+    """40 clients, 5 times, each of up to 30 steps of 50 images of 32x32, or of 20 sequences; in float64."""
+    generator = torch.Generator().manual_seed(0)
+    if model == "transformer":
+        fed = fleet_federation(replace(SPECS[model], width=0.25), [(1.0, 3)] * 40, [100 + 10 * k for k in range(40)])
+        fed = dataclasses.replace(fed, fleet=None, batch_size=20)
+    else:
+        net = zoo.create(model, generator).double()
+        x = torch.randint(256, (20_000, 3, 32, 32), generator=generator).byte()
+        y = torch.randint(10, (20_000,), generator=generator)
+        none = torch.empty(0, dtype=torch.int64)
+        clients = [Split(torch.arange(450 * k, 450 * k + 50 * (1 + k % 9)), none, none) for k in range(40)]
+        data = Dataset("random", x, y, x[:10], y[:10], 10)
+        fed = Federation(net, data, clients, 40, 3, 50, SGD(2**-6, 0.9), augment=Augment(4, True))
+    assert_waves_repeat(on_gpu(fed, backend="graphs"), times=5)
+
+
+def assert_waves_repeat(fed, times):
+    clients = list(range(len(fed.clients)))
+    starts = surgery.broadcast(fed.initial(), len(clients))
+    first, *others = (fed.train(starts, clients, Rng(0, 1)) for _ in range(times))
+    for other in others:
+        assert torch.equal(other.loss, first.loss)
+        assert all(torch.equal(other.states[name], tensor) for name, tensor in first.states.items())
+    loop = dataclasses.replace(fed, backend="loop").train(starts, clients, Rng(0, 1))
+    for name, tensor in loop.states.items():
+        torch.testing.assert_close(first.states[name], tensor, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -303,6 +331,6 @@ def test_settings_on_the_gpu(cuda, case, method):
     (_, _, expected), (fed, algorithm, server) = results
     for name, tensor in expected["global"].items():
         torch.testing.assert_close(server["global"][name].cpu(), tensor, rtol=1e-6, atol=1e-8)
-    each = [score_clients(f, lambda x, c, a=a, s=s: a.predict(s, x, c), a.own(s)) for f, a, s in results]
+    each = [score_clients(f, lambda x, c, a=a, s=s: a.predict(s, x, c), partial(a.own, s)) for f, a, s in results]
     for part in each[0]:
         assert each[1][part] == [pytest.approx(row, rel=1e-5) for row in each[0][part]]

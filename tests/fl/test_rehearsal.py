@@ -22,6 +22,7 @@ from fl.algorithms import ALGORITHMS
 from fl.assembly import build
 from fl.augment import Augment
 from fl.engine import SGD, graphs, train
+from fl.errors import FLError
 from fl.metrics import Metrics
 from fl.objectives import beside, cross_entropy
 from fl.rng import Rng
@@ -35,31 +36,39 @@ ANY = {
     "fl/simulation.py rounds": 1,  # the loss
     "fl/evaluate.py mean_cosine": 1,
     "fl/evaluate.py evaluate_models": 1,
-    "surgery/transfer.py download": 2,  # scores: of the clients, and of the common test set
+    "fl/evaluate.py _scores": 2,  # of the clients, and of the common test set
 }
 """Where the host waits for the device in a round of any method, its evaluation included, and how often."""
 
 MORE = {
-    "clusamp": {"surgery/transfer.py download": 1},  # the angles between clients, which SciPy clusters
+    "clusamp": {"fl/algorithms/clusamp.py similarity_tree": 1},  # the angles between clients, which SciPy clusters
     "fedexp": {"fl/algorithms/fedexp.py server_step": 1},  # a column of the metrics
     "fedavg_plus": {"fl/failure.py drop_failed": 1},  # fine-tuning drops clients, too
     "fesem_plus": {"fl/failure.py drop_failed": 1, "fl/clustering.py update": 1},
     "fedrep": {"fl/failure.py drop_failed": 1},  # heads and bodies are trained apart
     "ditto": {"fl/failure.py drop_failed": 1},  # so are global and personal models
     "fesem": {"fl/clustering.py update": 1},  # who belongs where
-    "femam": {"fl/clustering.py update": 1, "surgery/transfer.py download": 2},  # and who keeps the level
+    "femam": {"fl/clustering.py update": 1, "fl/additive.py _means": 1},  # and who keeps the level
     "fedfa": {"surgery/percentile.py joint_norms": 1},
     "heterofl": {"fl/algorithms/heterofl.py rows": 1},  # the classes of clients that are new
     "fedrolex": {"fl/algorithms/heterofl.py rows": 1},
 }
 
 
-def federation(name, **changes):
-    """(config, fed, algorithm) on the pretended GPU, of few clients and rounds."""
-    flags = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
-    config, _ = parse([*flags, "--algorithm", name, *OF_METHOD.get(name, [])])
-    config = dataclasses.replace(config, rounds=6, **changes)
-    return config, *build(config)
+def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
+    """What the device saw of each of some rounds, evaluation included, with few clients."""
+    tiny = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
+    config, _ = parse([*tiny, "--algorithm", name, "--backend", backend, *OF_METHOD.get(name, []), *flags])
+    config = dataclasses.replace(config, rounds=rounds)
+    fed, algorithm = build(config)
+    metrics, table = Metrics(folder / "metrics.csv", keep=0), simulation.ClientTable(folder, fed, [])
+    played = simulation.rounds(config, fed, algorithm, algorithm.init(), 0, metrics, table)
+    history = []
+    for _ in range(rounds):
+        with gpu.watch() as seen:
+            next(played)
+        history.append(seen)
+    return history
 
 
 def places(waits):
@@ -71,21 +80,100 @@ def places(waits):
 def test_a_round_waits_only_where_it_is_meant_to(pretended, name, tmp_path):
     """... and fewer than ten times, evaluation included; from the third round on nothing is captured anew.
 
-    FeMAM's levels, which begin in rounds 3 and 5, and K-means over a level's first models have waits of their own.
+    FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
     """
-    config, fed, algorithm = federation(name, backend="graphs")
     meant = Counter(ANY) + Counter(MORE.get(name, {}))
-    server, metrics = algorithm.init(), Metrics(tmp_path / "metrics.csv", keep=0)
-    table = simulation.ClientTable(tmp_path, fed, [])
-    played = simulation.rounds(config, fed, algorithm, server, 0, metrics, table)
-    for number in range(1, config.rounds + 1):
-        with pretended.watch() as seen:
-            next(played)
-        begins = name == "femam" and number in (2, 4)
-        if number > 2 and not begins:
+    for number, seen in enumerate(seen_in_rounds(pretended, tmp_path, name, "graphs"), 1):
+        if number > 2 and not (name == "femam" and number == 4):
             assert not seen.captures, number
             assert not places(seen.waits) - meant, number
             assert len(seen.waits) < 10, number
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_so_it_does_on_every_backend(pretended, name, backend, tmp_path):
+    seen = seen_in_rounds(pretended, tmp_path, name, backend, rounds=1 if name == "femam" else 2)[-1]
+    meant = Counter(ANY) + Counter(MORE.get(name, {}))
+    assert not places(seen.waits) - meant
+    assert len(seen.waits) < 10
+
+
+SETTINGS = {
+    "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],
+    "attack": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
+    "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
+    "masked loss": ["--masked-loss"],
+    "median": ["--defence.rule", "median"],
+    "fleet": ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"],
+    "batch norm": ["--model", "resnet9", "--width", "0.5"],
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("name", ["fedavg", "local", "heterofl"])
+def test_settings_do_not_make_a_round_wait(pretended, name, case, tmp_path):
+    """However many tensors the model has, and however many clients take part or are evaluated."""
+    if case == "fleet" and name != "heterofl":
+        pytest.skip("all clients of this method have one architecture")
+    if name == "local" and case in ("attack", "trigger", "median"):
+        pytest.skip("nothing is sent that could be tampered with")
+    seen = seen_in_rounds(pretended, tmp_path, name, "graphs", *SETTINGS[case], rounds=3)[-1]
+    more = {"fl/evaluate.py attack_success": 2} if case == "trigger" else {}
+    assert not places(seen.waits) - Counter(ANY) - Counter(MORE.get(name, {})) - Counter(more)
+    assert len(seen.waits) < 10
+
+
+def test_captures_of_a_fleet_come_to_an_end(pretended):
+    """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
+    fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)
+    models = {id(m): copy.deepcopy(m).to("cuda") for m in (kind.model for kind in fed.fleet.architectures)}
+    there = dataclasses.replace(
+        fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), backend="graphs"
+    )
+    most, captures = Counter(), []
+    for number in range(1, 13):
+        clients = torch.randperm(12, generator=torch.Generator().manual_seed(number))[:6].tolist()
+        mine = [models[id(fed.fleet[client].model)] for client in clients]
+        with pretended.watch() as seen:
+            there.train_mixed(mine, [surgery.state(model) for model in mine], clients, Rng(0, number))
+        captures.append(seen.captures)
+        most |= Counter(map(id, mine))
+    assert sum(captures) <= 1.5 * sum(most.values())
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, room):
+    """What has no room waits for what has; the next round does not try again."""
+    fed = make_federation("cnn", participants=4)
+    made = []
+
+    def capture(step, warm_up):
+        if len(made) == room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made.append(step)
+        return step
+
+    for number in (1, 2):
+        starts = surgery.broadcast(fed.initial(), 4)
+        group = make_group(fed, fed.model, starts, [2, 0, 3, 1], Aim(cross_entropy, {}), Rng(0, number))
+        (found,) = graphs._side_by_side([group], [nullcontext()] * 4, capture)
+        (expected,) = train([group], "loop")
+        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+    assert len(made) == min(room, 4)
+    assert len(caplog.records) == (room < 4)
+
+
+def test_memory_for_no_graph_is_an_error(make_federation):
+    fed = make_federation("cnn", participants=4)
+    starts = surgery.broadcast(fed.initial(), 4)
+    group = make_group(fed, fed.model, starts, [2, 0, 3, 1], Aim(cross_entropy, {}), Rng(0, 1))
+
+    def capture(step, warm_up):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs._side_by_side([group], [nullcontext()] * 4, capture)
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
@@ -124,7 +212,7 @@ def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
             train([group], backend)
         assert len(seen.waits) == sum(group[0].batches.steps)
     else:  # a graph cannot wait, and one program for all clients has no single number
-        with pytest.raises((Forbidden, ValueError), match=r"captured as a graph|cannot train side by side"):
+        with pytest.raises(FLError, match=r"a graph cannot wait|cannot train side by side"):
             train([group], backend)
 
 
@@ -191,13 +279,28 @@ def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(prete
     for objective in objectives:
         train([(dataclasses.replace(job, objective=objective), *rest)], "graphs")
     assert len(graphs._KEPT[job.model].programs) == 4
-    with pretended.watch() as seen:
-        train([(dataclasses.replace(job, objective=objectives[-4]), *rest)], "graphs")
-    assert not seen.captures
-    with pretended.watch() as seen:
-        train([(dataclasses.replace(job, objective=objectives[0]), *rest)], "graphs")
-    assert seen.captures
-    assert any("_wait" in wait for wait in seen.waits)
+
+    def captures(k):
+        with pretended.watch() as seen:
+            train([(dataclasses.replace(job, objective=objectives[k]), *rest)], "graphs")
+        assert any("_wait" in wait for wait in seen.waits) == bool(seen.captures)
+        return seen.captures
+
+    assert not captures(1)  # the oldest of the four, and now the newest
+    assert captures(0)
+    assert not captures(1)
+    assert captures(2)
+
+
+def test_tables_of_former_rounds_are_not_kept(pretended, make_federation):
+    """What stands beside the samples is large; FeMAM has another table for each of its levels."""
+    job, *rest = one_group(make_federation)
+    tables, objective = [torch.zeros(len(job.data.y), 3).to("cuda") for _ in range(3)], beside(cross_entropy)
+    refs = [weakref.ref(table) for table in tables]
+    for table in tables:
+        train([(dataclasses.replace(job, objective=objective, beside=table), *rest)], "graphs")
+    del tables, table
+    assert [ref() is not None for ref in refs] == [False, False, True]
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])

@@ -21,6 +21,7 @@ from pretend_gpu.rules import Forbidden, aten, tensors_of
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 _PACKAGES = tuple(str(ROOT / name) for name in ("fl", "surgery", "zoo"))
+_CARRIER = "surgery/transfer.py"  # who asks for a transfer is meant, not who makes it
 _Base = torch._C.TensorBase
 
 
@@ -50,6 +51,7 @@ class PretendGPU:
         self.memory = Memory(self._freed)
         self.total = Seen()
         self.recording: Recording | None = None
+        self.waiting_is_an_error = False
         self._context: list[bool] = []  # whether the torch functions under way were given something on the device
         self._moving: tuple[bool, bool] | None = None  # a transfer's target and whether it waits
         self._unseen = False  # whether what is under way waits on the CPU alone
@@ -132,6 +134,7 @@ class PretendGPU:
             "cpu": lambda tensor: move(tensor, "cpu"),
             "cuda": lambda tensor, *_, **__: move(tensor, "cuda"),
             "tolist": listed,
+            "pin_memory": lambda tensor, *_: tensor,  # which has effects on speed alone
             "numpy": array,
         }
 
@@ -224,6 +227,9 @@ class PretendGPU:
             finally:
                 self._unseen = False
 
+        def debug(mode: int | str) -> None:
+            self.waiting_is_an_error = mode in (2, "error")
+
         yield UntypedStorage, "__deepcopy__", copied
         yield torch, "tensor", made
         yield torch, "as_tensor", made_as
@@ -241,6 +247,8 @@ class PretendGPU:
         yield cuda, "is_initialized", lambda: True
         yield cuda, "_lazy_init", lambda: None
         yield cuda, "is_current_stream_capturing", lambda: self.recording is not None
+        yield cuda, "set_sync_debug_mode", debug
+        yield cuda, "get_sync_debug_mode", lambda: 2 * self.waiting_is_an_error
         yield cuda, "get_device_name", lambda device=None: "a GPU that is not there"
         yield cuda, "get_device_properties", lambda device=None: SimpleNamespace(total_memory=80 * 2**30)
         yield cuda, "get_rng_state", lambda device=None: torch.zeros(1, dtype=torch.uint8)
@@ -249,6 +257,8 @@ class PretendGPU:
 
     def waited(self, what: str) -> None:
         """The host waits until the current stream is done."""
+        if self.waiting_is_an_error:
+            raise Forbidden(f"called a synchronizing CUDA operation: {what}, {_caller()}")
         if self.recording is not None:
             raise Forbidden(f"{what} while a graph is captured, which only records: {_caller()}")
         for seen in self._watching:
@@ -385,7 +395,7 @@ def _caller() -> str:
     """The innermost line of the packages under way."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_PACKAGES):
+        if frame.f_code.co_filename.startswith(_PACKAGES) and not frame.f_code.co_filename.endswith(_CARRIER):
             path = Path(frame.f_code.co_filename).relative_to(ROOT)
             return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
