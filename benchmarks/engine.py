@@ -31,6 +31,7 @@ from fl.federation import Federation
 from fl.objectives import cross_entropy
 from fl.partition import Split
 from fl.rng import Rng
+from surgery.errors import first_line
 
 MODELS = {
     "cnn 8x8": ("cnn", {"in_channels": 1, "image_size": 8}),
@@ -74,12 +75,19 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     seconds(probe, "loop", 0)
     steps = max(2, min(20, round(0.4 / seconds(probe, "loop", 1))))  # about the same time for every row
     fed = federation(model, k, batch, steps, device)
-    times = {backend: [] for backend in able}
+    times: dict[str, list[float]] = {backend: [] for backend in able}
+    refused: dict[str, str] = {}
     for number in range(repetitions + 1):  # the first warms up
-        for backend in able if number % 2 else able[::-1]:
-            times[backend].append(seconds(fed, backend, number))
+        for backend in list(times) if number % 2 else list(times)[::-1]:
+            try:
+                times[backend].append(seconds(fed, backend, number))
+            except Exception as error:
+                if backend == "loop":
+                    raise
+                refused[backend] = first_line(error)
+                del times[backend]
     times = {backend: values[1:] for backend, values in times.items()}
-    ratios = {b: [one / other for one, other in zip(times["loop"], times[b])] for b in able[1:]}
+    ratios = {b: [one / other for one, other in zip(times["loop"], times[b])] for b in times if b != "loop"}
     batches = make_batches([fed.clients[0].train], [0], 1, batch, Rng(0), device)
     return {
         "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
@@ -87,6 +95,7 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
         "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
         "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
         "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},
+        **({"refused": refused} if refused else {}),
     }  # fmt: skip
 
 
@@ -120,7 +129,7 @@ def main() -> None:
         rows.append(row)
         others = "".join(
             f"   {b} {row['ratio'][b]:.2f} ({row['range'][b][0]:.2f} to {row['range'][b][1]:.2f})" for b in row["ratio"]
-        )
+        ) + "".join(f"   {b}: {reason}" for b, reason in row.get("refused", {}).items())
         print(
             f"{row['model']:21}{row['k']:3}{row['batch']:6}{row['threads']:8}{row['steps']:6}{row['ms']['loop']:9.1f}{others}",
             flush=True,

@@ -20,20 +20,23 @@
 # they are known. A part that fails does not stop the next; the script then ends with an error.
 # `--device cpu --quick` goes through all of it in a few minutes without a GPU.
 set -euo pipefail
+out=${OUT:+$(realpath -m "$OUT")}
 cd "$(dirname "$0")/.."
-out=${OUT:-benchmarks/results} device=cuda quick=() parts=() failed=()
+out=${out:-benchmarks/results} device=cuda quick=() parts=() failed=()
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} # queues of the device; 8 are fewer than streams
 modules=(tyro typeguard docstring_parser)
 
 while (($#)); do
     case $1 in
-        --device) device=$2 && shift ;;
+        --device) device=${2:?--device takes cuda or cpu} && shift ;;
         --quick) quick=(--quick) ;;
         wheels | tests | engine | rounds | step | peers | paper) parts+=("$1") ;;
         all) parts+=(tests engine rounds step peers paper) ;;
-        *) echo "unknown: $1" >&2 && exit 2 ;;
+        *) echo "unknown part $1: there are tests, engine, rounds, step, peers, paper, all and wheels" >&2 && exit 2 ;;
     esac
     shift
 done
+[[ $device == cpu || $device == cuda ]] || { echo "--device $device: there are cuda and cpu" >&2 && exit 2; }
 ((${#parts[@]})) || { sed -n '2,/^set /{/^#/!d; s/^# \?//; p}' "$0" && exit 2; }
 
 wheels() {
@@ -62,7 +65,7 @@ selected_tests() {
     python3 -c "import xdist" 2>/dev/null && [[ $device == cuda ]] && workers=(-n 6)
     local chosen=(-m gpu)
     [[ $device == cpu ]] && chosen=() # the same tests, on a GPU that is pretended
-    run tests python3 -m pytest -q -p no:cacheprovider "${workers[@]}" "${chosen[@]}" tests/fl/test_gpu.py tests/zoo/test_gpu.py
+    run tests python3 -m pytest -q -ra --durations=15 -p no:cacheprovider "${workers[@]}" "${chosen[@]}" tests/fl/test_gpu.py tests/zoo/test_gpu.py
 }
 
 for part in "${parts[@]}"; do

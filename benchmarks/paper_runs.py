@@ -4,13 +4,15 @@
     python benchmarks/paper_runs.py --list                       # which runs, in order of worth
     python benchmarks/paper_runs.py --device cpu --quick         # two tiny ones, to see that it runs
 
-Each run is `python -m fl.run` in a process of its own, in the order below; a small model leaves most of a GPU idle, so
-several share it. When the minutes are over all are stopped as by Ctrl-C, which saves them. What they have measured is
-packed into OUT/paper-runs.tar.gz, and what it takes to resume them into OUT/paper-checkpoints-*.tar, files of at most
-15 MB, the runs first that are nearest to their end; a later call finds these in --packed, if the run folders are gone.
+Each run is `python -m fl.run` in a process of its own, in the order below; a GPU waits for the launches of a small
+model most of the time, so several take turns on it. When the minutes are over all are stopped as by Ctrl-C, which saves
+them. What they have measured is packed into OUT/paper-runs.tar.gz, and what it takes to resume them into at most three
+pieces OUT/paper-checkpoints.tar.* of 15 MB, the runs first that are nearest to their end; a later call finds these in
+--packed, if the run folders are gone.
 """
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -23,7 +25,8 @@ from pathlib import Path
 from fl.checkpoint import FILE as CHECKPOINT
 
 ROOT = Path(__file__).resolve().parents[1]
-_LIMIT = 15 * 10**6  # bytes of one package of checkpoints
+_PIECES = "paper-checkpoints.tar."
+_PIECE, _MOST = 15 * 10**6, 3  # bytes of a piece, and how many there are at most
 _GRACE = 60  # seconds that a run may take to save itself
 
 
@@ -103,41 +106,37 @@ def play(args: argparse.Namespace) -> list[str]:
 
 
 def pack(folder: Path, out: Path) -> None:
-    """paper-runs.tar.gz, and the checkpoints of runs that are not done."""
+    """paper-runs.tar.gz, and in pieces the checkpoints of runs that are not done, as many as there is room for."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("paper-checkpoints-*.tar"):
+    for old in out.glob(f"{_PIECES}*"):
         old.unlink()
     with tarfile.open(out / "paper-runs.tar.gz", "w:gz") as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file() and file.name != CHECKPOINT:
                 archive.add(file, file.relative_to(folder))
     begun = [path.parent for path in folder.glob(f"*/{CHECKPOINT}") if not rounds_done(path.parent)[1]]
-    package, number = [], 0
-    for run in sorted(begun, key=lambda run: -rounds_done(run)[0]):
-        size = (run / CHECKPOINT).stat().st_size
-        if size > _LIMIT:
-            print(f"{run.name}: its checkpoint of {size / 1e6:.0f} MB stays here")
-        elif sum(file.stat().st_size for file in package) + size > _LIMIT:
-            number = _write(package, folder, out, number)
-            package = [run / CHECKPOINT]
-        else:
-            package.append(run / CHECKPOINT)
-    _write(package, folder, out, number)
-
-
-def _write(files: list[Path], folder: Path, out: Path, number: int) -> int:
-    """One package; returns the next one's number."""
-    if files:
-        with tarfile.open(out / f"paper-checkpoints-{number}.tar", "w") as archive:
-            for file in files:
-                archive.add(file, file.relative_to(folder))
-    return number + bool(files)
+    room, memory = _MOST * _PIECE, io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w") as archive:
+        for run in sorted(begun, key=lambda run: -rounds_done(run)[0]):
+            size = (run / CHECKPOINT).stat().st_size + 2**14
+            if size > room:
+                print(f"{run.name} begins anew next time: there is no room for its checkpoint of {size / 1e6:.0f} MB")
+                continue
+            archive.add(run / CHECKPOINT, f"{run.name}/{CHECKPOINT}")
+            room -= size
+    if begun:
+        whole = memory.getvalue()
+        for number, start in enumerate(range(0, len(whole), _PIECE)):
+            (out / f"{_PIECES}{number}").write_bytes(whole[start : start + _PIECE])
 
 
 def unpack(packed: Path, folder: Path) -> None:
     """Put back what earlier calls have packed: runs that are done, and those that can be resumed."""
-    for path in sorted(packed.glob("paper-*.tar*"), reverse=True):  # paper-runs first
-        with tarfile.open(path) as archive:
+    archives = [path.read_bytes() for path in packed.glob("paper-runs.tar.gz")]
+    if pieces := sorted(packed.glob(f"{_PIECES}*"), key=lambda path: int(path.name.removeprefix(_PIECES))):
+        archives.append(b"".join(path.read_bytes() for path in pieces))
+    for data in archives:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             new = [member for member in archive.getmembers() if not (folder / member.name).exists()]
             archive.extractall(folder, new, filter="data")
     for run in [path.parent for path in folder.glob("*/config.yaml")]:
@@ -154,7 +153,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--jobs", type=int, default=6, help="runs at a time")
     parser.add_argument("--precision", default="tf32", help="of runs that begin, on CUDA")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "paper", help="where run folders lie")
+    parser.add_argument("--folder", type=Path, help="where run folders lie: runs/paper, or runs/paper-quick")
     parser.add_argument("--packed", type=Path, default=ROOT / ".gpu", help="where packages of earlier calls lie")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--quick", action="store_true")
@@ -164,7 +163,7 @@ def main() -> None:
         for name, flags in runs(args.quick).items():
             print(f"{name:44} python -m fl.run {' '.join(flags)}")
         return
-    args.folder = args.folder.with_name("paper-quick") if args.quick else args.folder
+    args.folder = args.folder or ROOT / "runs" / ("paper-quick" if args.quick else "paper")
     args.folder.mkdir(parents=True, exist_ok=True)
     unpack(args.packed, args.folder)
     failed = play(args)

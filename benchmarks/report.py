@@ -27,7 +27,7 @@ def seconds(call: Callable, device: str) -> float:
     gc.collect()
     begin = time.perf_counter()
     result = call()
-    if device == "cuda":
+    if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     elapsed = time.perf_counter() - begin
     del result

@@ -33,6 +33,7 @@ from fl.evaluate import score
 from fl.federation import Federation
 from fl.partition import Split
 from fl.rng import Rng
+from surgery.errors import first_line
 
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "tf32", "bf16")}
 BACKENDS = {"cpu": ("loop", "workers", "vmap"), "cuda": ("loop", "vmap", "graphs")}
@@ -89,34 +90,41 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    kind = torch.device(args.device).type
     if args.quick:
         args.model, args.turns = "lenet", 2
     fed, source = federation(args.model, *((4, 100) if args.quick else (100, 500)), args.device, args.data_root)
     sides = {"plain": plain_round(fed)}
-    for backend in BACKENDS[args.device]:
-        for name in PRECISIONS[args.device]:
+    for backend in BACKENDS[kind]:
+        for name in PRECISIONS[kind]:
             sides[f"{backend} {name}"] = our_round(replace(fed, backend=backend, precision=Precision(name)))
     state = fed.initial()
     sides["evaluation"] = lambda _: score(lambda x: fed.predict(state, x), fed.data.test_x, fed.data.test_y, 10)
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    device = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} CPU threads"
     about = {"device": device, "torch": torch.__version__, "model": args.model, "data": source}
-    name = f"rounds-{args.device}{'-quick' if args.quick else ''}"
+    name = f"rounds-{kind}{'-quick' if args.quick else ''}"
     times: dict[str, list[float]] = {side: [] for side in sides}
-    order = list(sides)
+    failed: dict[str, str] = {}
     for turn in range(args.turns + 1):
+        order = list(times)
         for side in order[turn % len(order) :] + order[: turn % len(order)]:
-            took = seconds(lambda: sides[side](turn + 1), args.device)  # noqa: B023 (called at once)
+            try:
+                took = seconds(lambda: sides[side](turn + 1), args.device)  # noqa: B023 (called at once)
+            except Exception as error:  # the others go on: their times are worth having
+                failed[side] = first_line(error)
+                print(f"{side} is left out: {failed[side]}", flush=True)
+                del times[side]
+                continue
             if turn:  # the first warms up
                 times[side].append(took)
-        if turn:
-            known = {side: [round(t, 5) for t in values] for side, values in times.items()}
-            write({**about, "seconds": known}, args.out, name, done=turn == args.turns)
+        known = {side: [round(t, 5) for t in values] for side, values in times.items()}
+        write({**about, "seconds": known, "failed": failed}, args.out, name, done=turn == args.turns)
     print(f"{device}, torch {torch.__version__}; FedMR, {args.model}, {source}, {len(fed.clients)} clients")
     print(f"{'':18}{'seconds a round':>28}{'plain / side':>26}{f'{ROUNDS} rounds':>14}")
     for side, values in times.items():
-        ratios = [a / b for a, b in zip(times["plain"], values)]
+        ratios = [a / b for a, b in zip(times.get("plain", []), values)]
         took = f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
         whole = f"{ROUNDS * statistics.median(values) / 60:.1f} min"
         print(f"{side:18}{took:>28}" + (f"{ratio:>26}{whole:>14}" if side != "evaluation" else ""))
 
