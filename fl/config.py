@@ -152,7 +152,8 @@ class Config(DataSettings):
     channels_last: bool = False
     """memory layout of images and convolutions: channels as the last axis (not with vmap)"""
     deterministic: bool = True
-    """on CUDA: only convolutions that add in one order, so that a run can be repeated; without it some are faster"""
+    """on CUDA: cuDNN takes only convolutions that add in one order, as repeating a run takes; without it some are
+    faster"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
     """parent of run folders"""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
