@@ -95,6 +95,7 @@ def flatten(server: Server) -> dict[str, Tensor]:
 def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
     """The inverse of `flatten`.
 
+    >>> import torch
     >>> unflatten({"a/b/c": torch.ones(1)})
     {'a': {'b/c': tensor([1.])}}
     """
