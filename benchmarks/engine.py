@@ -23,14 +23,14 @@ from report import write
 
 import zoo
 from fl.algorithms import fedavg
-from fl.batches import make_batches
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import Job
 from fl.engine.auto import work
+from fl.engine.batches import make_batches
+from fl.engine.objectives import cross_entropy
 from fl.federation import Federation
-from fl.objectives import cross_entropy
 from fl.partition import Split
-from fl.rng import Rng
 from surgery.errors import first_line
 
 MODELS = {

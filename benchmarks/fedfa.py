@@ -20,7 +20,7 @@ import torch
 
 import surgery
 import zoo
-from fl.fleet import make_fleet
+from fl.models.fleet import make_fleet
 
 WIDTHS = (0.5, 0.75, 1.0)
 DEPTHS = tuple(itertools.product((1, 2), repeat=4))  # blocks in each of the four sections

@@ -29,12 +29,12 @@ from torch.func import functional_call
 
 import zoo
 from fl.algorithms import FeMAMOptions, fedavg, femam
+from fl.algorithms.parts.personal import take
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation import Federation
 from fl.partition import Parts, hold_out
-from fl.personal import take
-from fl.rng import Rng
 
 CLIENTS, LEVELS = 50, ("global", "5", "5", "5", "personal")
 

@@ -22,7 +22,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from fl.checkpoint import FILE as CHECKPOINT
+from fl.runs.checkpoint import FILE as CHECKPOINT
 
 ROOT = Path(__file__).resolve().parents[1]
 _PIECES = "paper-checkpoints.tar."

@@ -47,9 +47,9 @@ from torch import Tensor
 
 import fl.data
 import zoo
-from fl.batches import make_batches
-from fl.errors import FLError
-from fl.rng import Rng
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.engine.batches import make_batches
 
 HERE = Path(__file__).resolve().parent
 WARM_UP = 2  # rounds; the first has start-up costs (Flower's actors, a GPU's kernels), the second may still

@@ -22,12 +22,12 @@ import torch
 from report import write
 
 import zoo
-from fl.algorithm import Algorithm
 from fl.algorithms import fedavg
+from fl.algorithms.algorithm import Algorithm
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.federation import Federation
 from fl.partition import Parts, hold_out
-from fl.rng import Rng
 
 CLIENTS = (100, 10_000, 1_000_000)
 COHORT, EACH, BATCH, EPOCHS = 10, 20, 10, 5

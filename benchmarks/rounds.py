@@ -27,12 +27,12 @@ from torch.utils.data import TensorDataset
 
 import zoo
 from fl.algorithms import fedmr
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision
-from fl.evaluate import score
 from fl.federation import Federation
 from fl.partition import Split
-from fl.rng import Rng
+from fl.runs.evaluate import score
 from surgery.errors import first_line
 
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "tf32", "bf16")}

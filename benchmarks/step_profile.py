@@ -19,15 +19,15 @@ from report import write
 from sides.models import MODELS
 from torch.profiler import ProfilerActivity, profile
 
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision
 from fl.engine.job import Results
+from fl.engine.objectives import cross_entropy
 from fl.engine.replica import Replica
 from fl.federation import Federation
-from fl.objectives import cross_entropy
+from fl.federation.training import Aim, make_group
 from fl.partition import Split
-from fl.rng import Rng
-from fl.training import Aim, make_group
 from surgery import broadcast
 
 SETTINGS = {

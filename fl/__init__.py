@@ -9,17 +9,24 @@
 torch.Size([360, 10])
 """
 
-from fl.algorithm import Algorithm, Server
-from fl.architectures import ArchitectureOptions
-from fl.assembly import build
-from fl.attack import AttackOptions
+import sys
+
+from fl.algorithms import algorithm
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.parts import submodels
+from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.config import Config
-from fl.defence import Defence
-from fl.errors import FLError
 from fl.federation import Federation
-from fl.pathways import Pathways
-from fl.rng import Rng
-from fl.simulation import load_model, simulate
+from fl.federation.attack import AttackOptions
+from fl.federation.defence import Defence
+from fl.models.architectures import ArchitectureOptions
+from fl.runs.assembly import build
+from fl.runs.folder import load_model
+from fl.runs.pathways import Pathways
+from fl.simulation import simulate
+
+sys.modules.update({"fl.algorithm": algorithm, "fl.submodels": submodels})  # where they were in version 0.1
 
 __all__ = [
     "Algorithm",

@@ -1,174 +1,21 @@
-"""Compare runs: `python -m fl.compare FOLDER... [--against rounds|traffic|macs|seconds] [--target 0.7] [--out FILE]`.
+"""Compare runs in one figure and one table: `python -m fl.compare FOLDER... [--out FILE]`.
+
+`--against rounds|traffic|macs|seconds` says what curves are drawn against, `--target 0.7` what costs are counted up to.
 
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from fl import plot
-from fl.algorithms import MIXED
-from fl.config import Config
-from fl.console import guarded
-from fl.costs import check_target, target_lines, target_text, totals, up_to
-from fl.data import is_text
-from fl.errors import FLError
-from fl.metrics import Row, read
-from fl.outcome import Run, aligned, table
-from fl.settings import choice
-
-NOT_COMPARED = {
-    "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
-    "checkpoint_every", "eval_every", "models_every", "chunk", "channels_last", "deterministic",
-}  # fmt: skip
-"""Settings in which runs of one group may differ: what is computed does not depend on them, or they name the group."""
-_COMMON = ("attack", "defence")  # groups of settings that every method reads
-AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
-"""What curves are drawn against, and the column of the rows that it is."""
-
-
-def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the given folders, which are run folders or hold some; those of one command in its order of methods.
-
-    Raises FLError for a folder without runs, and for two runs of the same settings and seed.
-    """
-    runs: dict[Path, Run] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise FLError(f"{folder} is not a folder")
-        found = [path.parent for path in sorted(folder.rglob("metrics.csv"))]
-        if not found:
-            raise FLError(f"{folder} holds no run: there is no metrics.csv in it or below it")
-        names = Config.read(folder).algorithm if (folder / "config.yaml").exists() else ()
-        mine = []
-        for path in found:
-            rows = read(path / "metrics.csv")
-            if not any("accuracy" in row for row in rows):
-                raise FLError(f"{path} has no evaluated round yet")
-            config = Config.read(path)
-            config.check()
-            if len(config.runs()) != 1:
-                raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run has not")
-            mine.append(Run(path, config, rows))
-        mine.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
-        runs |= {run.folder.resolve(): run for run in mine}
-    return list(runs.values())
-
-
-def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by label: the method, and the settings in which the runs differ beside the seed.
-
-    Raises FLError for two runs of the same label and seed.
-    """
-    tables = [read_settings(run.config) for run in runs]
-    values: dict[str, set] = {}
-    for settings in tables:
-        for name, value in settings.items():
-            values.setdefault(name, set()).add(value)
-    groups: dict[str, list[Run]] = {}
-    for run, settings in zip(runs, tables):
-        (method,) = run.config.algorithm
-        differ = {name.removeprefix(f"{method}."): value for name, value in settings.items() if len(values[name]) > 1}
-        label = " ".join([method, *(f"{name}={_said(value)}" for name, value in differ.items())])
-        if twins := [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]:
-            raise FLError(f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them")
-        groups.setdefault(label, []).append(run)
-    return groups
-
-
-def _said(value: object) -> str:
-    """As a flag takes it."""
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
-
-
-def read_settings(config: Config) -> dict[str, object]:
-    """What a run is about; of the methods' own options only those of its method, of text's only if it is text, and of
-    architectures' only if the method's clients may differ in them.
-    """
-    (method,) = config.algorithm
-    groups = {method, *_COMMON} | ({"text"} if is_text(config.dataset) else set())
-    groups |= {"architectures"} if method in MIXED else set()
-    result = {}
-    for name, value in asdict(config).items():
-        if isinstance(value, dict):
-            if name in groups:
-                result |= {f"{name}.{option}": choice for option, choice in value.items()}
-        elif name not in NOT_COMPARED:
-            result[name] = value
-    return result
-
-
-def target_table(groups: dict[str, list[Run]], target: float) -> str:
-    """What runs took to a target, see `fl.costs.up_to`: FedFA's Table 2.
-
-    Raises FLError for a perplexity as the target of runs that have none.
-    """
-    for run in (run for runs in groups.values() for run in runs):
-        if target > 1 and not any("perplexity" in row for row in run.rows):
-            raise FLError(
-                f"--target {target:g} is a perplexity, which {run.folder} does not have: an accuracy is in (0, 1], "
-                "such as 0.7"
-            )
-    results = {label: [up_to(target, run.config, run.rows) for run in runs] for label, runs in groups.items()}
-    return f"{target_text(target)}\n{aligned(target_lines(results))}"
-
-
-def along(run: Run, against: str) -> list[Row]:
-    """The rows of a run with the column that curves are drawn against, of `fl.costs.totals`.
-
-    Raises FLError where the rows do not have it.
-    """
-    if against == "rounds":
-        return run.rows
-    spent, column = totals(run.config, run.rows), AGAINST[against]
-    if column not in spent:
-        lacking = "bytes" if against == "traffic" else "macs"
-        raise FLError(
-            f"{run.folder / 'metrics.csv'} does not have the {lacking} of every round: compare --against rounds or "
-            "seconds, or train again"
-        )
-    return [row | {column: total} for row, total in zip(run.rows, spent[column])]
-
-
-def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target: float | None = None) -> str:
-    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table, with a second one
-    below if there is a target.
-    """
-    check(against, target)
-    groups = group(find_runs(folders))
-    tables = [table(groups)] + ([] if target is None else [target_table(groups, target)])
-    title = common([run.config for runs in groups.values() for run in runs])
-    rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
-    plot.comparison_figure(rows, title, out, AGAINST[against])
-    return "\n\n".join(tables)
-
-
-def check(against: str, target: float | None) -> None:
-    """Raise FLError for what curves are not drawn against, and for a target that nothing reaches."""
-    choice("--against", [against], AGAINST)
-    if target is not None:
-        check_target(target)
-
-
-def common(configs: Sequence[Config]) -> str:
-    """What runs have in common, as a title.
-
-    >>> common([Config(), Config(model="lenet")])
-    'digits, dirichlet0.5, 20 clients, 5 a round'
-    """
-    shared = {
-        "{}": {config.dataset for config in configs},
-        "{} ": {config.model for config in configs},
-        "{}  ": {config.spread() for config in configs},
-        "{} clients": {config.clients for config in configs},
-        "{} a round": {config.cohort() for config in configs},
-    }
-    return ", ".join(text.format(*values).strip() for text, values in shared.items() if len(values) == 1)
+from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.figures.comparison import check, compare
 
 
 @dataclass(frozen=True)

@@ -8,35 +8,22 @@ All panels share the two random directions (up to the scale of each model's filt
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
-import torch.nn.functional as F
 import tyro
-from torch import Tensor, nn
-from torch.func import functional_call
 
-from fl import plot
-from fl.assembly import build, pick_device
-from fl.compare import Run, common, find_runs, group
-from fl.console import guarded
-from fl.data import Dataset
-from fl.directions import grid, random_direction, rise, surface
-from fl.engine.precision import arithmetic
-from fl.errors import FLError
-from fl.federation import Federation
-from fl.landscape_figure import Landscape, draw_figure, table, write_grid
-from fl.rng import Rng, draw
-from fl.settings import choice
-from fl.simulation import load_model
-from surgery import State, state
-
-_CHUNK = 500  # samples of one forward pass, as in evaluation
-_LOGITS = 2**24  # held at a time
-_ON_CUDA = 16  # models side by side; on the CPU one alone is faster, since vmap makes convolutions grouped ones
+from fl.analysis.directions import grid
+from fl.analysis.groups import common, find_runs
+from fl.analysis.landscape import landscape, table, titles, write_grid
+from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.base.flags import choice
+from fl.figures.landscape import draw_figure
+from fl.figures.style import check_file
+from fl.runs.assembly import pick_device
 
 
 @dataclass(frozen=True)
@@ -85,72 +72,10 @@ class Arguments:
                 raise FLError(f"--{flag} must be 0 or more, got {getattr(self, flag)}")
         if not 0 <= self.seed < 2**32:
             raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        plot.check_file(self.out)
+        check_file(self.out)
         for path in (self.out, self.out.with_suffix(".csv")):
             if path.exists():
                 raise FLError(f"{path} exists already: choose another --out")
-
-
-def landscape(run: Run, title: str, arguments: Arguments, dataset: Dataset) -> Landscape:
-    """Measure the loss around the global model of a run."""
-    fed, _ = build(replace(run.config, device=arguments.device), dataset)
-    device = fed.data.x.device
-    model = load_model(run.folder).to(device)
-    rng = Rng(arguments.seed)
-    directions = [random_direction(model, rng.torch("direction", number)) for number in (0, 1)]
-    x, y = samples(fed, arguments.part, arguments.samples, rng)
-    together = arguments.together or (_ON_CUDA if device.type == "cuda" else 1)
-    axis = grid(arguments.points, arguments.radius)
-    with arithmetic(fed.precision, device):
-        values = surface(mean_loss(model, fed.data, x, y, together), state(model), directions, axis, together, title)
-    return Landscape(title, run.folder, axis, values, len(y), *rise(values, axis, arguments.radius))
-
-
-def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Samples, with masks where the model is to see such, and their labels: all, or as many as asked for."""
-    data = fed.data
-    if part == "test":
-        x, y = data.test_x, data.test_y
-    else:
-        index = fed.clients.train.samples.to(data.x.device)
-        x, y = data.x[index], data.y[index]
-    if 0 < number < len(y):
-        index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(x.device)
-        x, y = x[index], y[index]
-    if fed.augment.mask:
-        x = fed.augment(x, torch.zeros((), dtype=torch.int32, device=x.device))
-    return x, y
-
-
-def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int = 1) -> Callable[[State], Tensor]:
-    """A function of some of a model's tensors: the mean cross entropy, float64, of all samples (of text, all tokens)
-    in evaluation mode, the other tensors being the model's own.
-
-    >>> from fl.data import load
-    >>> data = load("digits")
-    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> mean_loss(net, data, data.test_x, data.test_y)({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
-    tensor(2.3026, dtype=torch.float64)
-    """
-    model.eval()
-    dtype = next(model.parameters()).dtype
-    size = min(_CHUNK, max(1, _LOGITS // (data.classes * y[0].numel() * together)))
-
-    def loss(values: State) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=y.device)
-        for some, labels in zip(x.split(size), y.split(size)):
-            logits = functional_call(model, values, (data.normalise(some, dtype),)).flatten(0, -2)
-            total = total + F.cross_entropy(logits.double(), labels.flatten(), reduction="sum")
-        return total / y.numel()
-
-    return loss
-
-
-def titles(runs: Sequence[Run]) -> list[str]:
-    """What tells each run from the others: the method, settings that differ, and the seed if there are several."""
-    labels = {id(run): label for label, members in group(runs).items() for run in members}
-    several = len({run.config.seeds for run in runs}) > 1
-    return [labels[id(run)] + (f", seed {run.config.seeds[0]}" if several else "") for run in runs]
 
 
 def run(arguments: Arguments) -> int:
@@ -170,7 +95,8 @@ def run(arguments: Arguments) -> int:
                 "otherwise, or masked): such losses do not compare; give runs of one data set and task"
             )
     dataset = settings[0].load().to(device)
-    found = [landscape(run, title, arguments, dataset) for run, title in zip(runs, titles(runs))]
+    how = arguments.points, arguments.radius, arguments.part, arguments.samples, arguments.seed, arguments.together
+    found = [landscape(run, title, dataset, *how, device=arguments.device) for run, title in zip(runs, titles(runs))]
     what = f"{found[0].samples:,} {arguments.part} samples"
     print(f"cross entropy of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
     chance = math.log(dataset.classes)

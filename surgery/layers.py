@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
+from surgery.forward import in_mode, observed, run, tensors_in
 from surgery.state import owners, state
-from surgery.width.trace import in_mode, observed, run, tensors_in
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 

@@ -8,7 +8,7 @@ import pytest
 import torchvision
 
 from fl import data
-from fl.errors import FLError
+from fl.base.errors import FLError
 
 
 def pixels(*shape):

@@ -5,11 +5,10 @@ from functools import cache
 import torch
 
 import surgery
-from fl import training
 from fl.data import Dataset
 from fl.engine import SGD
-from fl.federation import Federation
-from fl.fleet import make_fleet
+from fl.federation import Federation, training
+from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec
 

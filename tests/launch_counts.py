@@ -10,14 +10,14 @@ import torch
 import surgery
 import zoo
 from fl.algorithms import fedavg
-from fl.augment import Augment
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, graphs, train
+from fl.engine.augment import Augment
+from fl.engine.objectives import cross_entropy
 from fl.federation import Federation
-from fl.objectives import cross_entropy
+from fl.federation.training import Aim, make_group
 from fl.partition import Split
-from fl.rng import Rng
-from fl.training import Aim, make_group
 
 IMAGES = {"num_classes": 10, "in_channels": 3, "image_size": 32}
 CASES = {

@@ -2,10 +2,10 @@
 
 import torch
 
-from fl import training
 from fl.algorithms import FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
+from fl.base.rng import Rng
 from fl.config import Config
-from fl.rng import Rng
+from fl.federation import training
 
 SMALL = Config(
     fesem=FeSEMOptions(2), fesem_plus=FeSEMPlusOptions(2), femam=FeMAMOptions(("global", "2", "personal"), (1, 1))

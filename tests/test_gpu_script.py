@@ -64,7 +64,9 @@ def test_what_is_packed_in_pieces_comes_back(paper_runs, tmp_path, monkeypatch, 
     there.mkdir()
     paper_runs.unpack(out, there)
     for name in ("early", "far"):
-        assert (there / name / "checkpoint.safetensors").read_bytes() == (here / name / "checkpoint.safetensors").read_bytes()
+        assert (there / name / "checkpoint.safetensors").read_bytes() == (
+            here / name / "checkpoint.safetensors"
+        ).read_bytes()
         assert (there / name / "config.yaml").exists()
     assert paper_runs.rounds_done(there / "whole") == (10, True, 0.5)
     assert not (there / "middle").exists()
@@ -91,7 +93,7 @@ def test_runs_that_were_stopped_go_on_elsewhere(paper_runs, tmp_path, monkeypatc
 def test_the_list_of_runs_names_recipes_that_there_are():
     command = [sys.executable, "paper_runs.py", "--list"]
     done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=True)
-    from fl.recipes import RECIPES
+    from fl.config.recipes import RECIPES
 
     for line in done.stdout.splitlines():
         assert line.split("fl.run ")[1].split()[0] in RECIPES

@@ -1,24 +1,85 @@
-"""Rules about the source itself."""
+"""Rules about the source itself: who may import whom."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-ALLOWED = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
+PACKAGES = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
+"""What each may import beside itself."""
+ROOMS = [
+    "base", "data", "partition", "engine", "models", "federation", "secure", "algorithms", "config", "runs", "analysis",
+    "figures", "simulation",
+]  # fmt: skip
+"""The rooms of fl: each may import those before it. What lies in fl itself, and every __main__, are commands, which
+may import all of them."""
+
+
+def module(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module(file): file for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
+
+
+def imported(name: str) -> list[tuple[str, int]]:
+    """(module, line) of everything of these packages that a module imports, wherever and whatever for."""
+    found = []
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{FILES[name]}:{node.lineno} imports relatively"
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [one if one in FILES else node.module for one in inside]
+        else:
+            continue
+        found += [(one, node.lineno) for one in names if one.split(".")[0] in PACKAGES]
+    return found
+
+
+def room(name: str) -> str | None:
+    """The room of fl that a module lies in; None for commands and other packages."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "fl" and len(parts) > 1 and parts[1] in ROOMS and "__main__" not in parts else None
 
 
 def test_packages_import_in_one_direction():
-    for package, allowed in ALLOWED.items():
-        forbidden = set(ALLOWED) - {package} - allowed
-        files = list((ROOT / package).rglob("*.py"))
-        assert files
-        for file in files:
-            for node in ast.walk(ast.parse(file.read_text())):
-                names = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    assert node.level == 0, f"{file}:{node.lineno} imports relatively"
-                    names = [node.module]
-                for name in names:
-                    assert name.split(".")[0] not in forbidden, f"{file}:{node.lineno} imports {name}"
+    for name in FILES:
+        package = name.split(".")[0]
+        for other, line in imported(name):
+            assert other.split(".")[0] in {package} | PACKAGES[package], f"{name}, line {line}, imports {other}"
+
+
+def test_rooms_import_those_before_them():
+    for name in FILES:
+        if here := room(name):
+            for other, line in imported(name):
+                if other.split(".")[0] == "fl":
+                    there = room(other)
+                    assert there, f"{name}, line {line}, imports {other}, which is in no room"
+                    assert ROOMS.index(there) <= ROOMS.index(here), f"{name}, line {line}, imports {other}"
+
+
+def test_all_of_fl_lies_in_rooms_or_is_a_command():
+    inside = {path.name for path in (ROOT / "fl").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert inside == set(ROOMS)
+    for file in (ROOT / "fl").glob("*.py"):
+        assert file.name == "__init__.py" or "__main__" in file.read_text(), f"{file.name} is no command"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_in_no_circle(package):
+    graph = {name: {other for other, _ in imported(name)} for name in FILES if name.split(".")[0] == package}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_only_figures_draw():
+    for name, file in FILES.items():
+        if name.split(".")[0] == "fl" and "matplotlib" in file.read_text():
+            assert room(name) == "figures", name

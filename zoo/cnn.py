@@ -6,16 +6,13 @@ trains under the name of that network.
 """
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
 from zoo.member import Member
 from zoo.network import Network
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 
 class CNN(Network):
@@ -24,7 +21,7 @@ class CNN(Network):
     torch_init = True
 
 
-def cnn(spec: "Spec") -> CNN:
+def cnn(spec: Blueprint) -> CNN:
     """Three widths: of the two convolutions and of the hidden fully connected layer."""
     side = spec.image_size
     if side < 4:
@@ -43,7 +40,7 @@ def cnn(spec: "Spec") -> CNN:
     return CNN(OrderedDict((name, part) for name, part in parts.items() if type(part) is not nn.Identity))
 
 
-def lenet(spec: "Spec") -> CNN:
+def lenet(spec: Blueprint) -> CNN:
     """Four widths: 6 and 16 channels of two unpadded 5x5 convolutions, 120 and 84 units of two hidden layers (LeCun et
     al., Proceedings of the IEEE 1998, with ReLU and max pooling). 62,006 parameters at 32x32x3 and 10 classes.
     """

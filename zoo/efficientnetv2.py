@@ -7,16 +7,14 @@ The last convolution, 1280 channels, has a rate of its own after those of the se
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from zoo.blueprint import Blueprint
 from zoo.kit import GlobalPool, Kit
 from zoo.member import Member, section_names
 from zoo.network import Network
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 
 class EfficientNetV2(Network):
@@ -74,7 +72,7 @@ class MBConv(nn.Module):
         return out if self.add is None else self.add(x, out)
 
 
-def efficientnetv2(spec: "Spec", stages: tuple[Stage, ...], stem: int, last: int) -> EfficientNetV2:
+def efficientnetv2(spec: Blueprint, stages: tuple[Stage, ...], stem: int, last: int) -> EfficientNetV2:
     """Build an EfficientNetV2; stochastic depth grows linearly over the blocks up to `spec.drop_path`."""
     first = spec.kit("section1")
     full, now = stem, spec.channels(stem, "section1")

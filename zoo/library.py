@@ -7,17 +7,15 @@ factory takes one, its image size. `surgery.narrow` and `surgery.ungraft` make t
 import difflib
 import inspect
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torchvision
 from torch import nn
 
+from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
 from zoo.kit import dropout_rate
 from zoo.member import Member
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 
 @lru_cache
@@ -45,8 +43,8 @@ def member(name: str) -> Member:
     return Member(partial(_build, _FACTORY[library]), None, ("all",), defaults, library, initialised=True)
 
 
-def _build(factory, spec: "Spec") -> nn.Module:
-    if spec.width != (1.0,) or spec.depth is not None:
+def _build(factory, spec: Blueprint) -> nn.Module:
+    if spec.widths != {"all": 1.0} or spec.depth is not None:
         raise ZooError(
             f"{spec.name} can be built at full size only; of that surgery.narrow(model, rate, spec.example()) makes a "
             "narrow model and surgery.ungraft(model, depth) a shallow one"
@@ -64,14 +62,14 @@ def _build(factory, spec: "Spec") -> nn.Module:
     return model
 
 
-def _timm(spec: "Spec") -> nn.Module:
+def _timm(spec: Blueprint) -> nn.Module:
     import timm
 
     arguments = {"num_classes": spec.num_classes, "in_chans": spec.in_channels}
     return _sized(partial(timm.create_model, spec.name.partition(":")[2]), "img_size", spec.image_size, arguments)
 
 
-def _torchvision(spec: "Spec") -> nn.Module:
+def _torchvision(spec: Blueprint) -> nn.Module:
     arguments = {"num_classes": spec.num_classes, "weights": None}
     if "weights_backbone" in _torchvision_arguments(spec.name.partition(":")[2]):
         arguments["weights_backbone"] = None
@@ -90,7 +88,7 @@ def _sized(factory, argument: str, size: int, arguments: dict[str, Any]) -> nn.M
         return factory(**arguments)
 
 
-def _grey(spec: "Spec", model: nn.Module) -> nn.Module:
+def _grey(spec: Blueprint, model: nn.Module) -> nn.Module:
     """The first convolution summed over colours: does to a grey image what it did to three equal channels."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if spec.in_channels != 1 or first is None or first.in_channels != 3 or first.groups != 1:

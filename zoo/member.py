@@ -1,19 +1,18 @@
 """A named architecture: how it is built and what may be said about it."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from zoo.spec import Spec
+from zoo.blueprint import Blueprint
 
 
 class Member(NamedTuple):
     """One row of a family's table.
 
     Attributes:
-        build: makes the model of a `Spec` of this member.
+        build: makes the model of a blueprint.
         depth: blocks of each section at full depth; None if the sections are not known.
         widths: what the width rates belong to: the sections' names, then those of layers with a rate of their own.
         defaults: the fields of `Spec` that this architecture takes, with their defaults.
@@ -21,7 +20,7 @@ class Member(NamedTuple):
         initialised: whether `build` draws the initial weights; else it is called on the meta device.
     """
 
-    build: Callable[["Spec"], nn.Module]
+    build: Callable[[Blueprint], nn.Module]
     depth: tuple[int, ...] | None
     widths: tuple[str, ...]
     defaults: Mapping[str, Any]

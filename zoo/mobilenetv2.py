@@ -7,16 +7,13 @@ so that a narrow model is small all over; its own rate comes last: `width=(0.5,)
 """
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from zoo.blueprint import Blueprint
 from zoo.kit import GlobalPool, Kit
 from zoo.member import Member, section_names
 from zoo.network import Network
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 # Table 2: expansion t, channels c, stride s; the numbers of blocks are the member's depth.
 _SECTIONS = ((1, 16, 1), (6, 24, 2), (6, 32, 2), (6, 64, 2), (6, 96, 1), (6, 160, 2), (6, 320, 1))
@@ -46,7 +43,7 @@ class InvertedResidual(nn.Module):
         return out if self.add is None else self.add(x, out)
 
 
-def mobilenetv2(spec: "Spec") -> MobileNetV2:
+def mobilenetv2(spec: Blueprint) -> MobileNetV2:
     small = spec.stem == "cifar"
     now = spec.channels(_STEM, "section1")
     stem = spec.kit("section1").conv_norm(spec.in_channels, now, 3, 1 if small else 2, activation=nn.ReLU6)

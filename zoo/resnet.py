@@ -10,17 +10,14 @@ and activate before the pooling).
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.blueprint import Blueprint
 from zoo.kit import GlobalPool, Kit
 from zoo.member import Member, section_names
 from zoo.network import Network
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 
 class ResNet(Network):
@@ -161,7 +158,7 @@ class PreBottleneck(PreActivation):
 
 
 def resnet(
-    spec: "Spec", block: type[nn.Module], channels: tuple[int, ...], shortcut: str, final_norm: bool = True
+    spec: Blueprint, block: type[nn.Module], channels: tuple[int, ...], shortcut: str, final_norm: bool = True
 ) -> ResNet:
     """Build a ResNet.
 
@@ -189,7 +186,7 @@ def resnet(
     return ResNet(OrderedDict(parts))
 
 
-def _stem(spec: "Spec", channels: int, bare: bool) -> nn.Sequential:
+def _stem(spec: Blueprint, channels: int, bare: bool) -> nn.Sequential:
     """7x7 with stride 2 and pooling (`imagenet`), or 3x3 (`cifar`); bare of norm and ReLU before pre-activation."""
     kernel, stride = (7, 2) if spec.stem == "imagenet" else (3, 1)
     kit = spec.kit("section1")

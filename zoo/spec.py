@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from zoo import fields
+from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
 from zoo.init import initialise
-from zoo.kit import Kit
 from zoo.member import Member
 from zoo.members import find
 from zoo.norms import Norm
-from zoo.widths import Rounding, scaled
+from zoo.widths import Rounding
 
 
 class Count(NamedTuple):
@@ -114,12 +114,16 @@ class Spec:
         meta = torch.device(device).type == "meta"
         if self.member.initialised:
             with _seeded(generator), torch.device("meta" if meta else "cpu"):
-                return self.member.build(self).to(device)
+                return self.member.build(self._blueprint()).to(device)
         with torch.device("meta"):
-            model = self.member.build(self)
+            model = self.member.build(self._blueprint())
         if meta:
             return model
         return initialise(model.to_empty(device="cpu"), generator).to(device)
+
+    def _blueprint(self) -> Blueprint:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "width"}
+        return Blueprint(**values, widths=self.widths)
 
     def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
         """The same model with its width rates multiplied by `width`, and `depth` blocks if it is given.
@@ -151,15 +155,6 @@ class Spec:
         Count(parameters=11689512, macs=1814073344)
         """
         return _count(self, size)
-
-    def channels(self, full: int, part: str) -> int:
-        """The number of channels of a part of the model (one of `widths`) that has `full` at rate 1."""
-        return scaled(full, self.widths[part], self.rounding)
-
-    def kit(self, part: str) -> Kit:
-        """What the blocks of a part of the model are made from."""
-        rate = self.widths[part] if self.scaler else None
-        return Kit(self.norm or "none", self.norm_eps, rate, bool(self.step_size))
 
     def to_yaml(self) -> str:
         """The spec as YAML; `from_yaml` is the inverse."""

@@ -12,19 +12,16 @@ then the leading channels of every head, and a narrow matrix is the corner of a 
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
 from zoo.kit import Kit, Residual
 from zoo.member import Member, section_names
 from zoo.network import Network
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 _HEADS, _HEAD, _HIDDEN = 8, 32, 512
 
@@ -98,7 +95,7 @@ class Block(nn.Module):
         return self.norm2(self.add2(x, self.dropout(self.scaler(self.fc2(hidden)))))
 
 
-def transformer(spec: "Spec", causal: bool) -> Transformer:
+def transformer(spec: Blueprint, causal: bool) -> Transformer:
     """Build a causal language model, or a masked one, whose vocabulary has one token more: the mask."""
     kit = spec.kit("section1")
     channels = _HEADS * spec.channels(_HEAD, "section1")

@@ -7,16 +7,13 @@ FlexiFed's. The two hidden ones have a rate of their own after those of the sect
 """
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
 from zoo.member import Member, section_names
 from zoo.network import Network
-
-if TYPE_CHECKING:
-    from zoo.spec import Spec
 
 _CHANNELS, _HIDDEN = (64, 128, 256, 512, 512), 4096
 
@@ -25,7 +22,7 @@ class VGG(Network):
     """section1, pool1, ..., section5, pool5, pool, flatten, classifier, head; build it with `zoo.create`."""
 
 
-def vgg(spec: "Spec") -> VGG:
+def vgg(spec: Blueprint) -> VGG:
     if spec.image_size < 32:
         side = spec.image_size
         raise ZooError(

@@ -4,14 +4,14 @@ import torch
 
 import surgery
 from fl.algorithms import fedavg
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.engine.auto import ranked
+from fl.engine.objectives import cross_entropy
 from fl.federation import Federation
-from fl.objectives import cross_entropy
+from fl.federation.training import Aim, make_group
 from fl.partition import Split
-from fl.rng import Rng
-from fl.training import Aim, make_group
 from sides.worker import Job, Link, make_model, prepare
 
 

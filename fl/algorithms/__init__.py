@@ -1,97 +1,35 @@
-"""Federated methods, one file each, read next to its paper."""
+"""Federated methods, one file each, read next to its paper. A file with a `METHOD` is all that it takes to add one."""
 
-from fl.algorithms.clusamp import clusamp
-from fl.algorithms.ditto import DittoOptions, ditto
-from fl.algorithms.fedasam import FedASAMOptions, fedasam
-from fl.algorithms.fedavg import fedavg
-from fl.algorithms.fedavg_plus import FedAvgPlusOptions, fedavg_plus
-from fl.algorithms.fedexp import FedExPOptions, fedexp
-from fl.algorithms.fedfa import FedFAOptions, fedfa
-from fl.algorithms.fedgen import FedGenOptions, fedgen
-from fl.algorithms.fedmr import FedMROptions, fedmr
-from fl.algorithms.fedmut import FedMutOptions, fedmut
-from fl.algorithms.fedprox import FedProxOptions, fedprox
-from fl.algorithms.fedrep import FedRepOptions, fedrep
-from fl.algorithms.fedrolex import fedrolex
-from fl.algorithms.femam import FeMAMOptions, femam
-from fl.algorithms.fesem import FeSEMOptions, fesem
-from fl.algorithms.fesem_plus import FeSEMPlusOptions, fesem_plus
-from fl.algorithms.flexifed import FlexiFedOptions, flexifed
-from fl.algorithms.heterofl import HeteroFLOptions, heterofl
-from fl.algorithms.indep import indep
-from fl.algorithms.local import local
-from fl.algorithms.nefl import NeFLOptions, nefl
-from fl.algorithms.pfedme import PFedMeOptions, pfedme
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
 
-ALGORITHMS = {
-    "fedavg": lambda fed, config: fedavg(fed),
-    "fedprox": lambda fed, config: fedprox(fed, config.fedprox),
-    "fedgen": lambda fed, config: fedgen(fed, config.fedgen),
-    "clusamp": lambda fed, config: clusamp(fed),
-    "fedexp": lambda fed, config: fedexp(fed, config.fedexp),
-    "fedasam": lambda fed, config: fedasam(fed, config.fedasam),
-    "fedmut": lambda fed, config: fedmut(fed, config.fedmut),
-    "fedmr": lambda fed, config: fedmr(fed, config.fedmr),
-    "indep": lambda fed, config: indep(fed),
-    "local": lambda fed, config: local(fed),
-    "fedavg_plus": lambda fed, config: fedavg_plus(fed, config.fedavg_plus),
-    "pfedme": lambda fed, config: pfedme(fed, config.pfedme),
-    "fedrep": lambda fed, config: fedrep(fed, config.fedrep),
-    "ditto": lambda fed, config: ditto(fed, config.ditto),
-    "fesem": lambda fed, config: fesem(fed, config.fesem),
-    "fesem_plus": lambda fed, config: fesem_plus(fed, config.fesem_plus),
-    "femam": lambda fed, config: femam(fed, config.femam),
-    "fedfa": lambda fed, config: fedfa(fed, config.fedfa),
-    "heterofl": lambda fed, config: heterofl(fed, config.heterofl),
-    "fedrolex": lambda fed, config: fedrolex(fed, config.fedrolex),
-    "nefl": lambda fed, config: nefl(fed, config.nefl),
-    "flexifed": lambda fed, config: flexifed(fed, config.flexifed),
-}
-"""From a method's name to a function of (federation, config) that makes it."""
+from fl.algorithms.method import Method
 
-MIXED = ["fedfa", "heterofl", "fedrolex", "nefl", "flexifed"]
-"""Those whose clients may have different architectures; a new one is appended."""
 
-__all__ = [
-    "ALGORITHMS",
-    "MIXED",
-    "DittoOptions",
-    "FeMAMOptions",
-    "FeSEMOptions",
-    "FeSEMPlusOptions",
-    "FedASAMOptions",
-    "FedAvgPlusOptions",
-    "FedExPOptions",
-    "FedFAOptions",
-    "FedGenOptions",
-    "FedMROptions",
-    "FedMutOptions",
-    "FedProxOptions",
-    "FedRepOptions",
-    "FlexiFedOptions",
-    "HeteroFLOptions",
-    "NeFLOptions",
-    "PFedMeOptions",
-    "clusamp",
-    "ditto",
-    "fedasam",
-    "fedavg",
-    "fedavg_plus",
-    "fedexp",
-    "fedfa",
-    "fedgen",
-    "fedmr",
-    "fedmut",
-    "fedprox",
-    "fedrep",
-    "fedrolex",
-    "femam",
-    "fesem",
-    "fesem_plus",
-    "flexifed",
-    "heterofl",
-    "indep",
-    "local",
-    "nefl",
-    "pfedme",
-]
+def _methods() -> dict[str, Method]:
+    """Those of this folder's files: methods with one model for all, then with models of their own, then mixed ones."""
+    modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__) if not file.ispkg]
+    found = [module.METHOD for module in modules if hasattr(module, "METHOD")]
+    order = {"one": 0, "own": 1, "mixed": 2}
+    return {method.name: method for method in sorted(found, key=lambda method: (order[method.clients], method.name))}
+
+
+ALGORITHMS: dict[str, Any] = _methods()
+"""From a method's name to its `Method`, which makes it of (federation, config). More can be put in."""
+
+MIXED = [name for name, method in ALGORITHMS.items() if method.clients == "mixed"]
+"""Those whose clients may have different architectures. A method that is put in as a plain function is appended."""
+
+OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method.options is not None}
+"""From a method's name to the defaults of its options."""
+
+
+def is_mixed(name: str) -> bool:
+    """Whether the clients of a method may have different architectures."""
+    return name in MIXED or getattr(ALGORITHMS[name], "clients", "one") == "mixed"
+
+
+# `from fl.algorithms import fedmr, FedMROptions`: the functions that make methods, and their options.
+globals().update({name: method.make for name, method in ALGORITHMS.items()})
+globals().update({type(options).__name__: type(options) for options in OPTIONS.values()})

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from scipy.cluster.hierarchy import linkage
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.federation import Federation
-from fl.rng import Rng
 from surgery import Stack, broadcast
 from surgery.transfer import download, upload
 
@@ -38,6 +39,7 @@ def clusamp(fed: Federation) -> Algorithm:
     Raises:
         FLError: if that is more than the memory of the device.
     """
+    METHOD.check(fed.asked)
     learnt = {name: p for name, p in fed.model.named_parameters() if p.requires_grad}
     n, numbers = len(fed.clients), sum(p.numel() for p in learnt.values())
     needed, there = 2 * 4 * n * numbers + 4 * 8 * n * n, memory(fed.data.x.device)
@@ -151,3 +153,6 @@ def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
     """One client from each distribution, independently: K clients, of which some may be the same."""
     generator = rng.numpy("clusamp")
     return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]
+
+
+METHOD = Method(clusamp, refuses={"presence": "draws its clients itself, from all of them"})

@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import local
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.algorithms.parts.personal import take, trained_or_same, updated
+from fl.base.errors import FLError
+from fl.engine.objectives import proximal
 from fl.federation import Federation
-from fl.objectives import proximal
-from fl.personal import take, trained_or_same, updated
 from surgery import broadcast
 
 
@@ -43,3 +44,6 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
         return {"global": fed.average(trained.sent, trained.sizes), "personal": personal}, trained
 
     return local(fed)._replace(round=round)
+
+
+METHOD = Method(ditto, DittoOptions(), clients="own")

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
+from fl.engine.objectives import Ascent
 from fl.federation import Federation
-from fl.objectives import Ascent
 from surgery import State, broadcast
 
 
@@ -66,3 +67,6 @@ def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
         return {name: reach * scale[name] * g for name, g in scaled.items()}
 
     return ascend
+
+
+METHOD = Method(fedasam, FedASAMOptions())

@@ -2,9 +2,10 @@
 (AISTATS 2017), algorithm 1.
 """
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
 from fl.federation import Federation
-from fl.own import shared
+from fl.federation.own import shared
 from surgery import broadcast
 
 
@@ -25,3 +26,6 @@ def fedavg(fed: Federation) -> Algorithm:
         return fed.predict(server["global"], images)
 
     return Algorithm(init, round, predict, own=lambda server: shared(server["global"], len(fed.clients)))
+
+
+METHOD = Method(fedavg)

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
-from fl.algorithms.plus import fine_tuned
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.algorithms.parts.plus import fine_tuned
+from fl.base.errors import FLError
 from fl.federation import Federation
 from surgery import broadcast
 
@@ -23,3 +24,6 @@ def fedavg_plus(fed: Federation, options: FedAvgPlusOptions = FedAvgPlusOptions(
     if options.epochs < 0:
         raise FLError(f"--fedavg-plus.epochs is a number of epochs of 0 or more, got {options.epochs}")
     return fine_tuned(fed, fedavg(fed), options.epochs, lambda server: broadcast(server["global"], len(fed.clients)))
+
+
+METHOD = Method(fedavg_plus, FedAvgPlusOptions(), clients="own")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
 from fl.federation import Federation
 from surgery import Stack, State, average, broadcast, stack
 from surgery.transfer import upload
@@ -86,3 +87,6 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     weights = upload(torch.tensor(sizes, dtype=torch.float64), each.device)
     ratio = ((weights @ each) / weights.sum() / (2 * (whole + eps))).item()
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0
+
+
+METHOD = Method(fedexp, FedExPOptions())

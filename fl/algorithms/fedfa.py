@@ -4,11 +4,12 @@
 
 from dataclasses import dataclass
 
-from fl.algorithm import Algorithm
-from fl.errors import FLError
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.fleet import alone
-from fl.submodels import Deployed, train_submodels
+from fl.models.fleet import alone
 from surgery import layers, submodel_factors
 
 _SCALES = ("norm", "rms", "none")
@@ -76,3 +77,6 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
 
     parts = Deployed(fed, plan)
     return Algorithm(init, round, parts.predict, plan=plan, own=parts.own)
+
+
+METHOD = Method(fedfa, FedFAOptions(), clients="mixed")

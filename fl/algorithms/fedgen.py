@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl import traffic
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.engine import Adam
+from fl.engine.objectives import Batch, Call, Objective
 from fl.engine.optimizers import Memory
-from fl.errors import FLError
-from fl.federation import Federation
-from fl.objectives import Batch, Call, Objective
-from fl.rng import Rng
+from fl.federation import Federation, traffic
 from surgery import State, broadcast, layers
 from surgery.transfer import upload
 
@@ -76,6 +76,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.
     """
+    METHOD.check(fed.asked)
     _check(options)
     weight, bias = _head(fed)
     like = dict(fed.model.named_parameters())[weight]
@@ -272,3 +273,6 @@ def _check(options: FedGenOptions) -> None:
         raise FLError(f"--fedgen.decay is a factor above 0, at most 1, got {options.decay}")
     if not 0 < options.lr < math.inf:
         raise FLError(f"--fedgen.lr is a learning rate above 0, got {options.lr}")
+
+
+METHOD = Method(fedgen, FedGenOptions(), refuses={"masked": "adds a loss of logits that it does not mask"})

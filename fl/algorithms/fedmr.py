@@ -4,10 +4,11 @@
 
 from dataclasses import dataclass
 
-from fl.algorithm import Algorithm
-from fl.errors import FLError, naming
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.base.errors import FLError, naming
 from fl.federation import Federation
-from fl.own import shared
+from fl.federation.own import shared
 from fl.secure import recombine, require
 from surgery import broadcast, layers, permutations, segments, shuffle
 
@@ -87,3 +88,6 @@ def _check_secure(options: FedMROptions, participants: int, pieces: int) -> None
             f"take a smaller --fedmr.fraction than {options.fraction} or another --fedmr.unit"
         )
     require()
+
+
+METHOD = Method(fedmr, FedMROptions())

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
-from fl.errors import FLError, naming
+from fl.algorithms.method import Method
+from fl.base.errors import FLError, naming
 from fl.federation import Federation
 from surgery import broadcast, layers, permutations
 from surgery.transfer import upload
@@ -78,3 +79,6 @@ def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
     """
     pairs = torch.tensor([1.0, beta - 1.0] * (k // 2))
     return torch.cat([pairs[permutations(n, len(pairs), generator)], torch.zeros(n, k % 2)], dim=1)
+
+
+METHOD = Method(fedmut, FedMutOptions())

@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
+from fl.engine.objectives import proximal
 from fl.federation import Federation
-from fl.objectives import proximal
 from surgery import broadcast
 
 
@@ -31,3 +32,6 @@ def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algo
         return {"global": fed.average(trained.sent, trained.sizes)}, trained
 
     return fedavg(fed)._replace(round=round)
+
+
+METHOD = Method(fedprox, FedProxOptions())

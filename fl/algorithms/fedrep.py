@@ -4,12 +4,12 @@ algorithm 1.
 
 from dataclasses import dataclass, replace
 
-from fl import traffic
-from fl.algorithm import Algorithm
-from fl.errors import FLError
-from fl.federation import Federation
-from fl.own import personal
-from fl.personal import classifier, row, take, trained_only, updated
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.personal import classifier, row, take, trained_only, updated
+from fl.base.errors import FLError
+from fl.federation import Federation, traffic
+from fl.federation.own import personal
 from surgery import broadcast
 
 
@@ -75,3 +75,6 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
         return personal({**broadcast(server["global"], len(fed.clients)), **server["heads"]})
 
     return Algorithm(init, round, predict, own=own)
+
+
+METHOD = Method(fedrep, FedRepOptions(), clients="own")

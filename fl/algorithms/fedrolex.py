@@ -4,11 +4,12 @@
 
 from functools import lru_cache
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.heterofl import HeteroFLOptions, heterofl
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.fleet import kept_blocks
+from fl.models.fleet import kept_blocks
 from surgery import SurgeryError, rolling, ungraft
 
 
@@ -43,3 +44,6 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
         return depth.compose(roll(by))
 
     return heterofl(fed, options, lambda client, number: placed(fleet.owned[client], number))
+
+
+METHOD = Method(fedrolex, HeteroFLOptions(), clients="mixed")

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl import traffic
-from fl.additive import Cache, Validation
-from fl.algorithm import Algorithm
-from fl.clustering import Clustering, aggregate, centre, starts_of
-from fl.errors import FLError
-from fl.federation import Federation
-from fl.flags import Lengths, Names
-from fl.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
-from fl.own import Level, Own, count
-from fl.own import predict as own_logits
-from fl.personal import put, row, take
-from fl.rng import Rng
+from fl.algorithms.algorithm import Algorithm, Levels
+from fl.algorithms.method import Method
+from fl.algorithms.parts.additive import Cache, Validation
+from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts_of
+from fl.algorithms.parts.personal import put, row, take
+from fl.base.errors import FLError
+from fl.base.flags import Lengths, Names
+from fl.base.rng import Rng
+from fl.engine.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
+from fl.federation import Federation, traffic
+from fl.federation.own import Level, Own, count
+from fl.federation.own import predict as own_logits
 from surgery import State, broadcast
 from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d
@@ -74,11 +74,13 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     is given, at its end, the used model with the smallest loss on its validation data, on the same condition as all
     others. (Without pruning, and on the personal level, who took no part has no model.)
 
-    "global", for strangers, is the first level's model (the clients' mean, if it has several). `fl.additive.Cache` says
-    what it takes to remember the logits of earlier levels; images can therefore not be augmented.
+    "global", for strangers, is the first level's model (the clients' mean, if it has several).
+    `fl.algorithms.parts.additive.Cache` says what it takes to remember the logits of earlier levels; images can
+    therefore not be augmented.
 
     With the only level `global` this is FedAvg, with `personal` Local, with a number of clusters (and lam 0) FeSEM.
     """
+    METHOD.check(fed.asked)
     _check(fed, options)
     kinds, last = options.levels, len(options.levels) - 1
     widths = [int(kind) if kind.isdecimal() else {"global": 1, "personal": len(fed.clients)}[kind] for kind in kinds]
@@ -194,7 +196,12 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         strangers = torch.where(count(levels, len(sizes)) == 0, 0, -1)
         return Own([*levels, Level([server["global"]], strangers)], mean)
 
-    return Algorithm(init, round, predict, own=own)
+    def found(server):
+        progress = server["progress"]
+        trained = int(progress["level"]) + bool(progress["rounds"])
+        return Levels(list(kinds), server["structure"]["pathways"].tolist(), trained)
+
+    return Algorithm(init, round, predict, own=own, levels=found)
 
 
 def _progress(level: int, members: Tensor, options: FeMAMOptions) -> State:
@@ -257,3 +264,6 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
             "FeMAM would need statistics of all data for each of its models, which static batch norms have not: take "
             "another --norm than static_batch"
         )
+
+
+METHOD = Method(femam, FeMAMOptions(), clients="own", refuses={"masked": "adds logits to logits, masked or not"})

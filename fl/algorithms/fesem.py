@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fl.algorithm import Algorithm
-from fl.clustering import Clustering, centre, starts_of
-from fl.errors import FLError
+from fl.algorithms.algorithm import Algorithm, Levels
+from fl.algorithms.method import Method
+from fl.algorithms.parts.clustering import Clustering, centre, starts_of
+from fl.algorithms.parts.personal import row
+from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.own import Level, Own
-from fl.personal import row
+from fl.federation.own import Level, Own
 from surgery import broadcast, unstack
 
 
@@ -63,4 +64,10 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
         used = torch.where(mapping < 0, options.clusters, mapping)
         return Own([Level([*unstack(server["clusters"]), server["global"]], used)])
 
-    return Algorithm(init, round, predict, own=own)
+    def found(server):
+        return Levels([str(options.clusters)], server["structure"]["pathways"].tolist(), 1)
+
+    return Algorithm(init, round, predict, own=own, levels=found)
+
+
+METHOD = Method(fesem, FeSEMOptions(), clients="own")

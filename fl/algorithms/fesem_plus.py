@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fesem import FeSEMOptions, fesem
-from fl.algorithms.plus import fine_tuned
-from fl.clustering import starts_of
-from fl.errors import FLError
+from fl.algorithms.method import Method
+from fl.algorithms.parts.clustering import starts_of
+from fl.algorithms.parts.plus import fine_tuned
+from fl.base.errors import FLError
 from fl.federation import Federation
 
 
@@ -30,3 +31,6 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
         return starts_of(server["clusters"], server["structure"]["pathways"][0], everybody, server["global"])
 
     return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs, starts)
+
+
+METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="own")

@@ -8,11 +8,12 @@ from typing import TypeAlias
 
 from torch import nn
 
-from fl.algorithm import Algorithm
-from fl.errors import FLError
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.fleet import Fleet
-from fl.submodels import Deployed, train_submodels
+from fl.models.fleet import Fleet
 from surgery import Submodel, layers, state
 from surgery.submodel import Source
 
@@ -137,3 +138,6 @@ def _shared(paths: Sequence[list[Signature]]):
         if len(set(position)) > 1:
             return
         yield position[0]
+
+
+METHOD = Method(flexifed, FlexiFedOptions(), clients="mixed")

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.personal import classifier
+from fl.algorithms.parts.submodels import Deployed, train_submodels
 from fl.federation import Federation
-from fl.fleet import alone
-from fl.personal import classifier
-from fl.submodels import Deployed, train_submodels
+from fl.models.fleet import alone
 from surgery import Submodel, state
 from surgery.submodel import Source, as_runs
 from zoo import Spec
@@ -101,3 +102,6 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
             index[0] = as_runs([*held.nonzero().flatten().tolist(), *range(len(held), shape[0])])
         entries[name] = (Source(name, tuple(index)),)
     return Submodel(entries, shapes)
+
+
+METHOD = Method(heterofl, HeteroFLOptions(), clients="mixed")

@@ -2,11 +2,15 @@
 section 3.1: FedMR's degenerate case.
 """
 
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedmr import FedMROptions, fedmr
+from fl.algorithms.method import Method
 from fl.federation import Federation
 
 
 def indep(fed: Federation) -> Algorithm:
     """K models that wander from client to client and are averaged only to be evaluated: FedMR in one segment."""
     return fedmr(fed, FedMROptions(fraction=1.0))
+
+
+METHOD = Method(indep)

@@ -2,11 +2,11 @@
 Federated Learning" (2024), section C.1.
 """
 
-from fl import traffic
-from fl.algorithm import Algorithm
-from fl.federation import Federation
-from fl.own import personal
-from fl.personal import put, row, take
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.personal import put, row, take
+from fl.federation import Federation, traffic
+from fl.federation.own import personal
 from surgery import average, broadcast
 
 
@@ -16,6 +16,7 @@ def local(fed: Federation) -> Algorithm:
     A client that never took part has the initial model still. What a stranger would get is the mean of all clients'
     models by their numbers of training samples; nobody trains from it.
     """
+    METHOD.check(fed.asked)
 
     def init():
         start = fed.initial()
@@ -32,3 +33,6 @@ def local(fed: Federation) -> Algorithm:
         return fed.predict(row(server["personal"], client), images)
 
     return Algorithm(init, round, predict, own=lambda server: personal(server["personal"]))
+
+
+METHOD = Method(local, clients="own", refuses={"tampering": "sends nothing that could be tampered with"})

@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from fl.algorithm import Algorithm
-from fl.errors import FLError
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.base.errors import FLError
+from fl.base.flags import Names
 from fl.federation import Federation
-from fl.flags import Names
-from fl.fleet import plan_within
-from fl.submodels import Deployed, train_submodels
+from fl.models.fleet import plan_within
 from surgery import Submodel, SurgeryError, layers, sections
 from surgery.submodel import Source
 from zoo import Spec
@@ -123,3 +124,6 @@ def _joint(plan: Submodel, own: dict[str, str], shapes: dict[str, tuple[int, ...
             mine = Source(own[name], (None,) * len(shapes[own[name]]))
             entries[name] = (mine, *sources) if shared else (mine,)
     return Submodel(entries, shapes)
+
+
+METHOD = Method(nefl, NeFLOptions(), clients="mixed")

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fl import traffic
-from fl.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import local
+from fl.algorithms.method import Method
+from fl.algorithms.parts.personal import updated
+from fl.base.errors import FLError
 from fl.engine import Optimizer
+from fl.engine.objectives import Batch, Call, Objective, cross_entropy
 from fl.engine.optimizers import Memory
-from fl.errors import FLError
-from fl.federation import Federation
-from fl.objectives import Batch, Call, Objective, cross_entropy
-from fl.personal import updated
+from fl.federation import Federation, traffic
 from surgery import State, broadcast
 
 
@@ -171,3 +171,6 @@ def _check(options: PFedMeOptions) -> None:
             )
     if options.inner_steps < 1:
         raise FLError(f"--pfedme.inner-steps is a number of steps of 1 or more, got {options.inner_steps}")
+
+
+METHOD = Method(pfedme, PFedMeOptions(), clients="own")

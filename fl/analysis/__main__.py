@@ -1,14 +1,113 @@
-"""The command line: `python -m fl.analysis similarity|scales RUN...`."""
+"""Measurements of trained models of different size: `python -m fl.analysis similarity|scales RUN...`."""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from fl.analysis.scales import Scales
-from fl.analysis.similarity import Similarity
-from fl.console import guarded
+from fl import models
+from fl.analysis import scales, similarity
+from fl.analysis.similarity import Compared, initial_model
+from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.base.flags import Depths, Rates
+from fl.base.rng import Rng
+from fl.figures.scales import histograms
+from fl.figures.similarity import heat_maps
+from fl.figures.style import check_file, save
+from fl.runs import checkpoint
+from fl.runs.assembly import pick_device
+from fl.runs.folder import load_model
+from surgery import (
+    block_similarity,
+)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Print and draw how alike the blocks of each section are: of runs untrained and trained, of --model untrained.
+
+    From -1 to 1: Pearson correlations of weight maps, which are matched one to one, and so are filters (FedFA, appendix
+    0.B). Random weights score far above 0 already, the more the wider the layers. Two 3x3 convolutions of 256 channels
+    take some seconds on a CPU core, of 512 minutes: wide and deep models want a GPU.
+    """
+
+    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """run folders"""
+    model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """also this one, with random weights: of the zoo, timm:NAME or torchvision:NAME"""
+    width: Rates = (1.0,)
+    """of --model: rates of the hidden widths, one for all or one for each section"""
+    depth: Depths = ()
+    """of --model: blocks of the sections, one number for all or one for each"""
+    seed: int = 0
+    """of --model's weights"""
+    first: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """compare the first block of each section as well, where shapes agree"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("similarity.png")
+    """the figure; must be new"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one"""
+
+    def run(self) -> int:
+        """Measure, print and draw."""
+        if not self.folders and self.model is None:
+            raise FLError("give run folders, or an untrained --model")
+        if self.model is None and (self.width, self.depth, self.seed) != ((1.0,), (), 0):
+            raise FLError("--width, --depth and --seed are --model's: name one, or leave them out")
+        if not 0 <= self.seed < 2**32:
+            raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
+        if not self.width:
+            raise FLError("give at least one --width")
+        if self.out.exists():
+            raise FLError(f"{self.out} exists already: choose another --out")
+        check_file(self.out)
+        device = pick_device(self.device)
+        found = []
+        for folder in self.folders:
+            trained = load_model(folder)
+            pair = [block_similarity(net.to(device), self.first) for net in (initial_model(folder), trained)]
+            found.append(Compared(f"{folder} ({checkpoint.read_model(folder)[0].name})", *pair))
+        if self.model is not None:
+            width, depth = (one[0] if len(one) == 1 else one or None for one in (self.width, self.depth))
+            spec = models.make_spec(self.model, width=width, depth=depth)
+            net = models.create(Rng(self.seed).torch("weights"), spec)
+            found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), self.first)))
+        save(heat_maps(found), self.out)
+        print("\n\n".join(map(similarity.table, found)))
+        print(f"\nfigure: {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Print how far models of one family lie from the smallest of them, and draw how their weights are distributed.
+
+    Magnitude: mean L1 norm of the smallest model's weight maps (kernels of one filter and input channel), averaged over
+    its convolutions. Distance: the same of its difference from the leading channels of the first blocks of a larger
+    model. Ratio: distance over magnitude.
+    """
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """run folders, each with another width or depth of one model"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("scales.png")
+    """the figure; must be new"""
+
+    def run(self) -> int:
+        """Measure, print and draw."""
+        if self.out.exists():
+            raise FLError(f"{self.out} exists already: choose another --out")
+        check_file(self.out)
+        members = scales.read(self.folders)
+        variation = scales.measure(members)
+        save(histograms(members), self.out)
+        print(scales.table(members, variation))
+        print(f"\nfigure: {self.out}")
+        return 0
+
 
 Command = Annotated[Similarity, tyro.conf.subcommand("similarity")] | Annotated[Scales, tyro.conf.subcommand("scales")]
 

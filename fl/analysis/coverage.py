@@ -4,23 +4,13 @@ What few clients cover, few can change at will; a last block that stands for dee
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from fl.errors import FLError
-from fl.plot import save
-from surgery import Submodel, sections
-
-_GRID = 400  # positions of a row
-_NAMED = 45  # rows up to which each has its name; else each block has
+from fl.base.errors import FLError
+from surgery import Submodel
 
 
 def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
@@ -59,76 +49,3 @@ def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
                 steps[source.name][start] += share
                 steps[source.name][stop] -= share
     return {name: step.cumsum(0)[:-1] for name, step in steps.items()}
-
-
-def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path) -> None:
-    """Write maps side by side: the share of the clients that cover each part of the global model's layers.
-
-    A row is a layer (a weight with two axes or more), from the input down, and along it are its outputs in percent of
-    the full width. Thin lines part blocks, thick ones sections.
-
-    Args:
-        panels: from a title to plans, one a client, of one global model. Another panel's may be of another one.
-        path: of the figure.
-
-    Raises:
-        FLError: as `coverage`, and for a path that cannot be written.
-    """
-    save(coverage_maps(panels), path)
-
-
-def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
-    """The figure of `draw_coverage`."""
-    tables = [_rows(plans) for plans in panels.values()]
-    height = 1.3 + max(min(9.0, max(1.5, 0.17 * len(rows))) for rows, _ in tables)
-    figure = Figure(figsize=(2 + 4.1 * len(tables), height), layout="constrained")
-    figure.get_layout_engine().set(wspace=0.06)
-    axes = figure.subplots(1, len(tables), squeeze=False)[0]
-    same = all(names == tables[0][1] for _, names in tables)
-    for axis, (rows, names), label in zip(axes, tables, panels):
-        image = axis.imshow(
-            rows, aspect="auto", cmap="viridis", vmin=0, vmax=1, extent=(0, 100, len(rows), 0), interpolation="nearest"
-        )
-        axis.set_title(label, fontsize=10)
-        _mark(axis, names, named=axis is axes[0] or not same)
-    figure.supxlabel("outputs of the layer (% of the full width)", fontsize=9)
-    bar = figure.colorbar(image, ax=list(axes), label="clients that cover it (mean over inputs)", pad=0.02, aspect=30)
-    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    bar.ax.tick_params(labelsize=8)
-    return figure
-
-
-def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
-    """Shares [layers, _GRID] and (section, block, layer) of each row; outside of blocks the module is both."""
-    counts = coverage(plans)
-    shapes = plans[0].shapes
-    found = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    blocks = {block: section.name for section in found for block in section.blocks}
-    rows, names = [], []
-    for name, shape in shapes.items():
-        if len(shape) < 2:
-            continue
-        at = (np.arange(_GRID) + 0.5) * shape[0] / _GRID
-        rows.append(counts[name].numpy()[at.astype(int)] / len(plans))
-        module = name.removesuffix(".weight")
-        block = next((block for block in blocks if name.startswith(f"{block}.")), module)
-        names.append((blocks.get(block, module), block, module))
-    if not rows:
-        raise FLError("the global model has no weights with two axes or more to draw")
-    return np.stack(rows), names
-
-
-def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> None:
-    """Lines between blocks and sections, and the names of rows, or of blocks where rows are many."""
-    for at in range(1, len(names)):
-        for part, width in ((0, 1.8), (1, 0.6)):
-            if names[at][part] != names[at - 1][part]:
-                panel.axhline(at, color="white", lw=width)
-                break
-    part = 2 if len(names) <= _NAMED else 1
-    places = [list(group) for _, group in groupby(range(len(names)), key=lambda at: names[at][part])]
-    ticks = [(group[0] + group[-1] + 1) / 2 for group in places]
-    panel.set_yticks(ticks, [names[group[0]][part] if named else "" for group in places], fontsize=6.5)
-    panel.xaxis.set_major_formatter(PercentFormatter(100))
-    panel.tick_params(axis="x", labelsize=8)
-    panel.tick_params(axis="y", length=0)

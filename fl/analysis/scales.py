@@ -2,27 +2,17 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import tyro
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from fl import checkpoint, plot
-from fl.errors import FLError
-from fl.simulation import load_model
+from fl.base.errors import FLError
+from fl.runs import checkpoint
+from fl.runs.folder import load_model
 from surgery import Submodel, SurgeryError, Variation, layers, narrow, scale_variation, sections, state, ungraft
 from surgery.similarity import convolutions
 from zoo import Spec
-
-_COLORS = ["black", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]  # those of Okabe and Ito
-_STYLES = ["-", "--", "-.", ":"]  # with them, 28 kinds of lines that differ in black and white as well
-_MOST = 12  # lines that can be told apart
-_BINS = 8  # at least
-_SHOWN = 0.998  # share of a model's weights that the axis is wide enough for
 
 
 class Member(NamedTuple):
@@ -93,15 +83,15 @@ def table(members: Sequence[Member], variation: Variation) -> str:
     cells = [[f"{variation.magnitude.mean():.4f}", "-", "-"]]
     cells += [["-", f"{row.mean():.4f}", f"{ratio:.3f}"] for row, ratio in zip(variation.distance, variation.ratio)]
     for one, last in zip(members, cells):
-        rows.append([one.name, _text(one.spec.width), _text(one.spec.depth), f"{one.parameters:,}", *last])
+        rows.append([one.name, brief(one.spec.width), brief(one.spec.depth), f"{one.parameters:,}", *last])
     widths = [max(map(len, column)) + 2 for column in zip(*rows)]
     return "\n".join(row[0].ljust(widths[0]) + "".join(map(str.rjust, row[1:], widths[1:])) for row in rows)
 
 
-def _text(values: Sequence[float] | None) -> str:
+def brief(values: Sequence[float] | None) -> str:
     """Rates or depths, one number if all are the same.
 
-    >>> _text((0.5, 0.5)), _text((1, 2)), _text(None)
+    >>> brief((0.5, 0.5)), brief((1, 2)), brief(None)
     ('0.5', '1,2', '-')
     """
     texts = [f"{value:g}" for value in values or ()]
@@ -114,66 +104,3 @@ def ends(one: Member) -> dict[str, Tensor]:
     known = set(convolutions(values))
     order = [name for layer in layers(one.model, one.spec.example()) for name in layer.tensors if name in known]
     return {name: values[name] for name in (order[0], order[-1])}
-
-
-def histograms(members: Sequence[Member]) -> Figure:
-    """How the weights of each model's first and last convolution are distributed, one line a model (Figs. 7-9).
-
-    Raises FLError for too many models.
-    """
-    if len(members) > _MOST:
-        raise FLError(f"{len(members)} models are too many for one figure: give at most {_MOST}")
-    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
-    weights = [[tensor.flatten().numpy() for tensor in ends(one).values()] for one in members]
-    for panel, title, at in zip(figure.subplots(1, 2), ("first convolution", "last convolution"), (0, -1)):
-        chosen = [arrays[at] for arrays in weights]
-        edge = max(np.quantile(np.abs(values), _SHOWN) for values in chosen) or 1.0
-        for number, (label, values) in enumerate(zip(_labels(members), chosen)):
-            bins = np.linspace(-edge, edge, max(_BINS, round(2 * len(values) ** (1 / 3))) + 1)  # Rice's rule
-            share = np.histogram(values, bins)[0] / len(values) / (bins[1] - bins[0])
-            look = {"color": _COLORS[number % len(_COLORS)], "ls": _STYLES[number % len(_STYLES)]}
-            panel.plot((bins[:-1] + bins[1:]) / 2, share, label=label, lw=1.4, **look)
-        panel.set(title=title, xlabel="weight", ylabel="density", xlim=(-edge, edge))
-        panel.title.set_fontsize(10)
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{members[0].spec.name}: weights of models of different size", fontsize=11)
-    plot.legend_below(figure, 44)
-    return figure
-
-
-def _labels(members: Sequence[Member]) -> list[str]:
-    """What tells the models apart: width and depth, and the folder where these do not."""
-    sizes = [
-        f"width {_text(one.spec.width)}" + (f", depth {_text(one.spec.depth)}" if one.spec.depth else "")
-        for one in members
-    ]
-    return [size if sizes.count(size) == 1 else f"{size} ({one.name})" for one, size in zip(members, sizes)]
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Print how far models of one family lie from the smallest of them, and draw how their weights are distributed.
-
-    Magnitude: mean L1 norm of the smallest model's weight maps (kernels of one filter and input channel), averaged over
-    its convolutions. Distance: the same of its difference from the leading channels of the first blocks of a larger
-    model. Ratio: distance over magnitude.
-    """
-
-    folders: tyro.conf.Positional[tuple[Path, ...]]
-    """run folders, each with another width or depth of one model"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("scales.png")
-    """the figure; must be new"""
-
-    def run(self) -> int:
-        """Measure, print and draw."""
-        if self.out.exists():
-            raise FLError(f"{self.out} exists already: choose another --out")
-        plot.check_file(self.out)
-        members = read(self.folders)
-        variation = measure(members)
-        plot.save(histograms(members), self.out)
-        print(table(members, variation))
-        print(f"\nfigure: {self.out}")
-        return 0

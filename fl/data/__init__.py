@@ -20,10 +20,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from fl.base.errors import FLError
 from fl.data import corpora, digits, femnist, tiny_imagenet, torchvision_sets
 from fl.data.dataset import Dataset
 from fl.data.text import TextOptions
-from fl.errors import FLError
 
 __all__ = ["DATASETS", "TEXTS", "Dataset", "TextOptions", "check_name", "default_root", "is_text", "load"]
 

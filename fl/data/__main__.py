@@ -1,4 +1,4 @@
-"""The command line: `python -m fl.data` deals a data set out to clients and says, or draws, who holds what."""
+"""Deal a data set out to clients, and see who holds what: `python -m fl.data [--flags]`."""
 
 import json
 import sys
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 import tyro
 
-from fl.console import guarded
+from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.config.settings import DataSettings
 from fl.data import Dataset, is_text
-from fl.errors import FLError
+from fl.figures.partition import draw
 from fl.partition import Partition
-from fl.partition.figure import counts, draw
-from fl.rng import Rng
-from fl.settings import DataSettings
+from fl.partition.counts import counts
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.request import urlopen
 
+from fl.base.errors import FLError
+from fl.base.files import replacing
 from fl.data.dataset import Dataset
 from fl.data.source import Source, reason
 from fl.data.text import TextOptions, dataset
-from fl.errors import FLError
-from fl.files import replacing
 
 WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fl.errors import FLError
-from fl.rng import Rng
+from fl.base.errors import FLError
+from fl.base.rng import Rng
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl.base.errors import FLError
 from fl.data.dataset import Dataset
 from fl.data.tokens import encode_bytes, encode_words, vocabulary_of, words
-from fl.errors import FLError
 
 TOKENS = ("word", "byte")
 
@@ -31,7 +31,7 @@ class TextOptions:
 
         >>> TextOptions(length=0).check()
         Traceback (most recent call last):
-        fl.errors.FLError: --text.length must be 1 or more, got 0
+        fl.base.errors.FLError: --text.length must be 1 or more, got 0
         """
         if self.tokens not in TOKENS:
             raise FLError(f"unknown --text.tokens {self.tokens!r}: there are {', '.join(TOKENS)}")

@@ -18,13 +18,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fl.base.errors import FLError
 from fl.engine import graphs, loop, vmap, workers
 from fl.engine.auto import ranked
 from fl.engine.job import Group, Job, Trained
 from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
-from fl.errors import FLError
 from surgery import broadcast, count
 from surgery.errors import first_line
 from surgery.state import owners
@@ -86,7 +86,7 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
 
     Raises:
         FLError: for a backend that is unknown or cannot run the model or the device, and a model that draws random
-            numbers in another way than those of `fl.draws.Drawing`.
+            numbers in another way than those of `fl.engine.draws.Drawing`.
     """
     for job, starts, _ in groups:
         if count(starts) != len(job.batches.steps):

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from fl.base.errors import FLError
 from fl.engine.job import Group, Results, Trained, longest_first
 from fl.engine.replica import Replica, copy_all
-from fl.errors import FLError
 from surgery.errors import first_line
 
 _log = logging.getLogger("fl")

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fl.batches import Batches, Step
 from fl.data import Dataset
-from fl.draws import Drawing, Draws
+from fl.engine.batches import Batches, Step
+from fl.engine.draws import Drawing, Draws
+from fl.engine.objectives import Ascent, Batch, Call, Objective
 from fl.engine.optimizers import Optimizer
 from fl.engine.precision import Precision
-from fl.objectives import Ascent, Batch, Call, Objective
 from surgery import Stack, State
 
 
@@ -25,7 +25,8 @@ class Trained(NamedTuple):
         states: of the K models: a stack, or a list of K states where the models differ.
         loss: each client's mean over its steps [K].
         sizes: each client's number of training samples, 0 if it was dropped from the round.
-        metrics: columns of metrics.csv that the round brings along: what went over the network (see `fl.traffic`).
+        metrics: columns of metrics.csv that the round brings along: what went over the network (see
+            `fl.federation.traffic`).
         tampered: the states as the server receives them, where an attack or a defence made them others; else None.
             `Federation.train` fills in these three.
     """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 
 NAMES = ("float32", "tf32", "bf16")
 

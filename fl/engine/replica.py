@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from fl.batches import Step
-from fl.draws import Draws, NoDraws
+from fl.base.errors import FLError
+from fl.engine.batches import Step
+from fl.engine.draws import Draws, NoDraws
 from fl.engine.job import Group, Results
-from fl.errors import FLError
-from fl.objectives import Batch
+from fl.engine.objectives import Batch
 from surgery import State
 from surgery.errors import first_line
 

@@ -9,10 +9,10 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from fl.draws import Draws
+from fl.base.errors import FLError
+from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Trained
-from fl.errors import FLError
-from fl.objectives import Ascent, Batch
+from fl.engine.objectives import Ascent, Batch
 from surgery import State
 
 

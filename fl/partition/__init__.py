@@ -1,7 +1,7 @@
 """Who holds which samples: one file a way of dealing them out.
 
 >>> import torch
->>> from fl.rng import Rng
+>>> from fl.base.rng import Rng
 >>> labels = torch.arange(100) % 10
 >>> parts, structure = deal(labels, "clusters", clients=4, rng=Rng(0).numpy("partition"), minimum=1, clusters=(2,))
 >>> [len(part) for part in parts], structure.tolist()

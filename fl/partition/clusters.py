@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 from fl.partition.iid import even
 from fl.partition.shards import deal_classes
 from fl.partition.split import Parts

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 from fl.partition.clusters import clusters as by_clusters
 from fl.partition.dirichlet import dirichlet
 from fl.partition.iid import contiguous, iid

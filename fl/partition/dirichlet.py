@@ -5,7 +5,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 from fl.partition.split import Parts
 
 _TRIES = 200

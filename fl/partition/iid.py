@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 from fl.partition.split import Parts
 
 

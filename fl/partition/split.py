@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 
 
 class Split(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 
 
 def require() -> Any:

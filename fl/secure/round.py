@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from fl import traffic
+from fl.base.rng import Rng
 from fl.engine import Trained
-from fl.rng import Rng
+from fl.federation import traffic
 from fl.secure.pieces import from_bytes, to_bytes
 from fl.secure.session import Outcome, exchange
 from surgery import Stack

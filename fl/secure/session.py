@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fl.errors import FLError
+from fl.base.errors import FLError
 from fl.secure.client import Client
 from fl.secure.faults import Fault
 from fl.secure.network import Network

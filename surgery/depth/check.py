@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surgery.depth.sections import Section
 from surgery.edits import Skip
 from surgery.errors import SurgeryError, first_line
-from surgery.width.trace import in_mode, observed, run, tensors_in
+from surgery.forward import in_mode, observed, run, tensors_in
 
 
 class _Run(NamedTuple):

@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError, first_line
+from surgery.forward import in_mode
 from surgery.layers import Layer, layers
 from surgery.named import example_input
 from surgery.state import state
 from surgery.submodel import Submodel, fingerprint
 from surgery.width.narrow import narrow
-from surgery.width.trace import in_mode
 from surgery.width.widths import Width, widths
 
 Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias

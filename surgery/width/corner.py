@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
+from surgery.forward import named_tensors
 from surgery.state import load, owners, state
 from surgery.submodel import Index, Source, Submodel, structure
-from surgery.width.trace import named_tensors
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 

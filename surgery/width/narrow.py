@@ -6,12 +6,13 @@ from typing import Any
 from torch import nn
 
 from surgery.errors import SurgeryError
+from surgery.forward import named_tensors
 from surgery.state import owners, state
 from surgery.submodel import Runs, Source, Submodel, as_runs, structure
 from surgery.width.axes import atoms, find, is_fixed, new_size, positions
 from surgery.width.corner import corner
 from surgery.width.repair import Stuck, couple, repaired
-from surgery.width.trace import Trace, named_tensors, traced
+from surgery.width.trace import Trace, traced
 from surgery.width.widths import Rounding, choose
 
 _ATTEMPTS = 200

@@ -12,23 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.edits import set_attribute
 from surgery.errors import first_line
+from surgery.forward import in_mode, run, tensors_in, watching
 from surgery.submodel import Submodel
 from surgery.width import attributes
 from surgery.width.attributes import Sizes
 from surgery.width.axes import Axis, is_fixed, new_size, unify
 from surgery.width.rules import LAYOUT
-from surgery.width.trace import (
-    Origins,
-    Step,
-    Trace,
-    bind,
-    in_mode,
-    operation_name,
-    run,
-    scalars_of,
-    tensors_in,
-    watching,
-)
+from surgery.width.trace import Origins, Step, Trace, bind, operation_name, scalars_of
 from surgery.width.widths import Keep
 
 Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value

@@ -5,26 +5,19 @@ attention, windows, channel shuffles, grouped convolutions and the like are made
 `surgery.width.rules`). An operation without a rule fixes all that it touches, so that nothing is assumed of it.
 """
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from surgery.edits import copy_sharing, replace_tensors
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError
+from surgery.forward import ghost_of, in_mode, named_tensors, observed, run, tensors_in, watching
 from surgery.width import axes
 from surgery.width.axes import Axis
+from surgery.width.ledger import Axes, Ledger
 from surgery.width.rules import ALIASES, CREATION, LAYOUT, REPLACING, SIZES, rule_for
-
-Axes = tuple[Axis, ...]
-T = TypeVar("T")
 
 
 @dataclass
@@ -50,7 +43,7 @@ class Step:
     summed: list[Axis]
 
 
-class Trace:
+class Trace(Ledger):
     """What forward passes show about the axes of a model's tensors.
 
     Attributes:
@@ -62,19 +55,14 @@ class Trace:
     """
 
     def __init__(self, model: nn.Module, example: Any, modes: tuple[bool, ...] = (False,)):
+        super().__init__()
         self.modes = modes
-        self._axes = WeakIdKeyDictionary()
-        self._learned = WeakIdKeyDictionary()  # parameters and what was computed from nothing but them
-        self.summed = WeakIdKeyDictionary()  # products, and the axis that was summed to make them
-        self.made: list[Axis] = []  # axes along which a learned layer makes features
-        self.ordered: list[Axis] = []  # axes whose kept positions must be neighbours: 0, 1, 2, ...
-        self.replacing = False  # an operation changes the axes of a tensor in place
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.steps: list[Step] = []
         for key, tensor in named_tensors(model):
             self.tensors[key] = self.axes_of(tensor)
             if isinstance(tensor, nn.Parameter):
-                self._learned[tensor] = True
+                self.learn([tensor])
         for tensor in tensors_in(example):
             for axis in self.axes_of(tensor):
                 axes.fix(axis, "it is an axis of the input")
@@ -90,31 +78,6 @@ class Trace:
         for axis in (axis for output in self.outputs for tensor in output for axis in tensor):
             axes.fix(axis, "it is an axis of the output")
         self.unused = [name for name, tensor in model.named_parameters() if id(tensor) not in self.touched]
-
-    def axes_of(self, tensor: Tensor) -> Axes:
-        """The axes of a tensor; new ones for a tensor not seen before."""
-        if tensor not in self._axes:
-            self._axes[tensor] = tuple(Axis(size) for size in tensor.shape)
-        return self._axes[tensor]
-
-    def learned(self, *tensors: Tensor) -> bool:
-        """Whether these are parameters or computed from nothing else."""
-        return bool(tensors) and all(tensor in self._learned for tensor in tensors)
-
-    def learn(self, tensors: list[Tensor]) -> None:
-        """These were computed from nothing but parameters."""
-        for tensor in tensors:
-            self._learned[tensor] = True
-
-    def assign(self, tensor: Tensor, found: list[Axis] | Axes) -> None:
-        """These are the axes of a result (of an operation in place: they are those it had, too)."""
-        if tuple(axis.size for axis in found) != tuple(tensor.shape):
-            raise SurgeryError(f"a rule of surgery.width.rules gives axes {found} to a {tuple(tensor.shape)} tensor")
-        if tensor in self._axes and not self.replacing:
-            for old, new in zip(self._axes[tensor], found):
-                axes.unify(old, new)
-        else:
-            self._axes[tensor] = tuple(found)
 
 
 class Origins:
@@ -178,26 +141,6 @@ class _Follow(TorchDispatchMode):
         return result
 
 
-def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """((module name, attribute name), tensor) for every tensor that a module holds, tied ones under each name."""
-    for name, module in model.named_modules(remove_duplicate=False):
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        for attribute, tensor in (*module._parameters.items(), *module._buffers.items(), *plain.items()):
-            if tensor is not None:
-                yield (name, attribute), tensor
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of any nesting of lists, tuples and dicts."""
-    found = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif hasattr(leaf, "__dataclass_fields__"):
-            found += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
-    return found
-
-
 def operation_name(func: Any) -> str:
     """`add` for aten.add_.Tensor: variants that do the same share a name."""
     name = func._schema.name.split("::")[-1]
@@ -205,49 +148,6 @@ def operation_name(func: Any) -> str:
     if "scaled_dot_product" in name:
         return "scaled_dot_product_attention"
     return ALIASES.get(name, name)
-
-
-@contextmanager
-def watching(model: nn.Module) -> Iterator[list[str]]:
-    """A stack of the names of the modules whose forward is running; the outermost is ""."""
-    names = {id(module): name for name, module in model.named_modules()}
-    stack = [""]
-
-    def enter(module, args):
-        stack.append(names.get(id(module), stack[-1]))
-
-    def leave(module, args, output):
-        stack.pop()
-
-    hooks = [
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=False),
-    ]
-    try:
-        yield stack
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode without gradients; every module's training flag is put back afterwards."""
-    flags = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
-
-
-def run(model: nn.Module, example: Any) -> Any:
-    """Call a model with an example: a tensor, a tuple of arguments or a dict of keyword arguments."""
-    if isinstance(example, dict):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
 
 
 def traced(model: nn.Module, example: Any) -> tuple[Trace, nn.Module, Any]:
@@ -259,48 +159,12 @@ def traced(model: nn.Module, example: Any) -> tuple[Trace, nn.Module, Any]:
     trace, fresh, given = observed(model, example, Trace)
     if trace.unused and fresh is not model:
         try:
-            both = Trace(_ghost(model), given, modes=(False, True))
+            both = Trace(ghost_of(model), given, modes=(False, True))
         except Exception:  # a model that cannot train on this example is narrowed for what it can do
             return trace, fresh, given
         if len(both.unused) < len(trace.unused):
             return both, fresh, given
     return trace, fresh, given
-
-
-def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> tuple[T, nn.Module, Any]:
-    """(what `watch` makes of a copy of the model and an example, a second copy that was not run, the example).
-
-    All on the meta device, which computes nothing; but models that look at numbers while they run (`item`, NumPy)
-    cannot run there, and run as they are. What runs is a copy, since a forward pass may leave things behind.
-    """
-    ghost_example = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, example)
-    try:
-        ghost = _ghost(model)
-        return watch(_ghost(model), ghost_example), ghost, ghost_example
-    except Exception:  # whatever goes wrong there and matters goes wrong here again
-        pass
-    try:
-        alone = copy.deepcopy(model)
-    except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
-    try:
-        return watch(alone, example), model, example
-    except SurgeryError:
-        raise
-    except Exception as error:
-        name = type(model).__name__
-        raise SurgeryError(f"{name} does not run on the example: {first_line(error)}") from error
-
-
-def _ghost(model: nn.Module) -> nn.Module:
-    """A copy on the meta device."""
-    ghost, _ = copy_sharing(model)
-    empty = {id(tensor): torch.empty_like(tensor, device="meta") for _, tensor in named_tensors(ghost)}
-    for module in ghost.modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        vars(module).update({key: empty[id(tensor)] for key, tensor in plain.items()})
-    replace_tensors(ghost, empty, empty)
-    return ghost
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -6,15 +6,19 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from fl import compare, plot
+from fl import compare
 from fl.algorithms import ALGORITHMS, FedMROptions
-from fl.architectures import ArchitectureOptions
-from fl.attack import AttackOptions
+from fl.analysis import groups
+from fl.analysis import outcome as outcomes
+from fl.analysis.outcome import outcome
+from fl.base.errors import FLError
 from fl.config import Config
-from fl.defence import Defence
-from fl.errors import FLError
-from fl.metrics import Metrics, read
-from fl.outcome import outcome
+from fl.federation.attack import AttackOptions
+from fl.federation.defence import Defence
+from fl.figures import comparison, style
+from fl.figures import curves as plot
+from fl.models.architectures import ArchitectureOptions
+from fl.runs.metrics import Metrics, read
 
 
 def fake_run(folder, accuracies, **settings):
@@ -45,8 +49,8 @@ def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
 def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
         fake_run(tmp_path / f"s{seed}", [0.9, last], algorithm=("fedavg",), seeds=(seed,))
-    groups = compare.group(compare.find_runs([tmp_path]))
-    (row,) = compare.table(groups).splitlines()[1:]
+    found = groups.group(groups.find_runs([tmp_path]))
+    (row,) = outcomes.table(found).splitlines()[1:]
     assert f"60.00 ± {100 * math.sqrt(0.02):.2f}" in row  # final: 50 and 70
     assert "75.00 ±" in row  # late mean: 70 and 80
     assert "90.00 ± 0.00" in row  # best
@@ -57,13 +61,13 @@ def test_runs_of_one_command_keep_its_order(tmp_path):
     (tmp_path / "config.yaml").write_text(Config(algorithm=names).to_yaml())
     for name in sorted(names):
         fake_run(tmp_path / f"{name}-seed0", [0.5], algorithm=(name,))
-    assert [run.config.algorithm[0] for run in compare.find_runs([tmp_path])] == list(names)
+    assert [run.config.algorithm[0] for run in groups.find_runs([tmp_path])] == list(names)
 
 
 def test_settings_that_differ_are_in_the_label(tmp_path):
     for i, alpha in enumerate((0.1, 0.5)):
         fake_run(tmp_path / str(i), [0.5], algorithm=("fedavg",), alpha=alpha)
-    assert list(compare.group(compare.find_runs([tmp_path]))) == ["fedavg alpha=0.1", "fedavg alpha=0.5"]
+    assert list(groups.group(groups.find_runs([tmp_path]))) == ["fedavg alpha=0.1", "fedavg alpha=0.5"]
 
 
 def test_curves_use_the_rounds_that_all_seeds_measured():
@@ -88,7 +92,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
-    assert len(compare.find_runs([run, run])) == 1  # the same folder twice is one run
+    assert len(groups.find_runs([run, run])) == 1  # the same folder twice is one run
     for figure, message in (("figure.xyz", "not written as 'xyz'"), ("nowhere/figure.png", "there is no folder")):
         assert compare.main([str(run), "--out", str(tmp_path / figure)]) == 2
         assert message in capsys.readouterr().err
@@ -129,7 +133,8 @@ def own_run(folder, accuracies, losses, more=(), **settings):
 def drawn(monkeypatch):
     """The figures that would have been written."""
     figures = []
-    monkeypatch.setattr(plot, "save", lambda figure, _: figures.append(figure))
+    for room in (comparison, plot):
+        monkeypatch.setattr(room, "save", lambda figure, _: figures.append(figure))
     return figures
 
 
@@ -174,7 +179,7 @@ def test_ten_methods_fit_into_160_columns(tmp_path):
         for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5)
         for seed in (0, 1)
     ]
-    lines = compare.table(compare.group(compare.find_runs(folders))).splitlines()
+    lines = outcomes.table(groups.group(groups.find_runs(folders))).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) <= 160
     assert cells(lines[0])[-2:] == ["MB", "seconds"]
@@ -190,11 +195,11 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
             {"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)}
         )
     own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes
-    groups = compare.group(compare.find_runs([tmp_path]))
-    results = [outcome(run) for runs in groups.values() for run in runs]
+    found = groups.group(groups.find_runs([tmp_path]))
+    results = [outcome(run) for runs in found.values() for run in runs]
     assert [run.get("megabytes") for run in results] == [(2 + 8 + 4) / 4, (3 + 8 + 4) / 4, None]
     assert [run["seconds"] for run in results] == [4.5, 4.5, 2]
-    head, averaged, old = map(cells, compare.table(groups).splitlines())
+    head, averaged, old = map(cells, outcomes.table(found).splitlines())
     assert head[-2:] == ["MB", "seconds"]
     assert averaged[-2:] == ["3.62", "4.5"]
     assert old[-2:] == ["-", "2.0"]
@@ -291,15 +296,15 @@ def test_deviations_of_accuracies_end_at_0_and_100_percent(tmp_path):
     plot.curve(
         axis, [[{"round": r, "accuracy": value} for r in (1, 2)] for value in (0.01, 0.99)], "accuracy", "", "C0"
     )
-    plot.finish(axis, "accuracy")
-    plot.save(figure, tmp_path / "a.png")
+    style.finish(axis, "accuracy")
+    style.save(figure, tmp_path / "a.png")
     assert axis.get_ylim() == (-0.02, 1.02)
 
 
 def test_a_run_without_an_evaluated_round_says_so(tmp_path):
     run = fake_run(tmp_path / "a", [])
     with pytest.raises(FLError, match="no evaluated round"):
-        compare.find_runs([run])
+        groups.find_runs([run])
 
 
 def mac_run(folder, accuracies, macs=2e12, **settings):
@@ -348,7 +353,7 @@ def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
         ["method", "seeds", "rounds", "MB", "TMAC", "seconds"],
         ["nefl", "1 of 2", "3", "4.50", "24.00", "6.0"],
     ]
-    few = compare.target_table(compare.group(compare.find_runs([mac_run(tmp_path / "e", [1.0], macs=1e8)])), 1.0)
+    few = groups.target_table(groups.group(groups.find_runs([mac_run(tmp_path / "e", [1.0], macs=1e8)])), 1.0)
     assert [cells(line)[4] for line in few.splitlines()[2:]] == ["GMAC", "0.20"]
 
 
@@ -389,8 +394,8 @@ def test_local_accuracy_and_the_attack_have_columns(tmp_path, drawn):
 
 def test_a_table_that_is_too_wide_goes_on_below(tmp_path):
     own_run(tmp_path / "a", [0.1], [1.0], [{"models_own_accuracy": 0.5} | traffic(1e6, 1e6)], algorithm=("fedfa",))
-    groups = compare.group(compare.find_runs([tmp_path]))
-    usual, named = compare.table(groups), compare.table({80 * "x": groups["fedfa"]})
+    found = groups.group(groups.find_runs([tmp_path]))
+    usual, named = outcomes.table(found), outcomes.table({80 * "x": found["fedfa"]})
     above, below = named.split("\n\n")
     both = [cells(a) + cells(b)[1:] for a, b in zip(above.splitlines(), below.splitlines(), strict=True)]
     assert both[0] == cells(usual.splitlines()[0])
@@ -408,13 +413,13 @@ def test_labels_name_attacks_defences_and_architectures(tmp_path):
         "d": {"architectures": many},
     }.items():
         mac_run(tmp_path / name, [0.5], **settings)
-    labels = list(compare.group(compare.find_runs([tmp_path / "a", tmp_path / "b"])))
+    labels = list(groups.group(groups.find_runs([tmp_path / "a", tmp_path / "b"])))
     assert labels == ["fedfa attack.share=0.2 defence.rule=mean", "fedfa attack.share=0.0 defence.rule=median"]
-    labels = list(compare.group(compare.find_runs([tmp_path / "c", tmp_path / "d"])))
+    labels = list(groups.group(groups.find_runs([tmp_path / "c", tmp_path / "d"])))
     assert labels == [
         "fedfa architectures.widths=0.5 architectures.choose=zico",
         "fedfa architectures.widths=0.5,1.0 architectures.choose=cycle",
     ]
     mac_run(tmp_path / "e", [0.5], algorithm=("fedavg",))
-    assert list(compare.group(compare.find_runs([tmp_path / "c", tmp_path / "e"]))) == ["fedfa", "fedavg"]
-    assert not any(name.startswith("architectures") for name in compare.read_settings(Config(algorithm=("fedavg",))))
+    assert list(groups.group(groups.find_runs([tmp_path / "c", tmp_path / "e"]))) == ["fedfa", "fedavg"]
+    assert not any(name.startswith("architectures") for name in groups.read_settings(Config(algorithm=("fedavg",))))

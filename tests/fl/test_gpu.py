@@ -18,18 +18,18 @@ import surgery
 import zoo
 from fl import run as cli
 from fl.algorithms import ALGORITHMS
-from fl.assembly import build
-from fl.augment import Augment
+from fl.base.rng import Rng
+from fl.config.command_line import parse
 from fl.data import Dataset
 from fl.engine import SGD, Adam, Precision, train
-from fl.evaluate import score_clients
+from fl.engine.augment import Augment
+from fl.engine.objectives import cross_entropy
 from fl.federation import Federation
-from fl.metrics import read
-from fl.objectives import cross_entropy
+from fl.federation.training import Aim, make_group
 from fl.partition import Split
-from fl.rng import Rng
-from fl.run import parse
-from fl.training import Aim, make_group
+from fl.runs.assembly import build
+from fl.runs.evaluate import score_clients
+from fl.runs.metrics import read
 
 BACKENDS = ["loop", "vmap", "graphs"]
 ON_HOST = {("progress", "accuracy")}  # FeMAM's, by which it is judged whether a level has converged

@@ -11,10 +11,10 @@ import fl
 import zoo
 from fl import landscape
 from fl import run as cli
+from fl.analysis.directions import grid, random_direction, rise, surface
+from fl.analysis.landscape import mean_loss, samples
 from fl.config import Config
-from fl.directions import grid, random_direction, rise, surface
-from fl.landscape import mean_loss
-from fl.metrics import read
+from fl.runs.metrics import read
 from surgery import state
 
 
@@ -153,7 +153,7 @@ def test_several_runs_stand_side_by_side(tmp_path, capsys):
         )
         model = fl.load_model(folder / f"{name}-seed0")
         fed, _ = fl.build(Config.read(folder / f"{name}-seed0"))
-        x, y = landscape.samples(fed, "train", 50, fl.Rng(0))
+        x, y = samples(fed, "train", 50, fl.Rng(0))
         with torch.no_grad():
             loss = nn.functional.cross_entropy(model(fed.data.normalise(x)), y).item()
         assert values[1, 1].item() == pytest.approx(loss, rel=1e-5)

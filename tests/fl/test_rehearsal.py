@@ -17,38 +17,42 @@ from launch_counts import CASES, measure
 from pretend_gpu import Forbidden
 
 import surgery
-from fl import simulation
 from fl.algorithms import ALGORITHMS
-from fl.assembly import build
-from fl.augment import Augment
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.config.command_line import parse
 from fl.engine import SGD, graphs, train
-from fl.errors import FLError
-from fl.metrics import Metrics
-from fl.objectives import beside, cross_entropy
-from fl.rng import Rng
-from fl.run import parse
-from fl.training import Aim, make_group
+from fl.engine.augment import Augment
+from fl.engine.objectives import beside, cross_entropy
+from fl.federation.training import Aim, make_group
+from fl.runs.assembly import build
+from fl.runs.client_scores import ClientTable
+from fl.runs.metrics import Metrics
+from fl.simulation.rounds import rounds as play
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
 ANY = {
-    "fl/failure.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
-    "fl/simulation.py rounds": 1,  # the loss
-    "fl/evaluate.py mean_cosine": 1,
-    "fl/evaluate.py evaluate_models": 1,
-    "fl/evaluate.py _scores": 2,  # of the clients, and of the common test set
+    "fl/federation/divergence.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
+    "fl/simulation/rounds.py rounds": 1,  # the loss
+    "fl/runs/evaluate.py mean_cosine": 1,
+    "fl/runs/evaluate.py evaluate_models": 1,
+    "fl/runs/evaluate.py _scores": 2,  # of the clients, and of the common test set
 }
 """Where the host waits for the device in a round of any method, its evaluation included, and how often."""
 
 MORE = {
     "clusamp": {"fl/algorithms/clusamp.py similarity_tree": 1},  # the angles between clients, which SciPy clusters
     "fedexp": {"fl/algorithms/fedexp.py server_step": 1},  # a column of the metrics
-    "fedavg_plus": {"fl/failure.py drop_failed": 1},  # fine-tuning drops clients, too
-    "fesem_plus": {"fl/failure.py drop_failed": 1, "fl/clustering.py update": 1},
-    "fedrep": {"fl/failure.py drop_failed": 1},  # heads and bodies are trained apart
-    "ditto": {"fl/failure.py drop_failed": 1},  # so are global and personal models
-    "fesem": {"fl/clustering.py update": 1},  # who belongs where
-    "femam": {"fl/clustering.py update": 1, "fl/additive.py _means": 1},  # and who keeps the level
+    "fedavg_plus": {"fl/federation/divergence.py drop_failed": 1},  # fine-tuning drops clients, too
+    "fesem_plus": {"fl/federation/divergence.py drop_failed": 1, "fl/algorithms/parts/clustering.py update": 1},
+    "fedrep": {"fl/federation/divergence.py drop_failed": 1},  # heads and bodies are trained apart
+    "ditto": {"fl/federation/divergence.py drop_failed": 1},  # so are global and personal models
+    "fesem": {"fl/algorithms/parts/clustering.py update": 1},  # who belongs where
+    "femam": {
+        "fl/algorithms/parts/clustering.py update": 1,
+        "fl/algorithms/parts/additive.py _means": 1,
+    },  # and who keeps the level
     "fedfa": {"surgery/percentile.py joint_norms": 1},
     "heterofl": {"fl/algorithms/heterofl.py rows": 1},  # the classes of clients that are new
     "fedrolex": {"fl/algorithms/heterofl.py rows": 1},
@@ -61,8 +65,8 @@ def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
     config, _ = parse([*tiny, "--algorithm", name, "--backend", backend, *OF_METHOD.get(name, []), *flags])
     config = dataclasses.replace(config, rounds=rounds)
     fed, algorithm = build(config)
-    metrics, table = Metrics(folder / "metrics.csv", keep=0), simulation.ClientTable(folder, fed, [])
-    played = simulation.rounds(config, fed, algorithm, algorithm.init(), 0, metrics, table)
+    metrics, table = Metrics(folder / "metrics.csv", keep=0), ClientTable(folder, fed, [])
+    played = play(config, fed, algorithm, algorithm.init(), 0, metrics, table)
     history = []
     for _ in range(rounds):
         with gpu.watch() as seen:
@@ -119,7 +123,7 @@ def test_settings_do_not_make_a_round_wait(pretended, name, case, tmp_path):
     if name == "local" and case in ("attack", "trigger", "median"):
         pytest.skip("nothing is sent that could be tampered with")
     seen = seen_in_rounds(pretended, tmp_path, name, "graphs", *SETTINGS[case], rounds=3)[-1]
-    more = {"fl/evaluate.py attack_success": 2} if case == "trigger" else {}
+    more = {"fl/runs/evaluate.py attack_success": 2} if case == "trigger" else {}
     assert not places(seen.waits) - Counter(ANY) - Counter(MORE.get(name, {})) - Counter(more)
     assert len(seen.waits) < 10
 

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 import fl
 import zoo
-from fl import checkpoint
 from fl import run as cli
 from fl.algorithms import ALGORITHMS
-from fl.assembly import build
+from fl.base.rng import Rng
 from fl.config import Config
-from fl.metrics import read
-from fl.rng import Rng
+from fl.runs import checkpoint
+from fl.runs.assembly import build
+from fl.runs.metrics import read
 
 
 def run(tmp_path, *arguments, name="a", code=0):
@@ -62,7 +62,7 @@ def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
 
 def test_intervals_are_kept(tmp_path, monkeypatch):
     """Evaluations and checkpoints come when they are due, and in the last round."""
-    from fl import checkpoint
+    from fl.runs import checkpoint
 
     saved, original = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[2]), original(*a)))

@@ -10,12 +10,14 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from fl import run as cli
-from fl import sweep, sweep_figures
-from fl.compare import Run, find_runs
+from fl import sweep
+from fl.analysis.groups import find_runs
+from fl.analysis.outcome import Run
+from fl.base.errors import FLError
 from fl.config import Config
-from fl.errors import FLError
-from fl.metrics import read, selected
-from fl.sweep import Sweep
+from fl.figures import sweep as sweep_figures
+from fl.runs.metrics import read, selected
+from fl.simulation.sweep import Sweep
 
 QUICK = [*TINY, "--rounds", "2", "--models-every", "0", "--backend", "loop"]
 
@@ -29,7 +31,7 @@ def swept(tmp_path, *arguments, name="s", code=0):
 @pytest.fixture(autouse=True)
 def no_figures_of_single_runs(monkeypatch):
     """To save time: they are tested with fl.run."""
-    monkeypatch.setattr("fl.simulation.plot.run_figure", lambda *_: None)
+    monkeypatch.setattr("fl.simulation.one_run.run_figure", lambda *_: None)
 
 
 def results(folder):

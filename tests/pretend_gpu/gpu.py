@@ -30,7 +30,7 @@ class Seen:
     """What happened while somebody watched.
 
     Attributes:
-        waits: where the host waited for the device: "fl/failure.py:30 drop_failed (item)".
+        waits: where the host waited for the device: "fl/federation/divergence.py:30 drop_failed (item)".
         launches: kernels, copies and graphs that the host launched.
         inside: kernels within the graphs that it launched.
         captures: of graphs.

@@ -16,6 +16,7 @@ from torch import nn
 import surgery
 import zoo
 from surgery import SurgeryError, load, narrow, state
+from surgery.forward import run
 from surgery.submodel import Submodel
 
 timm = pytest.importorskip("timm")
@@ -39,7 +40,7 @@ def randomized(model, seed=0):
 
 def call(model, x):
     with torch.no_grad():
-        return surgery.width.trace.run(model.eval(), x)
+        return run(model.eval(), x)
 
 
 def deep(model):
@@ -104,7 +105,7 @@ def assert_trains(small, x, seed=0):
     small = copy.deepcopy(small).train()
     optimizer = torch.optim.SGD(small.parameters(), lr=1e-3)
     before = {n: t.clone() for n, t in state(small).items()}
-    surgery.width.trace.run(small, x).square().mean().backward()
+    run(small, x).square().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in small.parameters() if p.grad is not None)
     optimizer.step()
     assert any(not torch.equal(before[n], t) for n, t in state(small).items())

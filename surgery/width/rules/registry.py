@@ -1,16 +1,14 @@
 """Rules are registered here by the names of the operations that they are for."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from surgery.width.axes import Axis, find, fix, unify
+from surgery.width.ledger import Ledger
 
-if TYPE_CHECKING:
-    from surgery.width.trace import Trace
-
-Rule = Callable[["Trace", dict[str, Any], Any], dict[str, Axis | list[Axis]] | None]
+Rule = Callable[[Ledger, dict[str, Any], Any], dict[str, Axis | list[Axis]] | None]
 
 RULES: dict[str, Rule] = {}
 
@@ -35,7 +33,7 @@ def results(out: Any) -> list[Tensor]:
     return [t for t in (out if isinstance(out, list | tuple) else [out]) if isinstance(t, Tensor)]
 
 
-def broadcast(trace: "Trace", tensors: list[Tensor], shape) -> list[Axis]:
+def broadcast(trace: Ledger, tensors: list[Tensor], shape) -> list[Axis]:
     """The axes of tensors that were broadcast against each other."""
     result = []
     for position in range(1, len(shape) + 1):
@@ -47,7 +45,7 @@ def broadcast(trace: "Trace", tensors: list[Tensor], shape) -> list[Axis]:
     return result[::-1]
 
 
-def gathered(trace, found: list[Axis], out: Tensor) -> None:
+def gathered(trace: Ledger, found: list[Axis], out: Tensor) -> None:
     """Positions were picked by data: nothing moves."""
     for axis in found:
         fix(axis, "positions are picked by data")
@@ -55,7 +53,7 @@ def gathered(trace, found: list[Axis], out: Tensor) -> None:
         trace.assign(result, fresh(result.shape, "positions are picked by data"))
 
 
-def windowed(trace: "Trace", found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> list[Axis]:
+def windowed(trace: Ledger, found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> list[Axis]:
     """Axes that a window of these lengths slid over."""
     kept = []
     for axis, size, length in zip(found, sizes, window):

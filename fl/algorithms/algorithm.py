@@ -1,0 +1,60 @@
+"""What a federated method is: a few plain functions."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from fl.base.rng import Rng
+from fl.engine import Trained
+from fl.federation import Federation
+from fl.federation.own import Own
+from surgery import Stack, State, Submodel
+
+Server: TypeAlias = dict[str, State | Stack]
+"""What the server keeps from round to round, by name. It is saved and restored as it is, and always has "global"."""
+
+
+class Levels(NamedTuple):
+    """Which models clients have on levels, see `fl.analysis.structure`.
+
+    Attributes:
+        names: what each level holds: "global" (one model), a number (of cluster models) or "personal" (one a client).
+        models: each client's model on each level, -1 for none: [levels, clients].
+        trained: how many levels have been trained, the first ones.
+    """
+
+    names: list[str]
+    models: list[list[int]]
+    trained: int
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    Attributes:
+        init: () -> server, before the first round.
+        round: (server, clients, rng) -> (server, trained): train the clients and apply the server's rule. A
+            function of its arguments alone; the given server is not changed. Rounds count from 1 (`rng.round`).
+        predict: (server, images, client) -> logits [N, classes] of the deployed model for uint8 images, or of
+            the model that one client would use (None: any client).
+        sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct ones,
+            uniformly, as `Federation.sample` draws them.
+        plan: client -> where its model lies in the global one, for methods whose clients have parts of that and keep
+            them; None for others.
+        own: server -> the models behind `predict`, with which all clients are evaluated in a few passes. None: clients
+            are asked one by one.
+        levels: server -> who has which model, for methods that look for clusters of clients; None for others.
+    """
+
+    init: Callable[[], Server]
+    round: Callable[[Server, list[int], Rng], tuple[Server, Trained]]
+    predict: Callable[[Server, Tensor, int | None], Tensor]
+    sample: Callable[[Server, Rng], list[int]] | None = None
+    plan: Callable[[int], Submodel] | None = None
+    own: Callable[[Server], Own] | None = None
+    levels: Callable[[Server], Levels] | None = None
+
+    def choose(self, fed: Federation, server: Server, rng: Rng) -> list[int]:
+        """The clients of a round."""
+        return self.sample(server, rng) if self.sample else fed.sample(rng)

@@ -1,0 +1,141 @@
+"""Clusters of clients by their models: K-means where there are no centres yet, then the nearest centre
+(FeSEM, and FeMAM's cluster levels: Eq. 4 and 7).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from fl.algorithms.parts.personal import classifier, take
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.engine import Trained
+from fl.federation import Federation
+from surgery import Stack, State, average, count, distance
+from surgery.transfer import upload
+
+_RESTARTS = 10  # of K-means, as the released code has it
+_HOW = ("nearest", "kmeans")
+_WHAT = ("all", "classifier")
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Which models are alike.
+
+    Attributes:
+        how: nearest (centre, after K-means in the first round) or kmeans (afresh in every round).
+        features: from models to the tensors that are compared.
+        fed: whose server averages the models of a cluster.
+    """
+
+    how: str
+    features: Callable[[Stack], Stack]
+    fed: Federation
+
+    @classmethod
+    def make(cls, fed: Federation, how: str, what: str, flags: str) -> "Clustering":
+        """By the values of the options --FLAGS.clustering and --FLAGS.compare."""
+        if how not in _HOW:
+            raise FLError(f"unknown --{flags}.clustering {how!r}: there are {', '.join(_HOW)}")
+        if what not in _WHAT:
+            raise FLError(f"unknown --{flags}.compare {what!r}: there are {', '.join(_WHAT)}")
+        model = fed.model
+        names = [name for name, _ in model.named_parameters()]  # running variances would outweigh the weights
+        if what == "all":
+            return cls(how, lambda models: {name: models[name] for name in names}, fed)
+        head = [name for name in classifier(model) if name in names and name.endswith("weight")]
+        if not head:
+            raise FLError(f"--{flags}.compare classifier: {type(model).__name__} has no weight there; compare all")
+        return cls(how, lambda models: {name: _unit_sum(models[name]) for name in head}, fed)
+
+    def update(
+        self, models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained, rng: Rng
+    ) -> tuple[Stack, Tensor]:
+        """The clusters after a round: every participant is assigned anew, and each cluster is the mean of its
+        participants by their number of samples. A cluster without any keeps its model; a client that did not take part,
+        or was dropped, keeps its cluster.
+
+        Args:
+            models: the K centres that the round began with.
+            mapping: the cluster of each client of the population, -1: none yet; int64, on the CPU.
+            clients: the participants, whose models `trained` has.
+        """
+        rows = [row for row, size in enumerate(trained.sizes) if size]
+        rows = sorted(rows, key=lambda row: clients[row])
+        states, centres = (self.features(stack) for stack in (take(trained.sent, rows), models))
+        begun = bool((mapping >= 0).any())
+        if begun and self.how == "nearest":
+            found = distance(states, centres).argmin(1)
+        else:
+            found = torch.from_numpy(_kmeans(states, centres, begun, rng))
+        mapping = mapping.clone()
+        mapping[[clients[row] for row in rows]] = found.cpu()
+        return aggregate(self.fed, models, mapping, clients, trained), mapping
+
+
+def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained) -> Stack:
+    """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
+    k = count(models)
+    members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
+    return fed.average(trained.sent, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
+
+
+def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:
+    """What each of some clients begins from: the model of its cluster, or that of newcomers, who have none (-1).
+
+    >>> starts_of({"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, -1]), [0, 1], {"w": torch.zeros(1)})["w"]
+    tensor([[2.],
+            [0.]])
+    """
+    rows = upload(mapping[clients], next(iter(models.values())).device)  # -1 is the last row
+    return {name: torch.cat([tensor, newcomers[name][None]])[rows] for name, tensor in models.items()}
+
+
+def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
+    """The mean of the clusters by their clients' numbers of samples (alike, if nobody is in one)."""
+    k = count(models)
+    inside = mapping >= 0
+    weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
+    return average(models, weights if weights.any() else None)
+
+
+def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
+    """The cluster of each state by K-means, int64 [n].
+
+    Args:
+        begun: clusters are numbered so that they are near the centres of that number; else in the order of the states.
+    """
+    k = count(centres)
+    every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
+    old, points = every[:k], every[k:]
+    seed = int(rng.numpy("clusters").integers(2**31))
+    found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
+    # Fewer labels than clusters may occur, where models are equal.
+    labels, first, labelled = np.unique(found.labels_, return_index=True, return_inverse=True)
+    if begun:
+        _, numbers = linear_sum_assignment(((found.cluster_centers_[labels, None] - old[None]) ** 2).sum(-1))
+    else:
+        numbers = first.argsort().argsort()
+    return numbers[labelled].astype(np.int64)
+
+
+def _coordinates(models: Stack) -> np.ndarray:
+    """Points [n, n] that are as far apart as the n models: n numbers say as much of each as its many weights do."""
+    gram = 0
+    for tensor in models.values():
+        x = tensor.flatten(1).double()
+        x = x - x.mean(0)
+        gram = gram + x @ x.T
+    values, vectors = torch.linalg.eigh(gram)
+    return (vectors * values.clamp(min=0).sqrt()).cpu().numpy()
+
+
+def _unit_sum(weights: Tensor) -> Tensor:
+    """Each of K tensors divided by the absolute value of its sum, as the released code normalises classifiers."""
+    return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))

@@ -1,0 +1,70 @@
+"""Methods whose clients fine-tune what they are given, FedAvg+ and the like: Chen et al., "Multi-Level Additive
+Modeling for Structured Non-IID Federated Learning" (2024), section C.1.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.parts.personal import row, trained_or_same
+from fl.base.rng import Rng
+from fl.federation import Federation
+from fl.federation.own import personal
+from surgery import Stack
+
+
+def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Callable[[Server], Stack]) -> Algorithm:
+    """The same rounds; a client predicts with the model that it would train with, fine-tuned on its own training data.
+
+    Clients are tuned when one of them is first asked for, all together, and remembered until another server comes:
+    predictions are a function of the server alone, which therefore also knows the seed and the round ("rng", int64 on
+    the CPU). Batches are apart from those of all rounds, and the learning rate is that of the round that is over: the
+    next one may lie past the end of the schedule, where a cosine's is 0. A client that diverges keeps its start.
+    Nothing more is sent than by the method itself, and what a stranger gets stays what it is. The time that it takes is
+    that of evaluation: the seconds of a round do not have it.
+
+    Args:
+        epochs: of the fine-tuning; 0 is the method itself.
+        starts: server -> what each client of the population begins with, a row a client.
+    """
+    if not epochs:
+        return algorithm
+    tuning = replace(fed, epochs=epochs, chunk=fed.chunk or fed.participants)  # no more side by side than in a round
+    everybody = list(range(len(fed.clients)))
+    last: dict[str, Any] = {}  # the server that was asked for, and its clients' models
+
+    def init():
+        return {**algorithm.init(), "rng": _marked(Rng(0))}
+
+    def round(server, clients, rng):
+        server, trained = algorithm.round(server, clients, rng)
+        return {**server, "rng": _marked(rng)}, trained
+
+    def predict(server, images, client=None):
+        if client is None:
+            return algorithm.predict(server, images, None)
+        return fed.predict(row(tuned(server), client), images)
+
+    def tuned(server):
+        if last.get("server") is not server:
+            models = trained_or_same(tuning, starts(server), everybody, tuning_rng(server))
+            last.update(server=server, models=models)
+        return last["models"]
+
+    def own(server):
+        return personal(tuned(server))
+
+    return algorithm._replace(init=init, round=round, predict=predict, own=own)
+
+
+def tuning_rng(server: Server) -> Rng:
+    """The random streams of the fine-tuning after a server's last round; before the first, they are of round 1."""
+    seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
+    return Rng(seed, max(number, 1)).apart("fine-tune")
+
+
+def _marked(rng: Rng) -> dict[str, torch.Tensor]:
+    return {"seed": torch.tensor(rng.seed), "round": torch.tensor(rng.round)}

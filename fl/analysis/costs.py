@@ -1,0 +1,112 @@
+"""What runs cost as they go on: traffic, multiply-accumulates and time, up to each round and up to a target."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from fl.base.errors import FLError
+from fl.config import Config
+from fl.runs.metrics import Row
+
+_UNITS = (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6))  # from TMAC to the unit
+
+
+def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
+    """What was spent up to each round; what some round did not count is left out.
+
+    Returns:
+        megabytes: what a client of the whole population sent and received, on average: what a participant did, to and
+        from the server and other clients, times the share of clients that take part. tmac: 1e12 multiply-accumulates
+        of all clients together, in the forward passes of training alone, as FedFA counts them (section 4): a step,
+        forth and back, costs about three times as many. elapsed: seconds of training.
+
+    >>> rows = [{"seconds": 2.0, "macs": 1e12}, {"seconds": 3.0, "macs": 1e12}]
+    >>> totals(Config(participants=5), rows)
+    {'tmac': [5.0, 10.0], 'elapsed': [2.0, 5.0]}
+    """
+    steps = {"elapsed": [row["seconds"] for row in rows]}
+    if all("macs" in row for row in rows):
+        steps = {"tmac": [config.cohort() * row["macs"] / 1e12 for row in rows]} | steps
+    if all({"bytes_down", "bytes_up"} <= row.keys() for row in rows):
+        share = config.cohort() / config.clients
+        exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in rows]
+        steps = {"megabytes": [share * number / 1e6 for number in exchanged]} | steps  # what one sends, one receives
+    return {key: list(accumulate(values)) for key, values in steps.items()}
+
+
+def check_target(target: float) -> None:
+    """Raise FLError for what is neither an accuracy nor a perplexity."""
+    if not 0 < target < math.inf:
+        raise FLError(f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1")
+
+
+def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float]:
+    """The first evaluated round in which the global model had an accuracy of the target or more, or a perplexity of it
+    or less where the target is above 1, and what was spent up to its end. Empty if it never had.
+
+    >>> rows = [{"round": r, "seconds": 2.0, "accuracy": r / 10} for r in (1, 2, 3, 4)]
+    >>> up_to(0.3, Config(), rows)
+    {'round': 3, 'elapsed': 6.0}
+    """
+    for k, row in enumerate(rows):
+        if row.get("accuracy", -math.inf) >= target if target <= 1 else row.get("perplexity", math.inf) <= target:
+            return {"round": row["round"]} | {key: values[k] for key, values in totals(config, rows).items()}
+    return {}
+
+
+def target_lines(results: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
+    """The cells of a table, its head first: a line a label, with means over the runs that reached the target, "-" where
+    none did. The number of seeds says how many did if not all.
+
+    Args:
+        results: label -> what `up_to` says of each of its runs.
+
+    >>> target_lines({"a": [{"round": 4, "elapsed": 3.0}, {"round": 5, "elapsed": 5.0}, {}], "b": [{}]})
+    [['method', 'seeds', 'rounds', 'seconds'], ['a', '2 of 3', '4.5', '4.0'], ['b', '0 of 1', '-', '-']]
+    """
+    means = {label: _means(runs) for label, runs in results.items()}
+    unit, factor = _unit([mean["tmac"] for mean in means.values() if "tmac" in mean])
+    columns = {"megabytes": ("MB", 1, 2), "tmac": (unit, factor, 2), "elapsed": ("seconds", 1, 1)}
+    keys = [key for key in columns if key == "elapsed" or any(key in mean for mean in means.values())]
+    lines = [["method", "seeds", "rounds", *(columns[key][0] for key in keys)]]
+    for label, runs in results.items():
+        there, mean = sum(map(bool, runs)), means[label]
+        cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
+        for key in keys:
+            _, times, digits = columns[key]
+            cells.append(f"{times * mean[key]:.{digits}f}" if key in mean else "-")
+        lines.append([label, f"{there}" if there == len(runs) else f"{there} of {len(runs)}", *cells])
+    return lines
+
+
+def target_text(target: float) -> str:
+    """What stands above the table of `target_lines`.
+
+    >>> target_text(0.7).splitlines()[0]
+    'up to the first evaluated round with a global test accuracy of 70% or more, mean over the seeds that had one;'
+    """
+    what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
+    return (
+        f"up to the first evaluated round with a global test {what}, mean over the seeds that had one;\n"
+        "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)"
+    )
+
+
+def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    there = [run for run in runs if run]
+    return (
+        {key: float(np.mean([run[key] for run in there])) for key in set.intersection(*map(set, there))}
+        if there
+        else {}
+    )
+
+
+def _unit(values: Sequence[float]) -> tuple[str, float]:
+    """The unit in which the smallest number of TMAC can be read, and how many of it are one.
+
+    >>> _unit([3.0, 0.2]), _unit([3.0, 0.02]), _unit([])
+    (('TMAC', 1), ('GMAC', 1000.0), ('TMAC', 1))
+    """
+    return next((u for u in _UNITS if all(u[1] * value >= 0.1 for value in values)), _UNITS[-1])

@@ -1,0 +1,162 @@
+"""The loss around trained models, along two random directions."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl.analysis.directions import grid, random_direction, rise, surface
+from fl.analysis.groups import group
+from fl.analysis.outcome import Run
+from fl.base.files import replacing
+from fl.base.rng import Rng, draw
+from fl.data import Dataset
+from fl.engine.precision import arithmetic
+from fl.federation import Federation
+from fl.runs.assembly import build
+from fl.runs.folder import load_model
+from surgery import State, state
+
+_CHUNK = 500  # samples of one forward pass, as in evaluation
+_LOGITS = 2**24  # held at a time
+_ON_CUDA = 16  # models side by side; on the CPU one alone is faster, since vmap makes convolutions grouped ones
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss around a trained model.
+
+    Attributes:
+        title: its label among the models.
+        folder: its run.
+        axis: float64 [P].
+        values: float64 [P, P], see `surface`.
+        samples: how many the loss is the mean of.
+        mean, largest: the rise of the loss within the radius, see `rise`.
+    """
+
+    title: str
+    folder: Path
+    axis: Tensor
+    values: Tensor
+    samples: int
+    mean: float
+    largest: float
+
+    @property
+    def centre(self) -> float:
+        """The loss of the model itself."""
+        return self.values[len(self.axis) // 2, len(self.axis) // 2].item()
+
+
+def table(found: Sequence[Landscape]) -> str:
+    """The loss of each model and how it rises around it.
+
+    >>> axis = torch.tensor([-1.0, 0.0, 1.0])
+    >>> print(table([Landscape("fedmr", Path("a"), axis, torch.eye(3).double(), 9, -0.5, 0.0)]))
+    model       loss   mean rise   largest
+    fedmr     1.0000     -0.5000    0.0000
+    """
+    width = max(len("model"), *(len(one.title) for one in found))
+    lines = [f"{'model':{width}}{'loss':>11}{'mean rise':>12}{'largest':>10}"]
+    return "\n".join(
+        lines + [f"{one.title:{width}}{one.centre:11.4f}{one.mean:12.4f}{one.largest:10.4f}" for one in found]
+    )
+
+
+def write_grid(found: Sequence[Landscape], path: Path) -> None:
+    """All losses as a table: model, folder, a, b, loss; the model's weights moved by a and b along the directions."""
+    with replacing(path) as temporary, open(temporary, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["model", "folder", "a", "b", "loss"])
+        for one in found:
+            axis = one.axis.tolist()
+            for a, row in zip(axis, one.values.tolist()):
+                writer.writerows([one.title, one.folder, a, b, loss] for b, loss in zip(axis, row))
+
+
+def landscape(
+    run: Run,
+    title: str,
+    dataset: Dataset,
+    points: int = 21,
+    radius: float = 1.0,
+    part: str = "test",
+    number: int = 1000,
+    seed: int = 0,
+    together: int = 0,
+    device: str = "auto",
+) -> Landscape:
+    """Measure the loss around the global model of a run.
+
+    Args:
+        title: its label among others.
+        points, radius: see `fl.analysis.directions.grid`.
+        part: "test" or "train", whose samples the loss is of.
+        number: how many of them; 0 for all.
+        seed: of the directions and the samples.
+        together: models computed side by side; 0 for what suits the device.
+    """
+    fed, _ = build(replace(run.config, device=device), dataset)
+    where = fed.data.x.device
+    model = load_model(run.folder).to(where)
+    rng = Rng(seed)
+    directions = [random_direction(model, rng.torch("direction", number)) for number in (0, 1)]
+    x, y = samples(fed, part, number, rng)
+    together = together or (_ON_CUDA if where.type == "cuda" else 1)
+    axis = grid(points, radius)
+    with arithmetic(fed.precision, where):
+        values = surface(mean_loss(model, fed.data, x, y, together), state(model), directions, axis, together, title)
+    return Landscape(title, run.folder, axis, values, len(y), *rise(values, axis, radius))
+
+
+def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Samples, with masks where the model is to see such, and their labels: all, or as many as asked for."""
+    data = fed.data
+    if part == "test":
+        x, y = data.test_x, data.test_y
+    else:
+        index = fed.clients.train.samples.to(data.x.device)
+        x, y = data.x[index], data.y[index]
+    if 0 < number < len(y):
+        index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(x.device)
+        x, y = x[index], y[index]
+    if fed.augment.mask:
+        x = fed.augment(x, torch.zeros((), dtype=torch.int32, device=x.device))
+    return x, y
+
+
+def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int = 1) -> Callable[[State], Tensor]:
+    """A function of some of a model's tensors: the mean cross entropy, float64, of all samples (of text, all tokens)
+    in evaluation mode, the other tensors being the model's own.
+
+    >>> from fl.data import load
+    >>> data = load("digits")
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> mean_loss(net, data, data.test_x, data.test_y)({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
+    tensor(2.3026, dtype=torch.float64)
+    """
+    model.eval()
+    dtype = next(model.parameters()).dtype
+    size = min(_CHUNK, max(1, _LOGITS // (data.classes * y[0].numel() * together)))
+
+    def loss(values: State) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=y.device)
+        for some, labels in zip(x.split(size), y.split(size)):
+            logits = functional_call(model, values, (data.normalise(some, dtype),)).flatten(0, -2)
+            total = total + F.cross_entropy(logits.double(), labels.flatten(), reduction="sum")
+        return total / y.numel()
+
+    return loss
+
+
+def titles(runs: Sequence[Run]) -> list[str]:
+    """What tells each run from the others: the method, settings that differ, and the seed if there are several."""
+    labels = {id(run): label for label, members in group(runs).items() for run in members}
+    several = len({run.config.seeds for run in runs}) > 1
+    return [labels[id(run)] + (f", seed {run.config.seeds[0]}" if several else "") for run in runs]

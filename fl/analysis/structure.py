@@ -1,0 +1,210 @@
+"""Which clients share models, beside the truth (FeMAM's Fig. 4)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from sklearn.metrics import adjusted_rand_score
+
+from fl.base.errors import FLError
+from fl.base.files import write_json
+
+FILE = "structure.json"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Which model each client has on each level of a run, and the clusters that its data were dealt out in.
+
+    Attributes:
+        algorithm: the method.
+        levels: what each level holds: "global" (one model), a number (of cluster models) or "personal" (one a client).
+        truth: the cluster of each client on each level of the truth.
+        found: the model of each client on each level; -1 where it has none.
+        trained: how many levels have been trained, the first ones.
+        seed, title: of the run.
+
+    Raises FLError for values that do not fit together.
+    """
+
+    algorithm: str
+    levels: list[str]
+    truth: list[list[int]]
+    found: list[list[int]]
+    trained: int
+    seed: int
+    title: str
+
+    def __post_init__(self) -> None:
+        if wrong := self._wrong():
+            raise FLError(f"no structure of levels and clients: {wrong}")
+
+    def _wrong(self) -> str | None:
+        if any(type(text) is not str for text in (self.algorithm, self.title)) or type(self.seed) is not int:
+            return "algorithm and title must be texts, and seed a number"
+        if type(self.levels) is not list or any(not _is_level(name) for name in self.levels):
+            return 'levels must be "global", "personal" or a number of models, each as text'
+        for name, table, least in (("truth", self.truth, 0), ("found", self.found, -1)):
+            if type(table) is not list or not table or any(type(row) is not list for row in table):
+                return f"{name} must be a list for each level"
+            if any(type(at) is not int or at < least for row in table for at in row):
+                return f"{name} must hold whole numbers, {least} or more"
+        if len(self.found) != len(self.levels):
+            return f"{len(self.levels)} levels, but models on {len(self.found)}"
+        if len(sizes := {len(row) for row in self.truth + self.found}) > 1 or 0 in sizes:
+            return "each level must have as many clients, one or more"
+        if type(self.trained) is not int or not 0 <= self.trained <= len(self.levels):
+            return f"trained must be from 0 to {len(self.levels)}, got {self.trained!r}"
+        return None
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.truth[0])
+
+    def save(self, folder: Path) -> None:
+        """Write structure.json into a run folder, atomically."""
+        write_json(folder / FILE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Structure":
+        """The structure that a run folder holds. Raises FLError if it has none, or a damaged one."""
+        path = folder / FILE
+        try:
+            return cls(**json.loads(path.read_text()))
+        except OSError:
+            raise FLError(_missing(folder)) from None
+        except TypeError:
+            raise FLError(f"{path} is damaged (it has other fields): run it again") from None
+        except ValueError as error:  # no text, no JSON, or values that do not fit together
+            raise FLError(f"{path} is damaged ({error}): run it again") from None
+
+
+def _is_level(name: object) -> bool:
+    return type(name) is str and (name in ("global", "personal") or (name.isdecimal() and int(name) > 0))
+
+
+def _missing(folder: Path) -> str:
+    return (
+        f"{folder} has no {FILE}: femam and fesem leave one, which give clients models on levels; run such a method "
+        "(again, if the folder is older than that file)"
+    )
+
+
+class Agreement(NamedTuple):
+    """What a level came to.
+
+    Attributes:
+        level: its name.
+        models: how many are in use.
+        kept: share of the clients that have one.
+        rand: adjusted Rand index against each level of the truth, None where it says nothing.
+    """
+
+    level: str
+    models: int
+    kept: float
+    rand: list[float | None]
+
+    @property
+    def best(self) -> float | None:
+        """The largest index, None if there is none."""
+        return max((value for value in self.rand if value is not None), default=None)
+
+
+def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
+    """Adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those that have a model.
+
+    None where the truth says nothing about these clients: they are a single group, or each is on its own, or fewer than
+    two are left. A single model for all of them, or one for each, finds nothing of another truth: 0.
+
+    Args:
+        found: model of each client, -1 for none.
+        truth: cluster of each client.
+
+    >>> rand_index([2, 2, 0, 0, -1], [0, 0, 1, 1, 1]), rand_index([0, 0, 0, 0], [0, 0, 1, 1])
+    (1.0, 0.0)
+    """
+    kept = np.flatnonzero(np.asarray(found) >= 0)
+    found, truth = np.asarray(found)[kept], np.asarray(truth)[kept]
+    if not 1 < len(np.unique(truth)) < len(kept):
+        return None
+    return float(adjusted_rand_score(truth, found))
+
+
+def agreement(structure: Structure) -> list[Agreement]:
+    """How each trained level agrees with the truth, and, if cluster models are among them, whole pathways do. Levels
+    that are global or personal look for no clusters, and have no index.
+
+    Clients have the same pathway if they have the same models, or none, on all cluster levels. It is compared with the
+    finest level of the truth, the one with most clusters; its `kept` is the share of clients with any cluster model.
+
+    >>> truth, found = [[0, 0, 1, 1, 2, 2]], [[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]]
+    >>> for row in agreement(Structure("femam", ["2", "2"], truth, found, trained=2, seed=0, title="")):
+    ...     print(row.level, row.models, row.kept, row.rand)
+    2 2 1.0 [0.4444444444444444]
+    2 2 1.0 [0.4444444444444444]
+    pathway 3 1.0 [1.0]
+    """
+    trained = list(zip(structure.levels, structure.found))[: structure.trained]
+    result = []
+    for name, models in trained:
+        kept = [model for model in models if model >= 0]
+        indices = [rand_index(models, truth) if name.isdecimal() else None for truth in structure.truth]
+        result.append(Agreement(name, len(set(kept)), len(kept) / len(models), indices))
+    if pathways := list(zip(*(models for name, models in trained if name.isdecimal()))):
+        numbers = {pathway: number for number, pathway in enumerate(dict.fromkeys(pathways))}
+        finest = max(range(len(structure.truth)), key=lambda level: len(set(structure.truth[level])))
+        indices: list[float | None] = [None] * len(structure.truth)
+        kept = sum(max(pathway) >= 0 for pathway in pathways)
+        if kept > 1:
+            indices[finest] = rand_index([numbers[pathway] for pathway in pathways], structure.truth[finest])
+        result.append(Agreement("pathway", len(numbers), kept / len(pathways), indices))
+    return result
+
+
+def describe(structure: Structure) -> str:
+    """A table: models in use on each level, the clients that have one, and adjusted Rand indices against the truth.
+
+    >>> truth = [[0, 0, 1, 1, 2, 2]]
+    >>> found = [[0] * 6, [1, 1, 0, 0, 0, -1], [-1] * 6]
+    >>> print(describe(Structure("femam", ["global", "2", "personal"], truth, found, trained=2, seed=0, title="")))
+    femam, seed 0: 2 of 3 levels trained, 6 clients
+    level      models in use     clients    ARI of 3        best
+    1 global               1        100%           -           -
+    2 of 2                 2         83%        0.55        0.55
+    pathway                3         83%        0.44        0.44
+    """
+    head = (
+        f"{structure.algorithm}, seed {structure.seed}: {structure.trained} of {len(structure.levels)} levels trained"
+    )
+    columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
+    lines = [
+        f"{head}, {structure.clients} clients",
+        f"{'level':11}{'models in use':>13}{'clients':>12}" + "".join(f"{name:>12}" for name in [*columns, "best"]),
+    ]
+    for number, row in enumerate(agreement(structure), 1):
+        level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
+        cells = "".join(f"{'-' if value is None else f'{value:.2f}':>12}" for value in [*row.rand, row.best])
+        lines.append(f"{level:11}{row.models:13}{row.kept:12.0%}{cells}")
+    return "\n".join(lines)
+
+
+def find(folders: Sequence[Path]) -> dict[Path, Structure]:
+    """The structures in the given folders, which are run folders or hold some; other methods' runs are passed over.
+
+    Raises FLError for a folder without any.
+    """
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FLError(f"{folder} is not a folder")
+        inside = [path.parent for path in sorted(folder.rglob(FILE))]
+        if not inside:
+            raise FLError(_missing(folder))
+        for path in inside:
+            found.setdefault(path.resolve(), path)
+    return {path: Structure.read(path) for path in found.values()}

@@ -1,0 +1,1 @@
+"""What every room needs: errors, files, random numbers, types of flags."""

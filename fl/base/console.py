@@ -1,0 +1,32 @@
+"""How the command lines end: an exit code, and one line for what cannot be done."""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from fl.base.errors import FLError
+from surgery import SurgeryError
+from zoo import ZooError
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command: its own, 2 for what cannot be run, 130 on Ctrl-C.
+
+    >>> guarded(lambda: 0)
+    0
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        return 130
+    except (FLError, SurgeryError, ZooError, OSError) as error:
+        reason = str(error)
+    except (MemoryError, torch.OutOfMemoryError):
+        reason = "out of memory: use a smaller --batch-size, --width or --chunk (clients at a time)"
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
+            raise
+        reason = "out of memory: use a smaller --batch-size, --width or --chunk (clients at a time)"
+    print(f"error: {reason}", file=sys.stderr)
+    return 2

@@ -1,0 +1,29 @@
+"""The one exception of this package."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from surgery import SurgeryError
+
+
+class FLError(ValueError):
+    """Something that cannot be run; the message is one line that names the setting and the way out."""
+
+
+class Diverged(FLError):
+    """Training that cannot go on because every client of a round failed."""
+
+
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Within it, what surgery refuses is the fault of this flag.
+
+    >>> with naming("--fedmr.unit"):
+    ...     raise SurgeryError("there is no such unit")
+    Traceback (most recent call last):
+    fl.base.errors.FLError: --fedmr.unit: there is no such unit
+    """
+    try:
+        yield
+    except SurgeryError as error:
+        raise FLError(f"{flag}: {error}") from None

@@ -1,0 +1,91 @@
+"""The settings of a run: checked, and as they are written."""
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from fl.algorithms import ALGORITHMS
+from fl.base.errors import FLError
+from fl.config.checks import check
+from fl.config.fields import Fields, MethodOptions
+from fl.config.yaml_settings import filled, flat, with_lists
+
+
+@dataclass(frozen=True)
+class Config(MethodOptions, Fields):
+    """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
+
+    def check(self) -> None:
+        """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
+        check(self)
+
+    def check_options(self, start: "Config", swept: str = "") -> None:
+        """Also for options of methods that are not run, and those that nothing reads beside the others of their group;
+        where one of the group is swept, another of its values may read them.
+        """
+        super().check_options(start)
+        for group in ("attack", "defence", *self.algorithm):
+            mine, usual = getattr(self, group, None), getattr(start, group, None)
+            if not hasattr(mine, "unread") or swept.startswith(f"{group}."):
+                continue
+            for name in (field.name for field in dataclasses.fields(mine)):
+                if getattr(mine, name) != getattr(usual, name) and (reason := mine.unread(name)):
+                    raise FLError(f"--{group}.{name} is not read, since {reason}, or leave it out")
+        for name in ALGORITHMS:
+            if name not in self.algorithm and getattr(self, name, None) != getattr(start, name, None):
+                said, usual = (flat({name: dataclasses.asdict(getattr(c, name))}) for c in (self, start))
+                flag = next(flag for flag in said if said[flag] != usual[flag])
+                raise FLError(
+                    f"--{flag} is for {name}, which is not in --algorithm {','.join(self.algorithm)}: leave it out, or "
+                    f"add {name}"
+                )
+
+    def runs(self) -> list["Config"]:
+        """One config for each method and seed."""
+        return [replace(self, algorithm=(a,), seeds=(s,)) for a in self.algorithm for s in self.seeds]
+
+    def title(self) -> str:
+        """A short name made from the settings.
+
+        >>> Config(seeds=(0, 1)).title()
+        'fedmr-digits-cnn-dirichlet0.5-seed0,1'
+        >>> Config(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
+        'fedmr-emma-transformer-iid-seed0'
+        """
+        dataset = self.dataset if ":" not in self.dataset else Path(self.dataset.partition(":")[2]).stem
+        seeds = ",".join(map(str, self.seeds))
+        return f"{','.join(self.algorithm)}-{dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
+
+    def to_yaml(self) -> str:
+        """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
+        values = dataclasses.asdict(replace(self, resume=None))
+        del values["resume"]
+        return yaml.safe_dump(with_lists(values), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "Config":
+        """The settings from YAML; what it leaves out has its default.
+
+        Raises FLError for text that is no YAML, unknown settings and values of a wrong kind.
+
+        >>> Config.from_yaml(Config(lr=0.5).to_yaml()) == Config(lr=0.5)
+        True
+        """
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise FLError(f"not the settings of a run: no YAML ({' '.join(str(error).split())})") from None
+        return filled(cls(), values, "")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Config":
+        """The settings of a run folder."""
+        path = folder / "config.yaml"
+        try:
+            return cls.from_yaml(path.read_text())
+        except (OSError, UnicodeDecodeError):
+            raise FLError(f"{folder} is no run folder: it has no config.yaml that can be read") from None
+        except FLError as error:
+            raise FLError(f"{path}: {error}") from None

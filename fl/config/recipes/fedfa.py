@@ -1,0 +1,277 @@
+"""FedFA's experiments (Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML-PKDD 2024), and
+HeteroFL's and NeFL's on CIFAR-10.
+
+The paper's Tables 1 to 6, with its numbers, networks, candidates and training settings, are images. Its text has the
+data sets, the partitions, the attacks, who chooses how, and three runs of each; all else here is a reconstruction, for
+the most part from HeteroFL's settings. One rate and one depth go for all sections of a model: --architectures.mixed
+lets each section have its own, where the depths are single numbers, and the search is then the paper's evolution.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product, starmap
+from textwrap import fill
+from typing import NamedTuple
+
+from fl.config import Config
+from fl.data import TextOptions
+from fl.models.architectures import ArchitectureOptions
+
+# ---- Settings of the experiments that a CPU can do: all their numbers are here. ----
+
+_CPU = Config(norm="static_batch", clients=20, participants=5, batch_size=10, clip=1.0, models_every=10, eval_every=5)
+_MEASURED = replace(
+    _CPU,
+    algorithm=("heterofl", "nefl", "fedfa"),
+    partition="shards",
+    class_share=0.2,
+    masked_loss=True,
+    samples=8000,
+    clients=40,
+    participants=8,
+    rounds=24,
+    local_epochs=2,
+    batch_size=20,
+    lr=0.1,
+    momentum=0.9,
+    weight_decay=5e-4,
+    lr_schedule="step",
+    eval_every=12,
+    models_every=24,
+)
+SMALL = {
+    "digits": replace(
+        _CPU, algorithm=("heterofl", "nefl", "fedfa"), dataset="digits", partition="shards", class_share=0.2,
+        masked_loss=True, model="preresnet20", width=(0.25,), rounds=40, local_epochs=5, lr=0.05, eval_every=2,
+        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
+    ),
+    "fashion-mnist": replace(
+        _MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,), depth=(2,),
+        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("1", "2")),
+    ),
+    "cifar10": replace(
+        _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), depth=(2,), crop=4,
+        flip=True,
+        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("1", "2")),
+    ),
+    "text": replace(
+        _CPU, algorithm=("heterofl", "nefl", "fedfa"), dataset="pydoc", partition="natural", clients=30,
+        min_samples=5, model="transformer", norm="default", width=(0.25,), rounds=30, local_epochs=2, lr=0.1,
+        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "4")),
+    ),
+}  # fmt: skip
+
+# ---- The paper's settings, or their reconstruction. ----
+
+PAPER = Config(
+    clients=100, participants=0.1, norm="static_batch", local_epochs=5, batch_size=10, lr=0.1, momentum=0.9,
+    weight_decay=5e-4, clip=1.0, lr_schedule="step", lr_steps=(0.5, 0.75), rounds=400, eval_every=5, models_every=5,
+    seeds=(0, 1, 2),
+)  # fmt: skip
+WIDTHS = (0.5, 0.75, 1.0)
+
+
+class Network(NamedTuple):
+    """A model; its full depth, where that is not the zoo's; the depths that clients choose among."""
+
+    title: str
+    model: str
+    full: tuple[int, ...]
+    depths: tuple[str, ...]
+
+
+NETWORKS = {  # of the mobile families at most 2, 3 and so on of a section's blocks; 2 to leave one that can be grafted
+    "preresnet": Network("Pre-ResNet", "preresnet18", (3,), ("1", "2", "3")),
+    "mobilenetv2": Network("MobileNetV2", "mobilenetv2", (), ("1-2-2-2-2-2-1", "1-2-3-3-3-3-1", "1-2-3-4-3-3-1")),
+    "efficientnetv2": Network("EfficientNetV2", "efficientnetv2_cifar", (), ("1-2-2-2-2", "1-2-2-3-3", "1-2-2-3-5")),
+    "transformer": Network("Transformer", "transformer", (), ("2", "3", "4")),
+}
+
+
+# Section 5.3.1: FedFA's accuracy by that of a mode's rival, and what an attack costs the rival by what it costs FedFA;
+# each of these in IID, in non-IID settings on the clients' own classes, and there on all classes.
+_CLAIMS = """
+depth  FlexiFed  1.00-1.04 0.98-1.02 1.00-1.20  1.22-2.09 2.21-3.31 1.21-1.74
+width  HeteroFL  1.01-1.16 0.99-1.13 1.00-1.16  1.07-1.47 0.89-2.37 1.11-1.22
+both   NeFL      1.00-1.02 0.99-1.06 0.95-1.06  1.01-2.11 1.30-2.65 1.23-1.63
+"""
+RIVALS = {mode: claims for mode, *claims in map(str.split, _CLAIMS.strip().splitlines())}
+_TARGETS = {"cifar10": (0.7, 0.4), "cifar100": (0.25, 0.25), "fashion-mnist": (0.8, 0.3)}  # IID, non-IID; 5.3.2
+_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST", "wikitext2": "WikiText-2"}
+
+OVERVIEW = """\
+  fedfa-DATA-MODEL-MODE-SPREAD
+                            FedFA's Table 1, a reconstruction: FedFA and FlexiFed (MODE depth), HeteroFL (width) or NeFL
+                            (both); DATA cifar10, cifar100 or fashion-mnist, MODEL preresnet, mobilenetv2 or
+                            efficientnetv2, SPREAD iid or noniid; and fedfa-wikitext2-MODE with a transformer"""
+
+
+def row(data: str, network: str, mode: str, spread: str) -> Config:
+    """The settings of one of the paper's comparisons; the arguments are the parts of its name.
+
+    >>> config = row("cifar10", "preresnet", "width", "noniid")
+    >>> config.algorithm, config.architectures.widths, config.depth, config.rounds
+    (('heterofl', 'fedfa'), (0.5, 0.75, 1.0), (3,), 800)
+    """
+    net = NETWORKS[network]
+    choice = ArchitectureOptions((1.0,) if mode == "depth" else WIDTHS, () if mode == "width" else net.depths)
+    config = replace(
+        PAPER, algorithm=(RIVALS[mode][0].lower(), "fedfa"), dataset=data, model=net.model, depth=net.full,
+        architectures=choice,
+    )  # fmt: skip
+    if data == "wikitext2":
+        return replace(
+            config, dataset="wikitext-2", partition="contiguous", text=TextOptions(vocabulary=0), norm="default",
+            rounds=200, lr_steps=(0.25, 0.5),
+        )  # fmt: skip
+    if data.startswith("cifar"):
+        config = replace(config, crop=4, flip=True)
+    if spread == "iid":
+        return replace(config, partition="iid", unequal=True)
+    return replace(config, partition="shards", class_share=0.2, masked_loss=True, rounds=800)
+
+
+def _claims(rival: str, ratios: list[str], spread: str) -> str:
+    """What the paper's text says of images."""
+    better, worse = (
+        f"{iid} times {{}} (accuracy)"
+        if spread == "iid"
+        else f"{own} times {{}} on the clients' own classes (models_own_accuracy), {all} times on all (accuracy)"
+        for iid, own, all in (ratios[:3], ratios[3:])
+    )
+    return (
+        f"FedFA's accuracy is {better.format(f'that of {rival}')}. The attack costs {rival} "
+        f"{worse.format('what it costs FedFA')}; milder ones have a share of 0.01, or an amplify (lambda) of 1. Up to "
+        "the target accuracy FedFA computes 0.95-1.02 times as much (section 5.3.2)."
+    )
+
+
+_PERPLEXITIES = """\
+The rivals' perplexities after local training (models_perplexity) are 1.07-4.50 times FedFA's. --model \
+transformer_masked is HeteroFL's masked language model, which has lower ones."""
+
+
+def _recipe(data: str, network: str, mode: str, spread: str = "iid") -> tuple[str, Callable[[], Config]]:
+    """(name, recipe) of one comparison, whose docstring is put together from the paper's claims."""
+    text, net, (rival, *ratios) = data == "wikitext2", NETWORKS[network], RIVALS[mode]
+    name = f"fedfa-{data}-{mode}" if text else f"fedfa-{data}-{network}-{mode}-{spread}"
+    commands, where, claims = f"python -m fl.run {name}", "", _PERPLEXITIES
+    if not text:
+        where, claims = {"iid": ", IID", "noniid": ", non-IID"}[spread], _claims(rival, ratios, spread)
+        commands += f"\n{commands} --attack.share 0.2 --attack.amplify 20"
+        commands += f"\npython -m fl.compare RUN --target {_TARGETS[data][spread == 'noniid']}"
+    widths, depths = (", ".join(map(str, values)) for values in (WIDTHS, net.depths))
+    listed = {"depth": f"depths {depths}", "width": f"widths {widths}", "both": f"widths {widths}; depths {depths}"}
+    given = (
+        "A reconstruction, mostly of HeteroFL's settings, is what the text does not give: clients and rounds, the "
+        f"optimizer, the network and its candidates ({listed[mode]}). Half of the clients take the smallest, the "
+        "others what ZiCo scores best on their own data."
+    )
+    if net.model == "mobilenetv2":
+        given += (
+            " The network's strides are those for large images, so one of 32x32 ends as a single pixel: --stem cifar."
+        )
+
+    claims, given = (fill(paragraph, 116, break_on_hyphens=False) for paragraph in (claims, given))
+
+    def recipe() -> Config:
+        return row(data, network, mode, spread)
+
+    recipe.__name__ = recipe.__qualname__ = name.replace("-", "_")
+    recipe.__doc__ = f"""FedFA and {rival}, a reconstruction: {_TITLES[data]}, {net.title}{where}.
+
+{commands}
+
+The paper's Table {3 if text else 1} is an image; its text says of all models and data sets (section 5.3.1):
+{claims}
+
+{given}
+
+Both methods with three seeds are six runs; --seeds 0 makes it two. Not run to the end by us.
+"""
+    return name, recipe
+
+
+_CELLS = product(_TARGETS, ("preresnet", "mobilenetv2", "efficientnetv2"), RIVALS, ("iid", "noniid"))
+TABLE = dict(starmap(_recipe, [*_CELLS, *(("wikitext2", "transformer", mode) for mode in RIVALS)]))
+"""From name to recipe, for each comparison of the paper's Tables 1 and 3."""
+
+
+def digits() -> Config:
+    """FedFA, HeteroFL and NeFL on handwritten digits: 20 clients with 2 of the 10 classes, of two widths and depths.
+
+    python -m fl.run fedfa-digits
+
+    A reconstruction in small: a narrow Pre-ResNet-20, half of whose clients take the smallest of four architectures.
+    """
+    return SMALL["digits"]
+
+
+def fashion_mnist() -> Config:
+    """FedFA, HeteroFL and NeFL on Fashion-MNIST: 40 clients with 2 of the 10 classes, of two widths and depths.
+
+    python -m fl.run fedfa-fashion-mnist
+    python -m fl.run fedfa-fashion-mnist --attack.share 0.2 --attack.amplify 20 --eval-every 6
+    python -m fl.run fedfa-fashion-mnist --algorithm heterofl,fedfa --architectures.depths own
+    python -m fl.run fedfa-fashion-mnist --algorithm flexifed,fedfa --architectures.widths 1
+    python -m fl.run fedfa-fashion-mnist --partition iid --unequal --no-masked-loss
+    python -m fl.run fedfa-fashion-mnist --model mobilenetv2 --stem cifar
+
+    A reconstruction in small: a narrow Pre-ResNet-18. In the third only widths differ, in the fourth only depths, as
+    FlexiFed asks; the last is a narrow MobileNetV2.
+    """
+    return SMALL["fashion-mnist"]
+
+
+def cifar10() -> Config:
+    """FedFA, HeteroFL and NeFL on CIFAR-10: 40 clients with 2 of the 10 classes, of two widths and depths.
+
+    python -m fl.run fedfa-cifar10
+
+    A reconstruction in small, with the commands of fedfa-fashion-mnist: a narrow Pre-ResNet-18 that halves images twice
+    before its first section, to be four times as fast.
+    """
+    return SMALL["cifar10"]
+
+
+def text() -> Config:
+    """FedFA, HeteroFL and NeFL on the words of Python's documentation: 30 topics as clients, two widths and depths.
+
+    python -m fl.run fedfa-text
+
+    A reconstruction in small: a narrow Transformer, measured by perplexity.
+    """
+    return SMALL["text"]
+
+
+def heterofl_cifar10() -> Config:
+    """HeteroFL's own experiment on CIFAR-10, IID: Pre-ResNet-18, five widths from 1 to 1/16, as many clients of each.
+
+    python -m fl.run heterofl-cifar10
+    python -m fl.run heterofl-cifar10 --partition shards --masked-loss --rounds 800
+
+    The second is non-IID, two classes a client. The settings are those of HeteroFL's released code, for clients that
+    keep their width; three seeds are our reconstruction. Not run to the end by us.
+    """
+    return replace(
+        PAPER, algorithm=("heterofl",), dataset="cifar10", partition="iid", crop=4, flip=True, model="preresnet18",
+        lr_steps=(0.375, 0.625),
+        architectures=ArchitectureOptions(widths=(1.0, 0.5, 0.25, 0.125, 0.0625), choose="cycle"),
+    )  # fmt: skip
+
+
+def nefl_cifar10() -> Config:
+    """NeFL's own experiment on CIFAR-10, IID: ResNet-18 of the widths sqrt(0.2), sqrt(0.4), ... 1, 20 clients of each.
+
+    python -m fl.run nefl-cifar10
+    python -m fl.run nefl-cifar10 --model resnet34
+
+    These are its submodels in width alone: those in depth leave out blocks that change the shape, which stay here. A
+    reconstruction are momentum 0.9, five local epochs, no weight decay, crop and flip, and three seeds. The network's
+    strides are those for large images: one of 32x32 ends as a single pixel. Not run to the end by us.
+    """
+    return replace(
+        PAPER, algorithm=("nefl",), dataset="cifar10", partition="iid", crop=4, flip=True, model="resnet18",
+        norm="batch", batch_size=32, weight_decay=0.0, clip=0.0, rounds=500,
+        architectures=ArchitectureOptions(tuple(gamma**0.5 for gamma in (0.2, 0.4, 0.6, 0.8, 1.0)), choose="cycle"),
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""What training samples go through, as tensor operations on the device: no worker processes, no host."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl.engine.draws import Draws
+
+
+class Augment(NamedTuple):
+    """Random crops and flips of images, masks of text; what is drawn depends on the client and its step alone.
+
+    Where images are cut out is drawn for all steps of a round at once (`draw`), since drawing takes many small kernels;
+    each step then cuts its own (`cut`).
+
+    Attributes:
+        crop: zeros put around an image before it is cut back to its size at a random place, in pixels; 0: none.
+        flip: mirror half of the images.
+        mask: the share of a text's tokens that give way to `token`, for a masked language model.
+
+    >>> images = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
+    >>> Augment(crop=1, flip=True)(images, torch.tensor(5, dtype=torch.int32))
+    tensor([[[[4, 5, 6],
+              [7, 8, 9],
+              [0, 0, 0]]]], dtype=torch.uint8)
+    """
+
+    crop: int = 0
+    flip: bool = False
+    mask: float = 0.0
+    token: int = 0
+
+    def __call__(self, samples: Tensor, key: Tensor) -> Tensor:
+        """Augmented samples.
+
+        Args:
+            samples: images [*leading, B, C, H, W] of any dtype, or tokens [*leading, B, T].
+            key: int32 [*leading], that of each client's step.
+        """
+        if self.mask:
+            return self.masked(samples, key)
+        if not self.moves:
+            return samples
+        return self.cut(samples, self.draw(key, batch=samples.shape[-4], width=samples.shape[-1]))
+
+    @property
+    def moves(self) -> bool:
+        """Whether images are cut out at random places, or mirrored."""
+        return bool(self.crop or self.flip)
+
+    def draw(self, key: Tensor, batch: int, width: int) -> Tensor:
+        """Where the images of each key's batch are cut out: int64 [*leading, B, 3].
+
+        In an image with its border of zeros: the first row, the first column, and 1 or -1, the way on from there.
+
+        Args:
+            key: int32 [*leading]. batch: B. width: of the images, in pixels.
+        """
+        draws, size = Draws(key, stream=1), (batch,)
+        flipped = draws.keep(0.5, size).long() if self.flip else key.new_zeros((*key.shape, batch), dtype=torch.int64)
+        row = column = torch.zeros_like(flipped)
+        if self.crop:
+            row, column = (draws.below(2 * self.crop + 1, size) for _ in range(2))
+        return torch.stack([row, column + flipped * (width - 1), 1 - 2 * flipped], -1)
+
+    def cut(self, images: Tensor, places: Tensor) -> Tensor:
+        """Images [*leading, B, C, H, W], each cut out at its place [*leading, B, 3]."""
+        *many, channels, height, width = images.shape
+        bordered = F.pad(images, (self.crop,) * 4) if self.crop else images
+        row, column, way = places.flatten(0, -2).split(1, dim=-1)  # [N, 1] each
+        along = torch.arange(max(height, width), device=images.device)
+        rows, columns = row + along[:height], torch.addcmul(column, way, along[:width])
+        each = torch.arange(len(row), device=images.device)[:, None, None]
+        chosen = bordered.flatten(0, -4)[each, :, rows[:, :, None], columns[:, None, :]]  # [N, H, W, C]
+        return chosen.movedim(-1, 1).contiguous().view(*many, channels, height, width)
+
+    def masked(self, tokens: Tensor, key: Tensor) -> Tensor:
+        """Tokens [*leading, B, T], a share of which gives way to `token`."""
+        return tokens.masked_fill(Draws(key, stream=1).keep(self.mask, tuple(tokens.shape[key.ndim :])), self.token)

@@ -1,0 +1,101 @@
+"""The one definition of batches, which every backend follows."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fl.base.rng import Rng
+from fl.engine.augment import Augment
+from surgery.transfer import upload
+
+
+class Step(NamedTuple):
+    """What one step of a client is made from; of several clients, with leading axes.
+
+    Attributes:
+        index: the samples, int64 [*leading, B].
+        key: a random number of 32 bits, int64 [*leading], from which what is random in the step is drawn
+            (`fl.engine.draws`).
+        places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 3]; None where they are not.
+    """
+
+    index: Tensor
+    key: Tensor
+    places: Tensor | None
+
+
+class Batches(NamedTuple):
+    """What K clients train on in one round.
+
+    Attributes:
+        rows: every step in numbers, int64 [K, S, W], S the largest number of steps: its samples, its key and, for
+            augmented images, their places. `step` reads them. Rows past a client's own steps are padding that nobody
+            reads.
+        size: samples of a step.
+        steps: each client's number of steps, known on the host.
+        augment: what the samples go through.
+    """
+
+    rows: Tensor
+    size: int
+    steps: tuple[int, ...]
+    augment: Augment = Augment()
+
+    def step(self, rows: Tensor) -> Step:
+        """What rows [*leading, W] say, as views of them."""
+        index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
+        return Step(index, key[..., 0], places.unflatten(-1, (self.size, 3)) if self.augment.moves else None)
+
+    @property
+    def index(self) -> Tensor:
+        """The samples of every step, int64 [K, S, B]."""
+        return self.step(self.rows).index
+
+    @property
+    def keys(self) -> Tensor:
+        """The key of every step, int64 [K, S]."""
+        return self.step(self.rows).key
+
+
+def make_batches(
+    parts: Sequence[Tensor],
+    clients: Sequence[int],
+    epochs: int,
+    size: int,
+    rng: Rng,
+    device: torch.device | str,
+    repeats: int = 1,
+    augment: Augment = Augment(),
+    width: int = 0,
+) -> Batches:
+    """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
+
+    The last batch of an epoch is filled from the start of the same permutation, cyclically where a client has
+    fewer than `size` samples. What a client sees depends on (seed, round, client) alone.
+
+    Args:
+        parts: the training indices of each of the K clients.
+        clients: their numbers, which select their random streams.
+        repeats: steps on each batch before the next.
+        augment: what the samples go through. width: of the images, in pixels, where these are cut out or mirrored.
+
+    >>> batches = make_batches([torch.arange(3)], [0], epochs=1, size=2, rng=Rng(0), device="cpu")
+    >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
+    ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
+    """
+    rows = []
+    for client, part in zip(clients, parts):
+        n, generator = len(part), rng.torch("batches", int(client))
+        positions = torch.arange(-(-n // size) * size) % n
+        epoch_rows = [part[torch.randperm(n, generator=generator)[positions]] for _ in range(epochs)]
+        index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
+        keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)
+        rows.append(torch.cat([index, keys[:, None]], 1))
+    numbers = upload(pad_sequence(rows, batch_first=True), device)
+    if augment.moves:
+        places = augment.draw(numbers[..., -1], size, width)
+        numbers = torch.cat([numbers, places.flatten(-2)], -1)
+    return Batches(numbers, size, tuple(len(r) for r in rows), augment)

@@ -1,0 +1,262 @@
+"""Random numbers within a step (dropout, stochastic depth, augmentation, noise) without a generator's state.
+
+What is drawn is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
+comes from the client's own generator (`fl.engine.batches`). So it is the same on every device (normal numbers up to
+rounding) and in every backend: one client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fl.base.errors import FLError
+
+_MOST = 2**20  # numbers of a range that 24 random bits cover evenly enough
+_USUAL = {
+    "requires_grad": False, "memory_format": torch.preserve_format, "layout": torch.strided, "pin_memory": False,
+    "out": None,
+}  # fmt: skip
+_GOLDEN = -0x61C88647  # 2^32 / golden ratio: spreads the numbers of draws and streams over 32 bits
+
+
+class Draws:
+    """A sequence of draws that depends on a key alone.
+
+    Args:
+        key: integers of 32 bits, of any leading shape: one draw for each.
+        stream: those of one key do not overlap.
+        positions: what was found out in earlier steps, by number and shape of a draw: hashes of positions, which are
+            the same for every key. Draws add to it.
+
+    >>> key = torch.tensor([1, 1, 2], dtype=torch.int32)
+    >>> a, b, c = Draws(key).uniform((4,))
+    >>> torch.equal(a, b), torch.equal(a, c)
+    (True, False)
+    """
+
+    def __init__(
+        self, key: Tensor, stream: int = 0, positions: dict[tuple[int, tuple[int, ...]], Tensor] | None = None
+    ) -> None:
+        self.key, self.drawn = key, stream << 16
+        self._mixed: Tensor | None = None  # the key's hash
+        self._positions = {} if positions is None else positions
+
+    def bits(self, shape: tuple[int, ...]) -> Tensor:
+        """Random int32 [*leading, *shape]."""
+        self.drawn += 1
+        if self._mixed is None:
+            self._mixed = _mixed(self.key.to(torch.int32, copy=True))
+        return _mixed(self._position(shape) + self._mixed.view((*self.key.shape, *[1] * len(shape))))
+
+    def _position(self, shape: tuple[int, ...]) -> Tensor:
+        """The hash of each position of this draw, int32 of this shape."""
+        known = self._positions.get((self.drawn, shape))
+        if known is None:
+            start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
+            position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
+            known = self._positions[self.drawn, shape] = _mixed(position.add_(start))
+        return known
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Random float32 in [0, 1), multiples of 2^-24."""
+        return (self.bits(shape) & 0xFFFFFF) * 2**-24
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8.
+
+        Logarithm and cosine differ in their last bits between devices: these numbers, unlike all others here, are the
+        same on two devices only up to rounding.
+        """
+        radius = (-2 * (1 - self.uniform(shape)).log()).sqrt()
+        return radius * (2 * math.pi * self.uniform(shape)).cos()
+
+    def below(self, bound: int, shape: tuple[int, ...]) -> Tensor:
+        """Random int64 from 0 to bound - 1, which is at most 2^20."""
+        return (self.uniform(shape) * bound).long()
+
+    def keep(self, probability: float, shape: tuple[int, ...]) -> Tensor:
+        """Random truth, with this probability."""
+        return self.uniform(shape) < probability
+
+
+def _mixed(h: Tensor) -> Tensor:
+    """A bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in place.
+
+    Products wrap; the masks make shifts of negative numbers those of unsigned ones.
+    """
+    h ^= (h >> 16) & 0xFFFF
+    h *= 0x7FEB352D
+    h ^= (h >> 15) & 0x1FFFF
+    h *= -0x7B935975
+    h ^= (h >> 16) & 0xFFFF
+    return h
+
+
+class Drawing(TorchFunctionMode):
+    """Within it, dropout of every kind takes its random numbers from `draws` instead of torch's global generator, and
+    so do torch.rand, randn, randint, rand_like, randn_like, and tensors' bernoulli_, uniform_ and normal_.
+
+    What else draws from the global generator is left alone, and found by `fl.engine.train`.
+
+    >>> with Drawing(Draws(torch.tensor(7, dtype=torch.int32))):
+    ...     F.dropout(torch.ones(6), 0.5), torch.randint(9, (4,))
+    (tensor([0., 0., 0., 0., 0., 2.]), tensor([5, 1, 0, 4]))
+    """
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self.draws = draws
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if (replaced := _REPLACED.get(function)) and kwargs.get("generator") is None:
+            for name in [name for name in kwargs if name in _USUAL]:
+                if (value := kwargs.pop(name)) not in (None, _USUAL[name]):
+                    raise FLError(
+                        f"{function.__name__}(..., {name}={value}) cannot be drawn within a step: leave {name} out"
+                    )
+            return replaced(self.draws, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+class NoDraws(TorchDispatchMode):
+    """Within it nothing may be random: for a backward pass, in which activation checkpointing would repeat the forward
+    pass with other masks. It looks at every operation, which takes time.
+
+    Raises:
+        FLError: from what draws.
+    """
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise FLError(
+                "dropout within activation checkpointing has other masks in the backward pass: use one of the two"
+            )
+        return function(*args, **(kwargs or {}))
+
+
+def _dropout(dims: int | None) -> Callable[..., Tensor]:
+    """Dropout of single entries (None), or of whole channels of `dims` dimensions, for a batch or, where torch takes
+    that, a single sample.
+    """
+
+    def dropout(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        if not training or p == 0:
+            return input
+        single = dims in (1, 3) and input.ndim == dims + 1
+        lead = input.ndim if dims is None else 2 - single
+        shape = (*input.shape[:lead], *[1] * (input.ndim - lead))
+        mask = draws.keep(1 - p, shape).to(input.dtype) / (1 - p if p < 1 else 1)
+        return input.mul_(mask) if inplace else input * mask
+
+    return dropout
+
+
+def _uniform(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Random numbers in [0, 1) that are below 1 in a shorter dtype, too: rounding down, not to the nearest."""
+    step = max(torch.finfo(dtype).eps / 2, 2**-24)
+    return ((draws.uniform(shape) / step).floor() * step).to(dtype)
+
+
+def _normal(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return draws.normal(shape).to(dtype)
+
+
+def _new(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Callable[..., Tensor]:
+    """`torch.rand` and its like: a new tensor of a size given as one argument or as several."""
+
+    def new(
+        draws: Draws,
+        *sizes: Any,
+        size: Any = None,
+        generator: None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> Tensor:
+        if size is None:
+            size = sizes[0] if sizes and not isinstance(sizes[0], int) else sizes
+        drawn = kind(draws, tuple(size), dtype or torch.get_default_dtype())
+        return drawn.to(device or torch.get_default_device())
+
+    return new
+
+
+def _like(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Callable[..., Tensor]:
+    """`torch.rand_like` and its like."""
+    return lambda draws, input, dtype=None, device=None: kind(draws, tuple(input.shape), dtype or input.dtype).to(
+        device or input.device
+    )
+
+
+def _randint(
+    draws: Draws,
+    *given: Any,
+    low: int | None = None,
+    high: int | None = None,
+    size: Any = None,
+    generator: None = None,
+    dtype: torch.dtype = torch.int64,
+    device: Any = None,
+) -> Tensor:
+    """`torch.randint([low=0,] high, size)`."""
+    rest = list(given)
+    size = rest.pop() if size is None else size
+    high = rest.pop() if high is None else high
+    low = (rest.pop() if rest else 0) if low is None else low
+    if not 0 < high - low <= _MOST:
+        raise FLError(f"torch.randint within a step takes a range of 1 to {_MOST} numbers, got {low} to {high}")
+    return (draws.below(high - low, tuple(size)) + low).to(device or torch.get_default_device(), dtype)
+
+
+def _into(tensor: Tensor, kind: Callable[[tuple[int, ...], torch.dtype], Tensor], name: str) -> Tensor:
+    """`tensor`, filled with what `kind` draws for its shape and dtype."""
+    if not tensor.is_floating_point():
+        raise FLError(
+            f"{name} of {tensor.dtype} cannot be trained by clients side by side: draw floating-point numbers"
+        )
+    drawn = kind(tuple(tensor.shape), tensor.dtype)
+    try:
+        return tensor.copy_(drawn)
+    except RuntimeError:  # under vmap a tensor that is one for all clients cannot hold a number for each of them:
+        tensor.fill_(math.nan)  # whoever reads it, instead of what is returned, is to notice
+        return drawn
+
+
+def _bernoulli_(draws: Draws, self: Tensor, p: float = 0.5, generator: None = None) -> Tensor:
+    """`tensor.bernoulli_(p)`, which stochastic depth uses."""
+    return _into(self, lambda shape, dtype: draws.keep(p, shape).to(dtype), "bernoulli_")
+
+
+def _uniform_(draws: Draws, self: Tensor, low: float = 0.0, to: float = 1.0, generator: None = None) -> Tensor:
+    """`tensor.uniform_(from, to)`."""
+    return _into(self, lambda shape, dtype: low + (to - low) * _uniform(draws, shape, dtype), "uniform_")
+
+
+def _normal_(draws: Draws, self: Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None) -> Tensor:
+    """`tensor.normal_(mean, std)`."""
+    return _into(self, lambda shape, dtype: mean + std * _normal(draws, shape, dtype), "normal_")
+
+
+_REPLACED = {
+    F.dropout: _dropout(None),
+    torch.dropout: lambda draws, input, p, train: _dropout(None)(draws, input, p, train),
+    F.dropout1d: _dropout(1),
+    F.dropout2d: _dropout(2),
+    F.dropout3d: _dropout(3),
+    torch.rand: _new(_uniform),
+    torch.randn: _new(_normal),
+    torch.randint: _randint,
+    torch.rand_like: _like(_uniform),
+    torch.randn_like: _like(_normal),
+    Tensor.bernoulli_: _bernoulli_,
+    Tensor.uniform_: _uniform_,
+    Tensor.normal_: _normal_,
+}

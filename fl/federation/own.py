@@ -1,0 +1,163 @@
+"""What clients predict with: one model for all, one of several, one of their own, or the sum of some of these."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fl.federation.federation import Federation
+from fl.federation.inference import lacks_statistics
+from surgery import Stack, State
+from surgery import count as count_models
+from surgery.errors import first_line
+from surgery.transfer import upload
+
+_log = logging.getLogger("fl")
+
+_FEW = 500  # samples of a model that predicts beside others; more keep the device busy by themselves
+_SIDE_BY_SIDE = 4 * _FEW  # samples of all models that predict at once
+_ALONE: WeakSet[nn.Module] = WeakSet()
+"""Models that do not predict side by side."""
+
+
+class Level(NamedTuple):
+    """Models, and the one of them that each client uses.
+
+    Attributes:
+        models: a stack, or a list of states.
+        used: int64 [clients] on the CPU, -1 for none.
+        modules: the architecture of each of the models; None: the federation's.
+    """
+
+    models: Stack | Sequence[State]
+    used: Tensor
+    modules: Sequence[nn.Module] | None = None
+
+    def state(self, k: int) -> State:
+        """One of the models."""
+        return {n: t[k] for n, t in self.models.items()} if isinstance(self.models, dict) else self.models[k]
+
+
+class Own(NamedTuple):
+    """What clients predict with: the sum of the logits of a client's models on all levels.
+
+    Attributes:
+        mean: of the logits, in place of their sum.
+    """
+
+    levels: Sequence[Level]
+    mean: bool = False
+
+
+def shared(state: State, clients: int) -> Own:
+    """One model for all clients."""
+    return Own([Level([state], torch.zeros(clients, dtype=torch.int64))])
+
+
+def personal(models: Stack) -> Own:
+    """A model for each client."""
+    return Own([Level(models, torch.arange(count_models(models)))])
+
+
+def predict(
+    call: Callable[[State, Tensor], Tensor], levels: Sequence[Level], client: int, x: Tensor, mean: bool
+) -> Tensor | None:
+    """The sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
+
+    Args:
+        call: (model, samples) -> logits.
+    """
+    total, used = None, 0
+    for level in levels:
+        if (k := int(level.used[client])) >= 0:
+            logits = call(level.state(k), x)
+            total, used = logits if total is None else total + logits, used + 1
+    return total / used if mean and used else total
+
+
+def count(levels: Sequence[Level], clients: int) -> Tensor:
+    """On how many of the levels each client has a model: int64 [clients]."""
+    return sum(((level.used >= 0).long() for level in levels), torch.zeros(clients, dtype=torch.int64))
+
+
+def predict_all(fed: Federation, own: Own, samples: Tensor, owners: Tensor) -> Tensor:
+    """Logits [M, classes] of samples (of text [M, T, classes]), each as its owner predicts it.
+
+    Args:
+        samples: of the data's training part, int64 [M], on the CPU.
+        owners: the client of each, int64 [M], on the CPU.
+    """
+    total = sum(logits(fed, level, samples, owners) for level in own.levels)
+    if not own.mean:
+        return total
+    used = count(own.levels, len(fed.clients)).clamp(min=1)[owners]
+    return total / upload(used, total.device).view(-1, *[1] * (total.ndim - 1))
+
+
+def logits(fed: Federation, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
+    """What the models of one level say of samples, each of its owner's; 0 where that has none. See `predict_all`."""
+    device = fed.data.x.device
+    used, order = level.used[owners].sort(stable=True)  # one look at the samples for all models
+    found, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
+    places, rows = (upload(index, device).split(sizes) for index in (order, samples[order]))
+    groups = [group for group in zip(found, places, rows) if group[0] >= 0]
+    # One row more than there are samples, for what fills up the places of models that predict side by side.
+    dtype = torch.promote_types(next(fed.model.parameters()).dtype, torch.float32)
+    result = torch.zeros(len(samples) + 1, *fed.data.y.shape[1:], fed.data.classes, dtype=dtype, device=device)
+    small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
+    large = [group for group in groups if len(group[1]) > _FEW] if small else groups
+    for at, said in chain(_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
+        result[at] = said.to(result)
+    return result[:-1]
+
+
+_Group: TypeAlias = tuple[int, Tensor, Tensor]
+"""A model, the places of its samples in the result, and the samples."""
+
+
+def _one_by_one(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(places, logits) of each model's samples."""
+    for k, at, rows in groups:
+        module = None if level.modules is None else level.modules[k]
+        yield at, fed.predict(level.state(k), fed.data.x[rows], module)
+
+
+def _stackable(fed: Federation, level: Level) -> bool:
+    """Whether models predict side by side: on an accelerator, which waits for the launches of one after another."""
+    if fed.data.x.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
+        return False
+    return not lacks_statistics(fed.model, level.models)
+
+
+def _side_by_side(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same, of models that have about equally many samples at once."""
+    if not groups:
+        return
+    groups = sorted(groups, key=lambda group: -len(group[2]))
+    numbers = upload(torch.tensor([k for k, _, _ in groups]), fed.data.x.device)
+    first = 0
+    while first < len(groups):
+        some = groups[first : first + max(1, _SIDE_BY_SIDE // len(groups[first][2]))]
+        chosen = numbers[first : first + len(some)]
+        models = {name: tensor.index_select(0, chosen) for name, tensor in level.models.items()}
+        rows = pad_sequence([rows for _, _, rows in some], batch_first=True)
+        at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
+        try:
+            said = fed.predict_each(models, fed.data.x[rows])
+        except Exception as error:  # whatever it is, the models may do one by one, or else say it again
+            reason = first_line(error)
+            if not isinstance(error, torch.OutOfMemoryError):
+                _ALONE.add(fed.model)
+        else:
+            reason = ""
+        if reason:
+            _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)
+            yield from _one_by_one(fed, level, groups[first:])
+            return
+        yield at, said
+        first += len(some)

@@ -1,0 +1,65 @@
+"""Clients that join after the first round and leave before the last."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+
+
+class Presence(NamedTuple):
+    """The rounds in which each client takes part.
+
+    Attributes:
+        first, last: int64 [clients], on the CPU, both included; rounds count from 1.
+    """
+
+    first: Tensor
+    last: Tensor
+
+    def at(self, round: int) -> list[int]:
+        """Who is there, in ascending order.
+
+        >>> Presence(torch.tensor([1, 3]), torch.tensor([2, 9])).at(3)
+        [1]
+        """
+        return ((self.first <= round) & (round <= self.last)).nonzero().flatten().tolist()
+
+
+def make_presence(
+    clients: int, participants: int, joining: float, leaving: float, rounds: int, rng: Rng
+) -> Presence | None:
+    """Shares of the clients, drawn at random, join after rounds that are drawn uniformly, and others leave after such.
+
+    Args:
+        joining, leaving: their shares; None is returned if nobody does.
+
+    Raises:
+        FLError: if too few stay for a round, or there is no round between the first and the last.
+
+    >>> there = make_presence(10, 4, 0.2, 0.3, 20, Rng(0))
+    >>> len(there.at(1)), len(there.at(20))
+    (8, 7)
+    """
+    coming, going = (round(share * clients) for share in (joining, leaving))
+    if not (0 <= joining <= 1 and 0 <= leaving <= 1) or clients - coming - going < participants:
+        raise FLError(
+            f"--joining {joining} and --leaving {leaving} of {clients} clients leave fewer than the {participants} "
+            "participants of a round: choose smaller shares in [0, 1], or fewer --participants"
+        )
+    for flag, share, count in (("joining", joining, coming), ("leaving", leaving, going)):
+        if share and not count:
+            raise FLError(f"--{flag} {share:g} of {clients} clients is nobody: use {1 / clients:.2g} or more, or 0")
+    if not coming + going:
+        return None
+    if rounds < 2:
+        raise FLError("--joining and --leaving need two --rounds or more, between which clients come and go")
+    generator = rng.torch("presence")
+    order = torch.randperm(clients, generator=generator)
+    after = torch.randint(1, rounds, (coming + going,), generator=generator)  # the round before or behind which it is
+    first, last = torch.ones(clients, dtype=torch.int64), torch.full((clients,), torch.iinfo(torch.int64).max)
+    first[order[:coming]] = after[:coming] + 1
+    last[order[coming : coming + going]] = after[coming:]
+    return Presence(first, last)

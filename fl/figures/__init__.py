@@ -1,0 +1,1 @@
+"""Everything that draws: the only room that imports matplotlib."""

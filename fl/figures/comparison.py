@@ -1,0 +1,90 @@
+"""Runs side by side: a figure, and the table beside it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fl.analysis.costs import check_target
+from fl.analysis.groups import AGAINST, along, common, find_runs, group, target_table
+from fl.analysis.outcome import table
+from fl.base.flags import choice
+from fl.figures.curves import curve, mark_levels, new_levels
+from fl.figures.style import LABELS, finish, legend_below, save
+from fl.runs.metrics import Row, selected
+
+
+def comparison_figure(
+    groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
+) -> None:
+    """Curves of several methods, mean and one standard deviation over their runs.
+
+    What clients score on their own test data is drawn where all runs have it. A vertical line is where the first run of
+    a method begins to train another level, and the legend says so.
+
+    Args:
+        groups: label, whose first word is the method -> the rows of each of its runs (one run a seed).
+        along: the column that curves are drawn against. Where it stays 0, as what is sent by a method that sends
+            nothing, the method is a dashed horizontal line at the round that `fl.runs.metrics.selected` gives.
+    """
+    known = [set().union(*rows) for runs in groups.values() for rows in runs]
+    keys = [key for key in LABELS if any(key in columns for columns in known)]
+    for key, left_out in (
+        ("loss", all("perplexity" in columns for columns in known)),  # which says the same
+        ("local_test_accuracy", not all("local_test_accuracy" in columns for columns in known)),
+    ):
+        if left_out and key in keys:
+            keys.remove(key)
+    wide = len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
+    high = math.ceil(len(keys) / wide)
+    figure = Figure(figsize=(4.6 * wide, 3.8 * high), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(high, wide)).flatten()
+    for axis, key in zip(axes, keys):
+        still = {}
+        for color, (label, runs) in enumerate(groups.items()):
+            if runs[0][-1][along]:
+                curve(axis, runs, key, label, f"C{color}", along=along)
+                mark_levels(axis, runs[0], f"C{color}", along)
+            else:
+                still[label] = f"C{color}"
+        finish(axis, key, along)
+        for label, color in still.items():
+            _constant(axis, groups[label], key, label, color)
+    for axis in axes[len(keys) :]:
+        axis.set_visible(False)
+    marked = [label.split()[0] for label, runs in groups.items() if runs[0][-1][along] and new_levels(runs[0])]
+    legend_below(figure, 22 * wide, marked)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str) -> None:
+    """The mean and one standard deviation over runs of a metric in their selected rounds, all along the axis."""
+    values = [row[key] for row in map(selected, runs) if key in row]
+    if values:
+        mean, std = np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0
+        axis.axhline(mean, ls="--", color=color, lw=1.2, label=label)
+        axis.axhspan(mean - std, mean + std, color=color, alpha=0.15, lw=0)
+
+
+def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target: float | None = None) -> str:
+    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table, with a second one
+    below if there is a target.
+    """
+    check(against, target)
+    groups = group(find_runs(folders))
+    tables = [table(groups)] + ([] if target is None else [target_table(groups, target)])
+    title = common([run.config for runs in groups.values() for run in runs])
+    rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
+    comparison_figure(rows, title, out, AGAINST[against])
+    return "\n\n".join(tables)
+
+
+def check(against: str, target: float | None) -> None:
+    """Raise FLError for what curves are not drawn against, and for a target that nothing reaches."""
+    choice("--against", [against], AGAINST)
+    if target is not None:
+        check_target(target)

@@ -1,0 +1,105 @@
+"""What all figures share: the axes of curves, legends, and how a figure is written."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
+
+from fl.base.errors import FLError
+from fl.base.files import replacing
+
+LABELS = {
+    "accuracy": "test accuracy",
+    "local_test_accuracy": "mean test accuracy\non clients' own data",
+    "loss": "test loss",
+    "perplexity": "test perplexity",
+    "attack_success": "images with the trigger\ntaken for its class",
+    "models_cosine": "mean pairwise cosine of the models",
+}
+_ALONG = {
+    "round": "round",
+    "megabytes": "MB sent and received by a client (mean)",
+    "tmac": "TMAC of all clients, forward passes only",
+    "elapsed": "seconds",
+}
+"""What curves may be drawn against: columns of the rows, and how the axis is called."""
+
+
+def finish(axis: Axes, key: str, along: str = "round") -> None:
+    """The axes of a metric's curves."""
+    dress(axis, LABELS[key], percent=key == "attack_success" or key.endswith("accuracy"), legend=False, along=along)
+    if key == "perplexity":
+        axis.set_yscale("log")
+
+
+def legend_below(figure: Figure, width: int, marked: Sequence[str] = ()) -> None:
+    """One legend for all panels, since labels name every setting that differs and may be long; the figure grows by it.
+
+    Args:
+        width: characters of a line.
+        marked: methods of which `mark_levels` marked levels, which a grey line in the legend tells.
+    """
+    lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}  # a panel may lack some
+    lines = {label: line for label, line in lines.items() if not label.startswith("_")}  # such as ends of error bars
+    labels = [textwrap.fill(label, width) for label in lines]
+    columns = max(1, min(len(labels), int(1.14 * width) // (max(map(len, labels)) + 2)))
+    if sum(map(len, labels)) < 1.14 * width:
+        columns = len(labels)
+    rows = [labels[at :: math.ceil(len(labels) / columns)] for at in range(math.ceil(len(labels) / columns))]
+    height = sum(max(label.count("\n") + 1 for label in row) for row in rows)
+    figure.set_figheight(figure.get_figheight() + 0.18 * (height + bool(marked)))
+    look = {"ncols": columns, "frameon": False, "fontsize": 8, "alignment": "left"}
+    legend = figure.legend(list(lines.values()), labels, loc="outside lower left", **look)
+    if marked:
+        legend.set_title(f"vertical lines: the next level of {', '.join(dict.fromkeys(marked))}", {"size": 7})
+        legend.get_title().set_color("0.45")
+
+
+def dress(axis: Axes, label: str, percent: bool = False, legend: bool = True, along: str = "round") -> None:
+    for line in axis.lines:
+        if len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
+            line.set_marker("o")
+            line.set_markersize(3.5)
+    axis.set_xlabel(_ALONG[along])
+    axis.set_ylabel(label)
+    if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # no other, that a panel beside it may have set
+        axis.ticklabel_format(axis="y", useOffset=False)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=along == "round", min_n_ticks=1))
+    if along == "tmac":  # 1e-4 once, and not in every number
+        axis.ticklabel_format(axis="x", scilimits=(-2, 6))
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    if percent:
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if legend and axis.lines:
+        axis.legend(frameon=False, fontsize=8)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure atomically; FLError as `check_file`."""
+    kind = check_file(path)
+    for axis in figure.axes:
+        if isinstance(axis.yaxis.get_major_formatter(), PercentFormatter):  # a deviation may reach beyond 0 and 100%
+            low, high = axis.get_ylim()
+            axis.set_ylim(max(low, -0.02), min(high, 1.02))
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=kind)
+
+
+def check_file(path: Path) -> str:
+    """The kind of file that a figure's path asks for; FLError if matplotlib does not write it, or the folder lacks.
+
+    >>> check_file(Path("a.PDF"))
+    'pdf'
+    """
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in FigureCanvasBase.get_supported_filetypes():
+        raise FLError(f"{path}: figures are not written as {kind!r}; take .png, .pdf or .svg")
+    if not path.parent.is_dir():
+        raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
+    return kind

@@ -1,0 +1,200 @@
+"""Which architecture each client has: what the server announces, and how clients choose (FedFA, Alg. 1, lines 1-2)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+import yaml
+
+from fl.base.errors import FLError
+from fl.base.flags import Blocks, Rates
+from fl.base.rng import Rng, draw
+from fl.data import Dataset
+from fl.models.create import create
+from fl.models.search import Space, largest_within, search, zico
+from fl.partition import Splits
+from zoo import Spec
+
+CHOICES = ("zico", "cycle", "random", "budget", "given")
+UNITS = ("macs", "parameters", "bytes")
+_BATCHES = 2  # that a score is taken over
+_KEPT = 64  # models that are kept for the next client; as many as `search` tries all of
+_CHOSEN: dict[tuple, list[Spec | None]] = {}  # what ZiCo said last: methods and a check before a run ask again
+
+
+@dataclass(frozen=True)
+class ArchitectureOptions:
+    """What the clients of fedfa, heterofl, fedrolex, nefl and flexifed may choose among."""
+
+    widths: Rates = (1.0,)
+    """rates of the width of the model that --width and --depth describe"""
+    depths: Blocks = ()
+    """numbers of blocks: one for all sections (1,2,3), or one for each with dashes between (1-1-2-2,2-2-3-3); own:
+    the model's own"""
+    mixed: bool = False
+    """whether every section may have a width and a depth of its own"""
+    choose: str = "zico"
+    """how clients choose: zico (the weak ones the smallest, the others what ZiCo scores best on their own data), cycle
+    (in turn), random, budget (the largest that they can afford) or given (by --architectures.file)"""
+    weak: float = 0.5
+    """zico: share of the clients that take the smallest"""
+    budgets: Rates = ()
+    """budget: what clients can afford, in turn"""
+    unit: str = "macs"
+    """budget: in what it is counted: macs (of one sample), parameters or bytes"""
+    file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """given: a YAML list with the width and the depth of each client, as [{width: 0.5, depth: 2}, ...]"""
+
+    def check(self) -> None:
+        """Raise FLError for values out of range, and options that would not be read."""
+        for flag, value, valid in (("choose", self.choose, CHOICES), ("unit", self.unit, UNITS)):
+            if value not in valid:
+                raise FLError(f"unknown --architectures.{flag} {value!r}: there are {', '.join(valid)}")
+        if not 0 <= self.weak <= 1:
+            raise FLError(f"--architectures.weak is a share of the clients in [0, 1], got {self.weak}")
+        for flag, reader in (("weak", "zico"), ("budgets", "budget"), ("unit", "budget"), ("file", "given")):
+            if self.choose != reader and getattr(self, flag) != getattr(ArchitectureOptions, flag):
+                raise FLError(
+                    f"--architectures.{flag} is for --architectures.choose {reader}, not for {self.choose}: leave one "
+                    "of them out"
+                )
+        for flag, reader in (("budgets", "budget"), ("file", "given")):
+            if self.choose == reader and not getattr(self, flag):
+                raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}")
+        self.blocks()
+
+    def blocks(self) -> tuple[int | tuple[int, ...], ...]:
+        """The depths as numbers.
+
+        >>> ArchitectureOptions(depths=("2", "1-2")).blocks()
+        (2, (1, 2))
+        """
+        try:
+            each = [tuple(map(int, str(text).split("-"))) for text in self.depths]
+        except ValueError:
+            raise FLError(
+                f"--architectures.depths {','.join(self.depths)}: a depth is a number of blocks (2), or one for each "
+                "section (1-2-2-1)"
+            ) from None
+        return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in each)
+
+    def announce(self, base: Spec) -> Space:
+        """The candidates."""
+        return Space(base, self.widths, self.blocks(), self.mixed)
+
+
+def choose(
+    options: ArchitectureOptions,
+    base: Spec,
+    data: Dataset,
+    clients: Splits,
+    batch_size: int,
+    rng: Rng,
+    malicious: frozenset[int] = frozenset(),
+) -> list[Spec]:
+    """The architecture of each client. Malicious ones take the largest candidate (FedFA, section 3).
+
+    Raises:
+        FLError: for options that do not fit the model, and for given architectures that were not announced.
+    """
+    space = options.announce(base)
+    n = len(clients)
+    if options.choose == "zico":
+        split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
+        key = (space, options.weak, data.name, len(data.y), batch_size, rng, malicious, split)
+        if key not in _CHOSEN:
+            _CHOSEN.clear()
+            _CHOSEN[key] = _by_score(space, options.weak, _Scorer(space, data, clients, batch_size, rng), n, malicious)
+        chosen = _CHOSEN[key]
+    elif options.choose == "random":
+        chosen = [space.random(rng.torch("architecture", k)) for k in range(n)]
+    elif options.choose == "budget":
+        fitting = [largest_within(space, limit, options.unit) for limit in options.budgets]
+        chosen = [fitting[k % len(fitting)] for k in range(n)]
+    elif options.choose == "given":
+        chosen = read_given(Path(options.file), space, n)
+    else:
+        if len(space) > n:
+            raise FLError(
+                f"--architectures.choose cycle: {len(space)} candidates are more than the {n} clients; use random"
+            )
+        every = list(space)
+        chosen = [every[k % len(every)] for k in range(n)]
+    if not malicious:
+        return list(chosen)
+    largest = space.largest if space.largest in space else largest_within(space, math.inf, "parameters")
+    return [largest if k in malicious else spec for k, spec in enumerate(chosen)]
+
+
+def _by_score(space: Space, weak: float, scorer: "_Scorer", n: int, malicious: frozenset[int]) -> list[Spec | None]:
+    """The smallest for the weak clients, what scores best for the others; None for malicious ones."""
+    few = set(draw(n, round(weak * n), scorer.rng.torch("weak")))
+    best = scorer.best if len(space) > 1 else lambda _: space.smallest
+    return [space.smallest if k in few else None if k in malicious else best(k) for k in range(n)]
+
+
+class _Scorer:
+    """What ZiCo says of the candidates on clients' data, at initial weights drawn from the run's seed."""
+
+    def __init__(self, space: Space, data: Dataset, clients: Splits, batch_size: int, rng: Rng) -> None:
+        self.space, self.data, self.clients, self.batch_size, self.rng = space, data, clients, batch_size, rng
+        self.model = lru_cache(_KEPT)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
+
+    def best(self, client: int) -> Spec:
+        """What scores best; the smallest for a client whose few samples do not make different batches."""
+        if len(self.clients.train[client]) < 2 * _BATCHES:
+            return self.space.smallest
+        batches = self._batches(client)
+        return search(
+            self.space, lambda spec: zico(self.model(spec), batches), self.rng.torch("architecture search", client)
+        )
+
+    def _batches(self, client: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Two batches of the client's training samples, without one in both."""
+        own = self.clients.train[client]
+        order = torch.randperm(len(own), generator=self.rng.torch("zico", client)).tolist()
+        size = min(self.batch_size, len(own) // _BATCHES)
+        index = [own[order[b * size : (b + 1) * size]].to(self.data.x.device) for b in range(_BATCHES)]
+        return [(self.data.normalise(self.data.x[some]), self.data.y[some]) for some in index]
+
+
+def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
+    """The architectures that a file gives to the clients, in their order.
+
+    Raises:
+        FLError: for a file of another kind or length, and architectures that were not announced.
+    """
+    try:
+        rows = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise FLError(f"--architectures.file {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and row.keys() <= {"width", "depth"} for row in rows
+    ):
+        raise FLError(f"{path} is no list of architectures: write [{{width: 0.5, depth: 2}}, ...], one for each client")
+    if len(rows) != clients:
+        raise FLError(f"{path} has {len(rows)} architectures, and there are {clients} clients: give one each")
+    return announced(space, rows, str(path))
+
+
+def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
+    """The candidates of these widths and depths.
+
+    Raises:
+        FLError: naming the client and what of its architecture the server has not announced.
+    """
+    specs = []
+    for client, row in enumerate(rows):
+        width, depth = (tuple(v) if isinstance(v, list) else v for v in (row.get("width", 1.0), row.get("depth")))
+        try:
+            spec = space.base.scaled(width, depth)
+            space.check(spec)
+        except (FLError, ValueError) as error:
+            raise FLError(f"{where}: client {client} is refused: {error}") from None
+        specs.append(spec)
+    return specs

@@ -1,0 +1,118 @@
+"""The models that can be trained: those of the zoo for images and for text, and any image classifier of timm and
+torchvision by name.
+"""
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+import zoo
+from fl.base.errors import FLError
+from surgery import SurgeryError, narrow, sections, ungraft
+from surgery.errors import first_line
+
+
+def make_spec(
+    name: str,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    image_size: int | None = None,
+    width: float | tuple[float, ...] = 1.0,
+    depth: int | tuple[int, ...] | None = None,
+    norm: str | None = None,
+    stem: str | None = None,
+    tokens: int | None = None,
+    dropout: float | None = None,
+) -> zoo.Spec:
+    """The spec of a model that can be trained on such images or text.
+
+    Args:
+        name: of the zoo, timm:NAME or torchvision:NAME.
+        width, depth, norm, stem: see `zoo.Spec`; a library's models have one width, at most 1, and their own norms and
+            stems.
+        tokens: the length of sequences, for text; None for images.
+        dropout: its rate; None is the model's own.
+
+    Raises:
+        FLError: for a name, width, depth or norm that cannot be had, and for a model of images for text or of text for
+            images.
+
+    >>> make_spec("vgg11", 10, image_size=32).dropout, make_spec("vgg11", 10, image_size=32, dropout=0.1).dropout
+    (0.5, 0.1)
+    """
+    values: dict[str, Any] = {"name": name, "num_classes": num_classes, "width": width, "depth": depth}
+    try:
+        takes = zoo.Spec(name).member.defaults
+        if "tokens" in takes and tokens is None:
+            raise FLError(f"--model {name} is made for text, and the data set is images: choose --dataset pydoc, say")
+        if "tokens" not in takes and tokens is not None:
+            raise FLError(f"--model {name} is made for images, and the data set is text: choose --model transformer")
+        library = ":" in name
+        if library and norm is not None:
+            raise FLError(f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model")
+        if stem is not None and "stem" not in takes:
+            raise FLError(f"--stem {stem}: {name} has one stem only; leave it out, or choose another model")
+        if dropout is not None and "dropout" not in takes:
+            raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
+        spec = zoo.Spec(
+            **values,
+            in_channels=in_channels,
+            image_size=image_size,
+            tokens=tokens,
+            norm=norm,
+            stem=stem,
+            dropout=dropout,
+        )
+    except zoo.ZooError as error:
+        raise FLError(str(error)) from None
+    return spec
+
+
+def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
+    """Build the model of a spec; a library's model is made shallow by `surgery.ungraft` and narrow by `surgery.narrow`.
+
+    Args:
+        generator: the initial weights are a function of it; no global generator is changed.
+
+    Raises:
+        FLError: if the model does not take such images.
+
+    >>> net = create(torch.Generator(), make_spec("torchvision:resnet18", 10, in_channels=1, image_size=8, width=0.25))
+    >>> net.conv1
+    Conv2d(1, 16, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False)
+    """
+    try:
+        if ":" not in spec.name:
+            return spec.build(generator)
+        model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
+        _check_runs(spec, model)
+        if spec.depth is not None:
+            found = sections(model)
+            if not found:
+                raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
+            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+            model, _ = ungraft(model, depth, example=spec.example(2))
+        rate = spec.width[0]
+        return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
+    except zoo.ZooError as error:
+        raise FLError(str(error)) from None
+    except SurgeryError as error:
+        raise FLError(f"--model {spec.name}: {error}") from None
+
+
+def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
+    """Training mode gives logits [2, classes] for such images; the model does not change."""
+    images = spec.example(2)
+    try:
+        with torch.no_grad():
+            output = copy.deepcopy(model).train()(images)
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
+        reason = first_line(error)
+        shape = "x".join(map(str, images.shape[1:]))
+        raise FLError(f"--model {spec.name} cannot take images of {shape}: {reason}; choose another model") from None
+    if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
+        what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise FLError(f"--model {spec.name} is no plain classifier (it gives {what} in training): choose another model")

@@ -1,0 +1,154 @@
+"""A fleet of architectures: which one each client has, and where it lies in the global model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import surgery
+import zoo
+from fl.base.errors import FLError
+from fl.models.create import create
+from surgery import Submodel, SurgeryError, narrow, sections, ungraft
+from surgery.submodel import Source
+from zoo.kit import Scaler
+
+
+class Architecture(NamedTuple):
+    """One of the clients' architectures.
+
+    Attributes:
+        model: a module of it; its weights do not matter.
+        plan: how it lies in the global model: block by block from the first of each section, and the leading
+            channels of every tensor. The last block of a section stands for the deeper ones that it lacks as well
+            (FedFA, algorithm 2); `alone` leaves that out.
+        spec: what makes the model; None for one that was given as a module.
+    """
+
+    model: nn.Module
+    plan: Submodel
+    spec: zoo.Spec | None = None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Each client's architecture.
+
+    Attributes:
+        architectures: those that some client has, each once.
+        owned: for each client the position of its own in `architectures`.
+
+    >>> specs = [zoo.Spec("cnn", width=rate) for rate in (0.5, 1.0, 0.5)]
+    >>> fleet = make_fleet(specs[1].build(), specs[1], specs)
+    >>> fleet.owned, fleet[2].spec.width
+    ((0, 1, 0), (0.5, 0.5, 0.5))
+    """
+
+    architectures: tuple[Architecture, ...]
+    owned: tuple[int, ...]
+
+    def __getitem__(self, client: int) -> Architecture:
+        return self.architectures[self.owned[client]]
+
+    def __len__(self) -> int:
+        return len(self.owned)
+
+
+def uniform(model: nn.Module, clients: int) -> Fleet:
+    """A fleet whose clients all have the global model itself."""
+    return Fleet((Architecture(model, whole(model)),), (0,) * clients)
+
+
+def whole(model: nn.Module) -> Submodel:
+    """The plan of a model within itself.
+
+    >>> print(whole(nn.Linear(2, 1, bias=False)))
+    Submodel of 18e956db1f906ff1: 2 of 2 elements, 0 edits
+      weight  [1, 2]             = [:, :]
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in surgery.state(model).items()}
+    return Submodel({name: (Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}, shapes)
+
+
+def alone(plan: Submodel) -> Submodel:
+    """The same plan without grafting: each tensor stands for itself only.
+
+    >>> plan = Submodel({"a": (Source("a", (None,)), Source("b", (None,)))}, {"a": (2,), "b": (2,)})
+    >>> alone(plan).entries
+    {'a': (Source(name='a', index=(None,)),)}
+    """
+    return replace(plan, entries={name: sources[:1] for name, sources in plan.entries.items()})
+
+
+def make_fleet(full: nn.Module, spec: zoo.Spec, specs: Sequence[zoo.Spec]) -> Fleet:
+    """The fleet of clients with these architectures.
+
+    Args:
+        full: the global model, made from `spec`, on the device that trains.
+        specs: one for each client: the global one's family, nowhere wider or deeper than it.
+
+    Raises:
+        FLError: for an architecture that does not lie within the global model.
+    """
+    kinds = list(dict.fromkeys(specs))
+    return Fleet(tuple(_architecture(full, spec, kind) for kind in kinds), tuple(map(kinds.index, specs)))
+
+
+def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architecture:
+    """The module and the plan of one architecture."""
+    model = create(torch.Generator(), small).to(next(full.parameters()).device)
+    for name, module in model.named_modules():
+        if isinstance(module, Scaler):  # it divides by the client's rate over the server's, whatever the latter is
+            module.rate /= full.get_submodule(name).rate
+    try:
+        return Architecture(model, plan_within(full, model, stand="corner"), small)
+    except SurgeryError as error:
+        raise FLError(
+            f"{small.name} of width {brief(small.width)} and depth {brief(small.depth)} is no part of the global model "
+            f"of width {brief(spec.width)} and depth {brief(spec.depth)}: {error}"
+        ) from None
+
+
+def plan_within(
+    full: nn.Module, small: nn.Module, stand: str, choose: Callable[[int, int], Sequence[int]] | None = None
+) -> Submodel:
+    """How a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
+
+    Args:
+        stand: for what blocks stand beside themselves, see `surgery.ungraft`.
+        choose: (blocks of a section, how many of them the small model has) -> positions of those it has. None: the
+            first ones.
+
+    Raises:
+        SurgeryError: if it is no part of it.
+    """
+    shallow, depth = ungraft(full, kept_blocks(full, small, choose), stand=stand)
+    return depth.compose(narrow(shallow, like=small)[1])
+
+
+def kept_blocks(
+    full: nn.Module, small: nn.Module, choose: Callable[[int, int], Sequence[int]] | None = None
+) -> dict[str, int | Sequence[int]]:
+    """What of each of the full model's sections the small one has, as `ungraft` takes it.
+
+    By the names of its tensors, since a section that is cut to one block is no section to `surgery.sections`.
+    """
+    names = list(surgery.state(small))
+    kept = {}
+    for section in sections(full):
+        count = sum(any(name.startswith(f"{block}.") for name in names) for block in section.blocks)
+        kept[section.name] = choose(len(section.blocks), count) if choose else max(1, count)
+    return kept
+
+
+def brief(values: tuple | None, between: str = ",") -> str:
+    """Widths or depths in a few words.
+
+    >>> brief((0.5, 0.5)), brief((1, 2), "-"), brief(None), brief(())
+    ('0.5', '1-2', 'full', 'none')
+    """
+    if not values:
+        return "full" if values is None else "none"
+    return between.join(f"{v:g}" for v in (values[:1] if len(set(values)) == 1 else values))

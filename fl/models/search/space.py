@@ -1,0 +1,237 @@
+"""The architectures that the server announces (FedFA, Alg. 1, line 1), and the global model of the chosen (line 3)."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from fl.base.errors import FLError
+from zoo import Spec, ZooError
+
+
+@dataclass(frozen=True)
+class Space:
+    """A grid of widths and depths of one model. Iteration gives all specs, once each, in the order of the candidates.
+
+    Attributes:
+        base: the model at full size.
+        widths: rates relative to the base.
+        depths: blocks, one number for all sections or one for each section; empty: the base's own.
+        mixed: whether every section has a rate and a depth of its own among the candidates, which are then numbers (in
+            models without sections every one of the spec's widths has a rate of its own); else a model has one rate
+            and one entry of `depths`. What follows the sections goes with the last of them, as in `zoo.Spec`.
+
+    Raises:
+        FLError: for candidates that the model cannot have.
+
+    >>> space = Space(Spec("preresnet18"), widths=(0.5, 0.75, 1), depths=(1, 2, 3))
+    >>> len(space), Spec("preresnet18", width=0.75, depth=2) in space
+    (9, True)
+    >>> len(Space(Spec("preresnet18"), (0.5, 0.75, 1), (1, 2, 3), mixed=True))
+    6561
+    """
+
+    base: Spec
+    widths: tuple[float, ...] = (1.0,)
+    depths: tuple[int | tuple[int, ...], ...] = ()
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
+        if self.mixed and ":" in self.base.name:
+            raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
+        for value in (*self.widths, *self.depths) if self.mixed else self.widths:
+            if isinstance(value, tuple | list):
+                way = f"with{'' if self.mixed else ' --architectures.mixed'} every section chooses one of them"
+                raise FLError(f"a width or depth to choose from is one number here, got {_short(value)}: {way}")
+        try:
+            widths = {self.base.scaled(width).width: width for width in self.widths}
+            depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
+        except ZooError as error:
+            raise FLError(f"no such candidate: {error}") from None
+        object.__setattr__(self, "widths", tuple(widths.values()))
+        object.__setattr__(self, "depths", tuple(depths.values() if self.mixed else depths))
+
+    @property
+    def _slots(self) -> int:
+        """How many widths are chosen."""
+        return len(self.base.depth) or len(self.base.width) if self.mixed else 1
+
+    @cached_property
+    def _choices(self) -> list[tuple[str, list[Any]]]:
+        """What is chosen, widths first: its name, and the values that a spec may have there."""
+        base = self.base
+        if not self.mixed:
+            widths = [base.scaled(width).width for width in self.widths]
+            return [("width", widths), ("depth", list(self.depths) or [base.depth])]
+        names = base.member.widths[: self._slots]
+        widths = [(f"width of {n}", [full * rate for rate in self.widths]) for n, full in zip(names, base.width)]
+        return widths + [(f"depth of {n}", list(self.depths) or [full]) for n, full in zip(names, base.depth)]
+
+    def _values(self, spec: Spec) -> list[Any]:
+        """What a spec has of `_choices`."""
+        return [*spec.width[: self._slots], *spec.depth] if self.mixed else [spec.width, spec.depth]
+
+    def _make(self, genes: Iterable[int]) -> Spec:
+        """The spec with the candidates at these places."""
+        genes = list(genes)
+        widths = tuple(self.widths[gene] for gene in genes[: self._slots])
+        depths = tuple(values[gene] for gene, (_, values) in list(zip(genes, self._choices))[self._slots :])
+        return self.base.scaled(widths, depths) if self.mixed else self.base.scaled(widths[0], depths[0])
+
+    def genes(self, spec: Spec) -> tuple[int, ...]:
+        """The places of a spec's widths and depths among the candidates, which order the grid.
+
+        Raises:
+            FLError: if the spec was not announced; it names what is outside, and the candidates.
+
+        >>> Space(Spec("resnet20"), (0.5, 1)).genes(Spec("resnet20", width=0.25))
+        Traceback (most recent call last):
+        fl.base.errors.FLError: resnet20 was not announced like this: width 0.25 (announced: 0.5, 1)
+        """
+        base = self.base
+        wrong = [f"{n} {getattr(spec, n)!r} (announced: {getattr(base, n)!r})" for n in _apart(spec, base)]
+        if not wrong:
+            places = list(zip(self._values(spec), self._choices))
+            wrong = [
+                f"{name} {_short(value)} (announced: {', '.join(map(_short, values))})"
+                for value, (name, values) in places
+                if value not in values
+            ]
+        if not wrong:
+            genes = tuple(values.index(value) for value, (_, values) in places)
+            if (expected := self._make(genes)) == spec:
+                return genes
+            wrong = [f"width {_short(spec.width)} (announced with these sections: {_short(expected.width)})"]
+        scaled = any(text.startswith("width") for text in wrong) and any(rate != 1 for rate in self.base.width)
+        units = ". These are rates of its full width: those that were announced, times --width" if scaled else ""
+        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
+
+    def check(self, spec: Spec) -> None:
+        """FLError if the spec was not announced; it names what is outside, and the candidates."""
+        self.genes(spec)
+
+    def __contains__(self, spec: object) -> bool:
+        if not isinstance(spec, Spec):
+            return False
+        try:
+            self.check(spec)
+        except FLError:
+            return False
+        return True
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(values) for _, values in self._choices]
+
+    def __len__(self) -> int:
+        return math.prod(self._sizes)
+
+    def __iter__(self) -> Iterator[Spec]:
+        return map(self._make, itertools.product(*map(range, self._sizes)))
+
+    @property
+    def smallest(self) -> Spec:
+        """The candidate with the smallest of all widths and depths.
+
+        Raises:
+            FLError: if there is none, since `depths` cross.
+        """
+        spec = self._corner(min)
+        if spec not in self:
+            raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too")
+        return spec
+
+    @property
+    def largest(self) -> Spec:
+        """The largest of all widths and depths: the global model, if all are chosen. No candidate if `depths` cross."""
+        return self._corner(max)
+
+    def _corner(self, pick: Callable[..., Any]) -> Spec:
+        sizes = self._sizes
+        every = [self._make(min(k, size - 1) for size in sizes) for k in range(max(sizes))]  # each value of each gene
+        return _extreme(every, pick)
+
+    def neighbours(self, spec: Spec) -> list[Spec]:
+        """The candidates that differ from this one in one width or depth, in the order of the grid's genes."""
+        genes = self.genes(spec)
+        return [
+            self._make((*genes[:i], other, *genes[i + 1 :]))
+            for i, size in enumerate(self._sizes)
+            for other in range(size)
+            if other != genes[i]
+        ]
+
+    def random(self, generator: torch.Generator) -> Spec:
+        """A candidate, uniformly."""
+        return self._make(_below(size, generator) for size in self._sizes)
+
+    def mutate(self, spec: Spec, generator: torch.Generator) -> Spec:
+        """A candidate that differs from this one in one width or depth; the same one if there is no other."""
+        others = self.neighbours(spec)
+        return others[_below(len(others), generator)] if others else spec
+
+    def crossover(self, a: Spec, b: Spec, generator: torch.Generator) -> Spec:
+        """A candidate with each width and depth of the one or of the other."""
+        pairs = zip(self.genes(a), self.genes(b))
+        return self._make(pair[_below(2, generator)] for pair in pairs)
+
+
+def maximum(specs: Iterable[Spec]) -> Spec:
+    """The smallest model that holds them all: the maximum of every width and of every section's depth.
+
+    Raises:
+        FLError: for no specs, and for those that differ in something else.
+
+    >>> both = maximum([Spec("resnet20", width=0.5, depth=(3, 1, 1)), Spec("resnet20", width=(0.25, 0.25, 1), depth=2)])
+    >>> both.width, both.depth
+    ((0.5, 0.5, 1.0), (3, 2, 2))
+    """
+    return _extreme(list(specs), max)
+
+
+def _extreme(specs: list[Spec], pick: Callable[..., Any]) -> Spec:
+    if not specs:
+        raise FLError("no models to find the largest of: give at least one")
+    first = specs[0]
+    for spec in specs:
+        if names := _apart(spec, first):
+            values = f"{getattr(first, names[0])!r} and {getattr(spec, names[0])!r}"
+            raise FLError(
+                f"models that differ in {names[0]} ({values}) have no common global model: only width and "
+                "depth may differ"
+            )
+    width = tuple(map(pick, zip(*(spec.width for spec in specs))))
+    depths = list(dict.fromkeys(spec.depth for spec in specs))
+    if len({depth and len(depth) for depth in depths}) > 1:
+        raise FLError(
+            f"{first.name}: depths {', '.join(map(_short, depths))} do not compare: give one for each section"
+        )
+    return replace(first, width=width, depth=depths[0] and tuple(map(pick, zip(*depths))))
+
+
+def _apart(a: Spec, b: Spec) -> list[str]:
+    """The fields, other than width and depth, in which two specs differ."""
+    names = [field.name for field in dataclasses.fields(Spec) if field.name not in ("width", "depth")]
+    return [name for name in names if getattr(a, name) != getattr(b, name)]
+
+
+def _below(bound: int, generator: torch.Generator) -> int:
+    return int(torch.randint(bound, (), generator=generator))
+
+
+def _short(value: Any) -> str:
+    """
+    >>> _short((0.5, 0.5)), _short((3, 1)), _short(1.0), _short(None)
+    ('0.5', '(3, 1)', '1', 'full')
+    """
+    if isinstance(value, tuple):
+        each = list(map(_short, value))
+        return each[0] if len(set(each)) == 1 else f"({', '.join(each)})"
+    return "full" if value is None else f"{value:.12g}"

@@ -1,0 +1,103 @@
+"""ZiCo, a score of an untrained network: Li et al., "ZiCo: Zero-shot NAS via Inverse Coefficient of Variation on
+Gradients" (ICLR 2023). FedFA's clients choose their architectures by it (section 5.1).
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl.base.errors import FLError
+from fl.engine.draws import Drawing, Draws
+from fl.engine.objectives import Batch, Objective, cross_entropy
+from surgery import State
+from zoo.kit import dropout_rate
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def zico(
+    model: nn.Module, batches: Sequence[Batch], objective: Objective = cross_entropy, context: Any = None
+) -> float:
+    """The sum over layers of log(sum over the layer's weights of mean|g| / std(g)); a higher score is better.
+
+    Mean and population standard deviation go over the batches, g is the gradient of the objective's mean over a batch
+    in training mode. The layers are the linear and convolutional ones, each with its weight, without its bias. Weights
+    whose gradient is the same in all batches are left out, and layers of which none is left; a weight that several
+    layers share counts once.
+
+    The deviation is that of g, not of |g|, which differs where the sign changes. Batches stand alone: gradients of one
+    are not added to those before.
+
+    Dropout is off, so that candidates do not differ by luck; what else the model draws is the same in every batch and
+    call (see `fl.engine.draws`), and no global generator is read.
+
+    Args:
+        model: its weights are those that the score is asked for. Nothing in it changes.
+        batches: normalised inputs and their targets, on the model's device; at least 2, of different samples.
+        objective, context: what clients minimise, see `fl.engine.objectives`.
+
+    Returns:
+        The score; NaN if a gradient is not finite.
+
+    Raises:
+        FLError: for fewer than 2 batches, for a model without such layers, and if no gradient differs between batches.
+
+    >>> from zoo import create
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> batches = [(torch.randn(8, 1, 28, 28, generator=generator), torch.arange(8)) for _ in range(2)]
+    >>> narrow, wide = (create("cnn", torch.Generator().manual_seed(0), width=width) for width in (0.1, 0.5))
+    >>> zico(narrow, batches) < zico(wide, batches)
+    True
+    """
+    if len(batches) < 2:
+        raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}")
+    model = _still(model)
+    params = dict(model.named_parameters())
+    owned = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, _LAYERS)}
+    weights = [weight for weight in owned.values() if weight.requires_grad]
+    if not weights:
+        raise FLError(f"{type(model).__name__} has no linear or convolutional layer to train: ZiCo cannot score it")
+
+    def call(params: State, x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,))
+
+    means, magnitudes, squares = ([torch.zeros_like(w, dtype=_long(w)) for w in weights] for _ in range(3))
+    for number, batch in enumerate(batches, start=1):
+        key = torch.zeros((), dtype=torch.int32, device=batch[0].device)
+        with torch.enable_grad(), Drawing(Draws(key)):
+            loss = objective(call, params, context, batch)
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers that get none
+        gradients = [gradient.to(_long(gradient)) for gradient in gradients]
+        torch._foreach_add_(magnitudes, torch._foreach_abs(gradients))
+        apart = torch._foreach_sub(gradients, means)  # Welford's update: equal gradients give exactly 0
+        torch._foreach_add_(means, apart, alpha=1 / number)
+        torch._foreach_addcmul_(squares, apart, apart, value=1 - 1 / number)
+    sums = [_sum(*moments, len(batches)) for moments in zip(magnitudes, squares)]
+    counted = [value for value in torch.stack(sums).tolist() if value != 0]
+    if not counted:
+        raise FLError("ZiCo finds no layer whose gradient differs between the batches: give other samples in each")
+    return sum(map(math.log, counted))
+
+
+def _sum(magnitudes: Tensor, squares: Tensor, batches: int) -> Tensor:
+    """The sum over a layer's weights of mean|g| / std(g), from the sums of |g| and of (g - mean)^2 over batches."""
+    ratios = magnitudes / (squares * batches).sqrt()
+    return torch.where(squares == 0, 0, ratios).sum(dtype=torch.float64)
+
+
+def _still(model: nn.Module) -> nn.Module:
+    """A copy in training mode, with dropout and stochastic depth off."""
+    model = copy.deepcopy(model).train()
+    for module in model.modules():
+        if rate := dropout_rate(module):
+            setattr(module, rate, 0.0)
+    return model
+
+
+def _long(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

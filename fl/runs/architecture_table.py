@@ -1,0 +1,64 @@
+"""architectures.csv: what each architecture of a fleet costs, and who has it."""
+
+import csv
+from pathlib import Path
+
+from fl.base.errors import FLError
+from fl.base.files import replacing
+from fl.engine.work import flops
+from fl.federation import Federation
+from fl.models.fleet import brief
+from surgery import state
+
+FILE = "architectures.csv"
+COLUMNS = ("width", "depth", "parameters", "macs", "bytes_down", "bytes_up", "count", "malicious", "clients")
+
+
+def roster(fed: Federation) -> list[dict[str, object]]:
+    """A row for each architecture.
+
+    Returns:
+        width, depth: rates and blocks of its sections, with dashes between where they differ. parameters, and macs:
+        multiply-accumulates of one sample's forward pass. bytes_down, bytes_up: what a participant receives and sends
+        in a round. count, malicious: numbers of clients. clients: who they are, separated by spaces.
+    """
+    fleet, bad = fed.architectures, fed.attack.malicious if fed.attack else frozenset()
+    rows = []
+    for k, kind in enumerate(fleet.architectures):
+        owners = [client for client, own in enumerate(fleet.owned) if own == k]
+        weight = sum(tensor.nbytes for tensor in state(kind.model).values())
+        rows.append(
+            {
+                "width": brief(kind.spec.width, "-") if kind.spec else "",
+                "depth": brief(kind.spec.depth, "-") if kind.spec else "",
+                "parameters": sum(p.numel() for p in kind.model.parameters()),
+                "macs": flops(kind.model, fed.data) // 2,
+                "bytes_down": weight,
+                "bytes_up": weight,
+                "count": len(owners),
+                "malicious": len(bad.intersection(owners)),
+                "clients": " ".join(map(str, owners)),
+            }
+        )
+    return sorted(rows, key=lambda row: (row["parameters"], row["width"], row["depth"]))
+
+
+def save_roster(fed: Federation, folder: Path) -> None:
+    """Write the table into a run folder, or compare it with the one that is there.
+
+    Raises:
+        FLError: if a run that is resumed had other architectures.
+    """
+    if (folder / FILE).exists():
+        with open(folder / FILE, newline="") as file:
+            before = list(csv.DictReader(file))
+        if before != [{key: str(value) for key, value in row.items()} for row in roster(fed)]:
+            raise FLError(
+                f"{folder / FILE} gives the clients other architectures than the settings do now: put back what "
+                "--architectures.file held, or start a new run"
+            )
+        return
+    with replacing(folder / FILE) as temporary, open(temporary, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(roster(fed))

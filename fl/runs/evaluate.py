@@ -1,0 +1,276 @@
+"""What is measured after a round."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl.federation import Federation
+from fl.federation.own import Own, predict_all
+from fl.partition import Parts
+from surgery import Stack, State, cosine, unstack
+from surgery.transfer import download, upload
+
+Scores: TypeAlias = dict[str, list[dict[str, float]]]
+"""Part ("valid", "test") -> the scores of each client on its own samples of it."""
+
+_LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many to be held at once
+_SAMPLES = 2**14  # of one piece of the clients' samples
+
+
+class Tally(NamedTuple):
+    """What models say of samples, on their device: nothing has waited for it yet. Of text every token is a sample.
+
+    Attributes:
+        loss: float64 [N]. right: [N], whether the most likely class is the label's.
+        predicted, labels: [N]; None of text, of which nobody asks for them.
+        sizes: how many of the N belong to each client, one after another, on the host.
+    """
+
+    loss: Tensor
+    right: Tensor
+    predicted: Tensor | None
+    labels: Tensor | None
+    sizes: tuple[int, ...]
+
+
+def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
+    """Accuracy, mean cross entropy (`loss`), and of images macro-F1 (`f1`), of text perplexity.
+
+    The F1 is scikit-learn's, over the classes in labels or predictions. Of text every token counts alike, and the
+    perplexity is exp(loss).
+
+    Args:
+        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with as many samples as give
+            about 16 million logits.
+        x, y: samples and labels, as in `Dataset`.
+
+    >>> score(lambda x: x, torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), 2) | {"loss": 0}
+    {'accuracy': 0.5, 'loss': 0, 'f1': 0.3333333333333333}
+    >>> round(score(lambda x: torch.zeros(*x.shape, 5), torch.ones(2, 3), torch.ones(2, 3).long(), 5)["perplexity"], 9)
+    5.0
+    """
+    return _scores([_tally(_pieces(predict, x, y, classes), y.ndim > 1, (y.numel(),))])[0][0]
+
+
+def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [n, classes] and labels [n] of one piece of the samples after another; of text n counts tokens."""
+    size = max(1, _LOGITS // (classes * y[0].numel()))
+    for some, labels in zip(x.split(size), y.split(size)):
+        yield predict(some).flatten(0, -2), labels.flatten()
+
+
+def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[int]) -> Tally:
+    loss, predicted, every = [], [], []
+    for logits, labels in pieces:
+        loss.append(F.cross_entropy(logits.double(), labels, reduction="none"))
+        predicted.append(logits.argmax(1))
+        every.append(labels)
+    loss, predicted, labels = map(torch.cat, (loss, predicted, every))
+    kept = (None, None) if text else (predicted, labels)
+    return Tally(loss, predicted == labels, *kept, tuple(sizes))
+
+
+def _scores(tallies: Sequence[Tally]) -> list[list[dict[str, float]]]:
+    """What `score` returns, for each client of each tally; waits for the device once."""
+    columns = iter(download([t for tally in tallies for t in tally[:4] if t is not None]))
+    result = []
+    for tally in tallies:
+        loss, right, *classes = (next(columns).numpy() for t in tally[:4] if t is not None)
+        owners = np.repeat(np.arange(len(tally.sizes)), tally.sizes)
+        accuracy, mean = (np.bincount(owners, values, len(tally.sizes)) / tally.sizes for values in (right, loss))
+        if classes:
+            name, third = "f1", macro_f1(*(column.astype(np.int64) for column in classes), owners)
+        else:
+            with np.errstate(over="ignore"):
+                name, third = "perplexity", np.exp(mean)
+        rows = zip(accuracy.tolist(), mean.tolist(), third.tolist())
+        result.append([dict(zip(("accuracy", "loss", name), row)) for row in rows])
+    return result
+
+
+def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """scikit-learn's macro-F1 of each owner's samples, float64 [owners]: the mean over the classes in its labels or
+    predictions of 2 TP / (labels + predictions).
+
+    All owners at once, since scikit-learn takes milliseconds for each.
+
+    Args:
+        predicted, labels, owners: integers [N]; each owner from 0 on has a sample.
+
+    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([0, 0, 1]))
+    array([0.33333333, 1.        ])
+    """
+    n, classes = owners.max() + 1, max(predicted.max(), labels.max()) + 1
+    true, said, hit = (
+        np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
+        for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
+    )
+    known = true + said > 0
+    each = np.divide(2 * hit, true + said, out=np.zeros(known.shape), where=known)
+    return each.sum(1) / known.sum(1)
+
+
+def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Scores of the deployed model on the common test set."""
+    return score(predict, fed.data.test_x, fed.data.test_y, fed.data.classes)
+
+
+class Cohort(NamedTuple):
+    """The participants of a round as they were after local training, without those that were dropped or are malicious.
+
+    Attributes:
+        clients: which they are. models: their architectures. states: a stack, or a list where architectures differ.
+    """
+
+    clients: list[int]
+    models: list[nn.Module]
+    states: Stack | list[State]
+
+    @classmethod
+    def of(cls, fed: Federation, states: Stack | list[State], clients: Sequence[int], kept: Sequence[bool]) -> "Cohort":
+        """Those of the participants that were kept and are honest."""
+        bad = fed.attack.malicious if fed.attack else ()
+        alive = [k for k, keep in enumerate(kept) if keep and clients[k] not in bad]
+        chosen = [clients[k] for k in alive]
+        if isinstance(states, list):
+            fleet = fed.architectures
+            return cls(chosen, [fleet[c].model for c in chosen], [states[k] for k in alive])
+        if len(alive) < len(clients):  # else nothing is copied
+            index = upload(torch.tensor(alive, dtype=torch.int64), fed.data.x.device)
+            states = {name: tensor.index_select(0, index) for name, tensor in states.items()}
+        return cls(chosen, [fed.model] * len(alive), states)
+
+
+def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
+    """How the participants' trained models do on the common test set, before they are averaged.
+
+    Returns:
+        models_accuracy, models_std: mean and spread of their accuracy. models_own_accuracy, of images: the mean of
+        each one's accuracy on the test samples of the classes that it has in training, where it is asked for one of
+        these (FedFA's local accuracy). models_perplexity, of text: the mean of their perplexities (FedFA's local
+        perplexity). Static batch norms take the statistics of the client's own training samples.
+    """
+    if not cohort.clients:
+        return {}
+    states = unstack(cohort.states) if isinstance(cohort.states, dict) else cohort.states
+    text, sums = fed.data.text, []
+    for client, model, state, held in zip(cohort.clients, cohort.models, states, fed.held(cohort.clients)):
+        state = state | fed.statistics(state, model, fed.clients.train[client])
+        total = torch.zeros(3, dtype=torch.float64, device=held.device)
+        predict = partial(fed.predict, state, model=model)
+        for logits, labels in _pieces(predict, fed.data.test_x, fed.data.test_y, fed.data.classes):
+            counts = [(logits.argmax(1) == labels).sum()]
+            if text:
+                counts.append(F.cross_entropy(logits.double(), labels, reduction="sum"))
+            else:
+                own = held[labels]
+                among = logits.masked_fill(~held, -torch.inf).argmax(1) == labels
+                counts += [(among & own).sum(), own.sum()]
+            total[: len(counts)] += torch.stack([count.double() for count in counts])
+        sums.append(total)
+    right, among, own = torch.stack(sums).cpu().T  # of text the second is the loss
+    n = fed.data.test_y.numel()
+    scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
+    if text:
+        return scores | {"models_perplexity": (among / n).exp().mean().item()}
+    return scores | {"models_own_accuracy": (among / own.clamp(min=1)).mean().item()}
+
+
+def attack_success(
+    fed: Federation, predict: Callable[[Tensor], Tensor], mark: Callable[[Tensor], Tensor], target: int
+) -> dict[str, float]:
+    """The share of test images of other classes that are taken for the target once they bear the trigger."""
+    others = fed.data.test_y != target
+    logits = predict(mark(fed.data.test_x[others]))
+    return {"attack_success": (logits.argmax(1) == target).double().mean().item()}
+
+
+def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
+    """Mean cosine similarity over the pairs of the trained models' parameters (FedMR's Fig. 6).
+
+    Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
+    architectures differ.
+    """
+    if isinstance(cohort.states, list) or not cohort.clients:
+        return {}
+    names = [name for name, _ in fed.model.named_parameters()]
+    similarity = cosine({name: cohort.states[name] for name in names})
+    k = len(similarity)
+    if k < 2:
+        return {}
+    return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
+
+
+def held_out(fed: Federation) -> list[str]:
+    """Which of "valid" and "test" all clients hold samples out for."""
+    parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
+    # the former spares a look at every client
+    return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
+
+
+def score_clients(
+    fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Callable[[], Own] | None = None
+) -> Scores:
+    """What `score` says of every client on its own held-out samples, for the parts that `held_out` names.
+
+    Args:
+        predict: (samples, client) -> logits.
+        own: () -> the models behind it, which are then asked for the samples of all their clients at once.
+    """
+    parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
+    if not parts:
+        return {}
+    # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
+    models = own() if own and not fed.augment.mask else None
+    tokens, text = fed.data.y[0].numel(), fed.data.text
+    tallies = [
+        _tally(
+            _of_all(fed, models, each) if models else _of_each(fed, predict, each), text, (each.sizes * tokens).tolist()
+        )
+        for each in parts.values()
+    ]
+    return dict(zip(parts, _scores(tallies)))
+
+
+def _of_each(
+    fed: Federation, predict: Callable[[Tensor, int], Tensor], parts: Parts
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_pieces`, of one client after another."""
+    for client, index in enumerate(parts):
+        index = upload(index, fed.data.x.device)
+        yield from _pieces(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
+
+
+def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_pieces`, of all clients together, in their order."""
+    size = max(1, min(_SAMPLES, _LOGITS // (fed.data.classes * fed.data.y[0].numel())))
+    owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+    for samples, whose in zip(parts.samples.split(size), owners.split(size)):
+        labels = fed.data.y[upload(samples, fed.data.y.device)]
+        yield predict_all(fed, own, samples, whose).flatten(0, -2), labels.flatten()
+
+
+def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:
+    """Means over clients, each client counting alike, and the spread (population standard deviation) of accuracy and
+    macro-F1; malicious clients may be left out.
+
+    >>> rows = [{"accuracy": 0.5, "loss": 1.0, "f1": 0.25}, {"accuracy": 1.0, "loss": 2.0, "f1": 0.75}]
+    >>> summarise_clients({"test": rows})  # doctest: +NORMALIZE_WHITESPACE
+    {'local_test_accuracy': 0.75, 'local_test_loss': 1.5, 'local_test_f1': 0.5,
+     'local_test_std': 0.25, 'local_test_f1_std': 0.25}
+    """
+    result = {}
+    for part, every in scores.items():
+        if not (rows := [row for client, row in enumerate(every) if client not in left_out]):
+            continue
+        columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
+        result |= {f"local_{part}_{key}": column.mean().item() for key, column in columns.items()}
+        for key, name in (("accuracy", "std"), ("f1", "f1_std")):
+            if key in columns:
+                result[f"local_{part}_{name}"] = columns[key].std(correction=0).item()
+    return result

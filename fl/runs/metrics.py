@@ -1,0 +1,95 @@
+"""metrics.csv: one row a round."""
+
+import csv
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fl.base.errors import FLError
+from fl.base.files import replacing
+from fl.federation import traffic
+
+Row = dict[str, float]
+
+COLUMNS = [
+    "round", "seconds", "train_loss", "dropped", "accuracy", "loss", "f1", "perplexity",
+    "models_accuracy", "models_std", "models_own_accuracy", "models_perplexity", "models_cosine", *traffic.COLUMNS,
+    "macs", "attack_success", "server_step", "level", "models_used",
+    *[f"local_{part}_{what}" for part in ("valid", "test")
+      for what in ("accuracy", "std", "loss", "f1", "f1_std", "perplexity")],
+]  # fmt: skip
+"""`macs` are the multiply-accumulates of a participant's forward passes in training, on average; a step costs about
+three times as many. `attack_success` is the share of test images that a trigger turns into its class. Of methods that
+have such, `level` is the one that trained in a round (1, 2, ...), and `models_used` the mean number of models that a
+client predicts with.
+"""
+_WHOLE = ("round", "dropped", "level")
+
+PART = dict.fromkeys(("models_accuracy", "models_std", "models_own_accuracy", "models_perplexity"), "models")
+_GLOBAL = ("accuracy", "loss", "f1", "perplexity", "attack_success")
+PART |= {column: "global" for column in COLUMNS if column in _GLOBAL or column.startswith("local_")}
+"""Columns that are not measured in every round, and with what."""
+
+
+class Metrics:
+    """The rows of a run, on disk as soon as they are added; what was not measured in a round is blank.
+
+    Args:
+        path: the CSV file.
+        keep: rounds of an earlier, interrupted run to keep; later rows are dropped, to be run again.
+        wanted: row -> which of "global" and "models" are due in its round. What an earlier end measured beyond
+            that is dropped, so that a run in pieces leaves the table of a run in one.
+    """
+
+    def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
+        self.path = path
+        self.rows = [row for row in read(path) if row["round"] <= keep] if path.exists() else []
+        if [row["round"] for row in self.rows] != list(range(1, keep + 1)):
+            raise FLError(f"{path} does not hold rounds 1 to {keep}, which the checkpoint has done: put the table back")
+        if wanted is not None:
+            self.rows = [{k: v for k, v in row.items() if PART.get(k, "") in {"", *wanted(row)}} for row in self.rows]
+        with replacing(path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def add(self, row: Row) -> None:
+        """Append the row of a round."""
+        self.rows.append(row)
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, COLUMNS).writerow(row)
+            file.flush()
+            os.fsync(file.fileno())  # the table must not fall behind a checkpoint that is safe on disk
+
+
+def selected(rows: Sequence[Row]) -> Row:
+    """The round that a run is judged by on clients' own data: the evaluated one with the smallest mean validation loss
+    (the first of several), or the last evaluated one where clients do not validate. Empty if none was evaluated.
+
+    >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    >>> selected(rows)["round"]
+    2
+    """
+    measured = [row for row in rows if "accuracy" in row]
+    validated = [row for row in measured if "local_valid_loss" in row]
+    if not validated:
+        return measured[-1] if measured else {}
+    return min(validated, key=lambda row: (math.isnan(row["local_valid_loss"]), row["local_valid_loss"]))
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a metrics.csv, numbers as numbers, blanks left out. A last line that was cut off is dropped.
+
+    Raises FLError for a file that is something else.
+    """
+    try:
+        with open(path, newline="") as file:
+            table = csv.DictReader(file)
+            if set(table.fieldnames or ()) - set(COLUMNS):
+                raise ValueError
+            lines = [row for row in table if None not in row.values()]
+        rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
+        return [row | {key: int(row[key]) for key in _WHOLE if key in row} for row in rows]
+    except (KeyError, ValueError, TypeError, csv.Error):
+        raise FLError(f"{path} cannot be read: it is no table of rounds") from None

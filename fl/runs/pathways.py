@@ -1,0 +1,159 @@
+"""A trained FeMAM to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+from torch.func import functional_call
+
+import zoo
+from fl import models
+from fl.base.errors import FLError
+from fl.base.files import replacing
+from fl.config import Config
+from fl.federation import own
+from fl.federation.own import Level
+from fl.runs import checkpoint
+from surgery import State
+
+_FORMAT = "pathways-1"
+
+
+class Pathways:
+    """Levels of models, and the one of each that a client uses.
+
+    Attributes:
+        spec: of the model, the same for all.
+        kinds: of the levels: global, a number of clusters, personal.
+        levels: the models of each, see `fl.federation.own.Level`.
+        mean: whether logits are averaged over the levels, and not summed.
+    """
+
+    def __init__(self, spec: zoo.Spec, kinds: Sequence[str], levels: Sequence[Level], mean: bool) -> None:
+        self.spec, self.kinds, self.levels, self.mean = spec, tuple(kinds), list(levels), mean
+        self._model = models.create(torch.Generator(), spec).eval()
+
+    @property
+    def clients(self) -> int:
+        """How many there are, those that joined included: they are the last ones."""
+        return len(self.levels[0].used)
+
+    def pathway(self, client: int) -> list[int]:
+        """The model of each level that a client uses, -1 for none.
+
+        Raises FLError for a client that there is not.
+        """
+        if not 0 <= client < self.clients:
+            raise FLError(f"client {client}: there are clients 0 to {self.clients - 1}; a new one can join")
+        return [int(level.used[client]) for level in self.levels]
+
+    @torch.no_grad()
+    def predict(self, client: int, x: Tensor) -> Tensor:
+        """Logits of a client: [N, classes] for images [N, C, H, W] in [-1, 1], [N, T, classes] for tokens [N, T]."""
+        self.pathway(client)
+        logits = own.predict(self._call, self.levels, client, x, self.mean)
+        if logits is None:
+            raise FLError(f"client {client} has no model on any level: it never took part; let it join as a new one")
+        return logits
+
+    @torch.no_grad()
+    def join(self, x: Tensor, y: Tensor, epsilon: float = 0.0) -> int:
+        """Give a new client a pathway by a few labelled samples of its own, and return its number.
+
+        Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
+        level always one, as all clients have. Models that no client uses and personal ones, which belong to their
+        clients, are not offered. Not in the paper, which knows no clients that come later; the condition is its Eq. 9.
+
+        Args:
+            x: [N, C, H, W] in [-1, 1], or tokens [N, T].
+            y: labels [N], of text the next token of each [N, T].
+            epsilon: the least gain of a level.
+        """
+        self._check_new(x, y)
+        total, used, best, chosen = torch.zeros(()), 0, 0.0, []
+        for at, (kind, level) in enumerate(zip(self.kinds, self.levels)):
+            known = [] if kind == "personal" else level.used[level.used >= 0].unique().tolist()
+            offers = {k: total + self._call(level.state(k), x) for k in known}
+            losses = {k: self._loss(logits / (used + 1 if self.mean else 1), y) for k, logits in offers.items()}
+            k = min(losses, key=losses.get, default=-1)
+            if k >= 0 and (at == 0 or best - losses[k] > epsilon):
+                total, used, best = offers[k], used + 1, losses[k]
+            else:
+                k = -1
+            chosen.append(k)
+        self.levels = [
+            level._replace(used=torch.cat([level.used, torch.tensor([k])])) for level, k in zip(self.levels, chosen)
+        ]
+        return self.clients - 1
+
+    def _check_new(self, x: Tensor, y: Tensor) -> None:
+        if self.kinds == ("personal",):
+            raise FLError("nothing can be given to a new client: all models are personal")
+        if not len(x) or len(x) != len(y):
+            raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
+        if self.spec.tokens is None and not x.is_floating_point():
+            raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
+        low, high, classes = int(y.min()), int(y.max()), self.spec.num_classes
+        if classes and not 0 <= low <= high < classes:
+            raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}")
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one safetensors file, atomically; `load` is the inverse."""
+        path = Path(path)
+        parts = {
+            f"{at}/{name}": tensor for at, level in enumerate(self.levels) for name, tensor in level.models.items()
+        }
+        parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
+        state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
+        with replacing(path) as temporary:
+            tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parts.items()}
+            temporary.write_bytes(serialise(tensors, metadata={"format": _FORMAT, "state": json.dumps(state)}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Pathways":
+        """From a run folder of FeMAM, or a file that `save` wrote; on the CPU.
+
+        Raises FLError for a folder of another method, and for what cannot be read.
+        """
+        path = Path(path)
+        return cls._from_run(path) if path.is_dir() else cls._from_file(path)
+
+    @classmethod
+    def _from_run(cls, folder: Path) -> "Pathways":
+        config = Config.read(folder)
+        if config.algorithm != ("femam",):
+            raise FLError(f"{folder} is a run of {','.join(config.algorithm)}: pathways are those of femam")
+        if config.norm == "static_batch" or config.model == "transformer_masked":
+            raise FLError(f"{folder}: a model with static batch norms, or of masked text, is used with fl.load_model")
+        spec, parts = checkpoint.read_parts(folder)
+        mappings = parts["structure"]["pathways"]
+        levels = [Level(parts[f"level{number}"], mapping) for number, mapping in enumerate(mappings, 1)]
+        return cls(spec, config.femam.levels, levels, config.femam.combine == "mean")
+
+    @classmethod
+    def _from_file(cls, path: Path) -> "Pathways":
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+        except (SafetensorError, OSError) as error:
+            raise FLError(f"{path} cannot be read: {error}") from None
+        if header.get("format") != _FORMAT:
+            raise FLError(
+                f"{path} holds no pathways but {header.get('format')}: give a run folder of femam, or such a file"
+            )
+        state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
+        levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
+        return cls(zoo.spec.make(state["spec"]), state["kinds"], levels, state["mean"])
+
+    def _call(self, state: State, x: Tensor) -> Tensor:
+        return functional_call(self._model, state, (x,))
+
+    def _loss(self, logits: Tensor, y: Tensor) -> float:
+        return F.cross_entropy(logits.double().flatten(0, -2), y.flatten()).item()

@@ -1,0 +1,74 @@
+"""What to know of a run at one glance."""
+
+import platform
+import shlex
+from pathlib import Path
+
+import torch
+
+from fl.algorithms import is_mixed
+from fl.config import Config
+from fl.runs.assembly import pick_device
+from fl.runs.metrics import Metrics, selected
+
+
+def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
+    """What to know of a run at one glance."""
+    evaluated = [row for row in metrics.rows if "accuracy" in row]
+    chosen = selected(metrics.rows)
+    local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
+    best = max(evaluated, key=lambda row: row["accuracy"], default={})
+    return {
+        "algorithm": config.algorithm[0],
+        "seed": config.seeds[0],
+        "rounds": rounds,
+        "complete": rounds == config.rounds,
+        "final": evaluated[-1] if evaluated else {},
+        "best": {key: best[key] for key in ("round", "accuracy") if key in best},
+        "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
+        "seconds": sum(row["seconds"] for row in metrics.rows),
+        "device": str(pick_device(config.device)),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def describe(summary: dict) -> str:
+    """The outcome of one run in two lines; in three where clients have test data of their own."""
+    head = f"\n{summary['algorithm']}, seed {summary['seed']}:"
+    final, best = summary["final"], summary["best"]
+    if not final:
+        return f"{head} no round was evaluated"
+    other = f"perplexity {final['perplexity']:.2f}" if "perplexity" in final else f"macro-F1 {final['f1']:.2%}"
+    chosen, own = summary["selected"], ""
+    if chosen:
+        which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
+        means = [f"accuracy {chosen['local_test_accuracy']:.2%} ± {chosen['local_test_std']:.2%}"]
+        if "local_test_f1" in chosen:
+            means.append(f"macro-F1 {chosen['local_test_f1']:.2%} ± {chosen['local_test_f1_std']:.2%}")
+        else:
+            means.append(f"perplexity {chosen['local_test_perplexity']:.2f}")
+        own = f"\nclients' own test data in round {chosen['round']}{which}: {', '.join(means)} (± over clients)"
+    if "attack_success" in final:
+        other += f"; the trigger turns {final['attack_success']:.2%} of the images"
+    return (
+        f"{head} test accuracy {final['accuracy']:.2%} in round {final['round']}, best {best['accuracy']:.2%} in round "
+        f"{best['round']}; loss {final['loss']:.3f}, {other}{own}\n{summary['seconds']:.0f} s of training"
+    )
+
+
+def advice(config: Config, folder: Path) -> str:
+    """Where the results lie and what to try next."""
+    where, several = shlex.quote(str(folder)), len(config.runs()) > 1
+    lines = {
+        "results": f"{where}/",
+        "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
+        "train on": f"python -m fl.run --resume {where} --rounds {2 * config.rounds}",
+        "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
+        "settings": "python -m fl.run --help",
+    }
+    if several or config.dataset != "digits" or is_mixed(config.algorithm[0]):
+        del lines["compare"]
+    if config.lr_schedule != "constant" or config.joining or config.leaving:  # which depend on the number of rounds
+        del lines["train on"]
+    return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())

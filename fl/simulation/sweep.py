@@ -1,0 +1,146 @@
+"""The same runs for several values of one option."""
+
+import difflib
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+import tyro
+import yaml
+
+from fl.algorithms import ALGORITHMS, is_mixed
+from fl.analysis.groups import NOT_COMPARED, read_settings
+from fl.base.errors import FLError
+from fl.base.flags import choice
+from fl.config import Config
+from fl.config.yaml_settings import flat
+from fl.runs.folder import run_name
+
+FILE = "sweep.yaml"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept: an option (a flag without dashes), its values as they were written, and all other settings."""
+
+    option: str
+    values: tuple[str, ...]
+    config: Config
+
+    @classmethod
+    def make(cls, option: str, values: str, config: Config) -> "Sweep":
+        """Split and check what was written on the command line.
+
+        >>> Sweep.make("participants", "5,10", Config()).values
+        ('5', '10')
+        """
+        option = option.replace("_", "-")
+        several = isinstance(flat(asdict(Config())).get(option), tuple) and "/" in values
+        sweep = cls(option, tuple(text.strip() for text in values.split("/" if several else ",")), config)
+        sweep.check()
+        return sweep
+
+    def check(self) -> None:
+        """Raise FLError for an option that is none or is not swept, and for values that it cannot have."""
+        option, known = self.option, flat(asdict(Config()))
+        fixed = {name.replace("_", "-") for name in NOT_COMPARED}
+        if option in fixed:
+            several = option in ("algorithm", "seeds")
+            raise FLError(
+                f"{option} is not swept: "
+                + (
+                    f"give several as --{option} A,B,..."
+                    if several
+                    else f"results do not depend on it; give --{option}"
+                )
+            )
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise FLError(
+                f"unknown option to sweep {option!r}: {hint}They are the flags that python -m fl.sweep --help lists"
+            )
+        if len(self.values) < 2:
+            raise FLError(f"{option} {self.values[0]}: give at least two values, or run this one with fl.run")
+        self.methods()
+        group, _, name = option.replace("-", "_").rpartition(".")
+        if hasattr(options := getattr(self.config, group, None), "unread") and (reason := options.unread(name)):
+            raise FLError(f"{option} is not read, since {reason}")
+        configs = [self.at(text) for text in self.values]
+        for k, one in enumerate(configs):
+            if one in configs[:k]:
+                raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice, give it once")
+
+    def at(self, text: str) -> Config:
+        """The settings with one value; FLError where the flag does not take it."""
+        group, _, name = self.option.rpartition(".")
+        if isinstance(flat(asdict(self.config))[self.option], bool):
+            choice(f"value of {self.option}", [text], ("true", "false"))
+            prefix = f"{group}." if group else ""
+            flags = [f"--{prefix}{'' if text == 'true' else 'no-'}{name}"]
+        else:
+            flags = [f"--{self.option}={text}"]
+        said = io.StringIO()
+        try:
+            with redirect_stdout(said), redirect_stderr(said):
+                config = tyro.cli(Config, args=flags, default=self.config)
+        except SystemExit:
+            kind = type(flat(asdict(self.config))[self.option]).__name__
+            what = {"int": "a whole number", "float": "a number", "tuple": "numbers"}.get(kind, "such a value")
+            raise FLError(f"{self.option} cannot be {text!r}: --{self.option} takes {what}") from None
+        config.check_options(self.config)
+        return config
+
+    def methods(self) -> tuple[list[str], list[str]]:
+        """(methods that read the option, methods that do not); FLError if none does."""
+        key = self.option.replace("-", "_")
+        reads = [m for m in self.config.algorithm if key in read_settings(replace(self.config, algorithm=(m,)))]
+        if not reads:
+            owner = self.option.partition(".")[0]
+            owner = next(filter(is_mixed, ALGORITHMS)) if owner == "architectures" else owner
+            such = f", such as {owner}" if owner in ALGORITHMS else ""
+            raise FLError(
+                f"{','.join(self.config.algorithm)} does not read {self.option}: name an --algorithm that does{such}"
+            )
+        return reads, [m for m in self.config.algorithm if m not in reads]
+
+    def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
+        """(value, method) -> run folder -> settings; the value of a method that does not read the option is ""."""
+        reads, others = self.methods()
+        result = {}
+        for text in self.values:
+            for method in reads:
+                within = folder / f"{self.option}={quote(text, safe=',')}"
+                runs = replace(self.at(text), algorithm=(method,)).runs()
+                result[text, method] = {within / run_name(one): one for one in runs}
+        for method in others:
+            runs = replace(self.config, algorithm=(method,)).runs()
+            result["", method] = {folder / run_name(one): one for one in runs}
+        return result
+
+    def write(self) -> str:
+        """As YAML; `read` is the inverse."""
+        settings = yaml.safe_load(self.config.to_yaml())
+        return yaml.safe_dump(
+            {"option": self.option, "values": list(self.values), "settings": settings}, sort_keys=False
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> "Sweep":
+        """The sweep of a folder; FLError if it holds none."""
+        path = folder / FILE
+        try:
+            saved = yaml.safe_load(path.read_text())
+            option, values, settings = saved["option"], tuple(map(str, saved["values"])), saved["settings"]
+        except (OSError, UnicodeDecodeError):
+            raise FLError(f"{folder} is no folder of a sweep: it has no {FILE} that can be read") from None
+        except (yaml.YAMLError, KeyError, TypeError):
+            raise FLError(f"{path} is no sweep: put back the file that fl.sweep wrote") from None
+        try:
+            sweep = cls(option, values, Config.from_yaml(yaml.safe_dump(settings)))
+            sweep.check()
+        except FLError as error:
+            raise FLError(f"{path}: {error}") from None
+        return sweep

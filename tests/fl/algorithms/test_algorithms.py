@@ -1,0 +1,191 @@
+import pytest
+import torch
+from oracles import average, recombine
+from rounds import SMALL, assert_same, play
+
+import surgery
+from fl import algorithms
+from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_fedprox_without_its_term_is_fedavg(make_federation, backend, model):
+    fed = make_federation(model, backend=backend)
+    for (a, _), (b, _) in zip(play(fedavg(fed), fed), play(fedprox(fed, FedProxOptions(mu=0.0)), fed), strict=True):
+        assert_same(a["global"], b["global"])
+
+
+def test_fedprox_pulls_towards_the_global_model(make_federation):
+    fed = make_federation("cnn", epochs=4)
+    start = surgery.broadcast(fed.initial(), 1)
+    moved = [
+        surgery.distance(start, surgery.stack([play(fedprox(fed, FedProxOptions(mu)), fed, 1)[0][0]["global"]])).item()
+        for mu in (0.0, 1.0, 10.0)
+    ]
+    assert moved[0] > moved[1] > moved[2]
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_fedmr_in_one_segment_is_indep(make_federation, model):
+    fed = make_federation(model)
+    whole = play(fedmr(fed, FedMROptions(fraction=1.0)), fed)
+    for (a, _), (b, _) in zip(whole, play(indep(fed), fed), strict=True):
+        assert_same(a["global"], b["global"])
+        assert_same(a["slots"], b["slots"])
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_methods_go_by_their_names_and_deploy_the_global_model(make_federation, name):
+    fed, config = make_federation("cnn"), SMALL
+    options = [getattr(config, name)] if hasattr(config, name) else []
+    made = getattr(algorithms, name)(fed, *options)
+    named = ALGORITHMS[name](fed, config)
+    for (a, _), (b, _) in zip(play(made, fed), play(named, fed), strict=True):
+        for part in a:
+            assert_same(a[part], b[part])
+        expected = fed.predict(b["global"], fed.data.test_x)
+        assert torch.equal(named.predict(b, fed.data.test_x, None), expected)
+
+
+def test_indep_passes_whole_models_on(make_federation):
+    """Each model after a round is one of the trained models, none is lost."""
+    fed = make_federation("cnn", participants=4)
+    for server, trained in play(indep(fed), fed):
+        same = surgery.distance(server["slots"], trained.states) == 0
+        assert same.sum(0).tolist() == same.sum(1).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("unit", ["layer", "tensor", "block"])
+@pytest.mark.parametrize("fraction", [0.0, 0.4])
+def test_fedmr_equals_its_definition(make_federation, unit, fraction):
+    """Two rounds written out with the oracles: who trains what, the mean before recombination, the shuffled lists."""
+    fed = make_federation("resnet20", participants=3)
+    pieces = surgery.layers(fed.model, unit=unit)
+    groups = surgery.segments(pieces, fraction)
+    slots = [fed.initial() for _ in range(3)]
+    for number, (server, _) in enumerate(play(fedmr(fed, FedMROptions(fraction, unit)), fed, 2), 1):
+        rng = Rng(0, number)
+        clients = fed.sample(rng)
+        trained = [
+            surgery.unstack(fed.train(surgery.stack([start]), [client], rng).states)[0]
+            for start, client in zip(slots, clients, strict=True)
+        ]
+        for name, expected in average(trained, [1, 1, 1]).items():
+            torch.testing.assert_close(server["global"][name].double(), expected, rtol=1e-5, atol=1e-5)
+        permutations = surgery.permutations(len(groups), 3, rng.torch("recombine"))
+        lists = [surgery.Layer("", "", names) for names in groups]
+        slots = recombine(trained, lists, permutations)
+        for k, slot in enumerate(slots):
+            for name in slot:
+                torch.testing.assert_close(server["slots"][name][k], slot[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_fedmr_round_keeps_sums_and_uses_every_layer_once(make_federation):
+    fed = make_federation("resnet20", participants=4)
+    for server, trained in play(fedmr(fed), fed):
+        for name, before in trained.states.items():
+            after = server["slots"][name]
+            assert torch.equal(after.flatten(1).sort(0).values, before.flatten(1).sort(0).values)
+        mean = surgery.average(server["slots"])  # recombination does not move the global model
+        for name, tensor in server["global"].items():
+            torch.testing.assert_close(mean[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_stage_one_averages_and_then_recombines(make_federation):
+    fed = make_federation("cnn", participants=3)
+    history = play(fedmr(fed, FedMROptions(stage1_rounds=2)), fed, 3)
+    for number, (server, _) in enumerate(history, 1):
+        spread = surgery.distance(server["slots"], surgery.broadcast(server["global"], 3)).max().item()
+        assert (spread == 0) == (number <= 2)
+
+
+def test_fedavg_weighs_clients_by_their_samples(make_federation):
+    fed = make_federation("cnn", sizes=(3, 7, 12), participants=3)
+    ((server, trained),) = play(fedavg(fed), fed, 1)
+    clients = fed.sample(Rng(0, 1))
+    expected = average(surgery.unstack(trained.states), [(3, 7, 12)[c] for c in clients])
+    for name, tensor in server["global"].items():
+        torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_is_a_function_of_its_arguments(make_federation, name):
+    """Same arguments, same result; the server that went in is unchanged; another round draws other numbers."""
+    fed = make_federation("cnn")
+    algorithm = ALGORITHMS[name](fed, SMALL)
+    (server, _), _ = play(algorithm, fed, 2)
+    before = {part: {n: t.clone() for n, t in state.items()} for part, state in server.items()}
+    first, _ = algorithm.round(server, [0, 2, 1], Rng(0, 5))
+    again, _ = algorithm.round(server, [0, 2, 1], Rng(0, 5))
+    other, _ = algorithm.round(server, [0, 2, 1], Rng(0, 6))
+    for part in server:
+        assert_same(server[part], before[part])
+        assert_same(first[part], again[part])
+    trained = "level2" if name == "femam" else "global"  # its first level is done by then
+    assert any(not torch.equal(tensor, other[trained][key]) for key, tensor in first[trained].items())
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_client_can_take_part_and_a_single_one_too(make_federation, name, model):
+    for k in (1, 4):
+        fed = make_federation(model, participants=k)
+        server, trained = play(ALGORITHMS[name](fed, SMALL), fed, 3)[-1]
+        assert all(t.isfinite().all() for t in server["global"].values())
+        assert surgery.distance(surgery.stack([server["global"]]), surgery.stack([fed.initial()])).item() > 0
+        one = sum(tensor.nbytes for tensor in fed.initial().values())
+        least = {"local": 0, "femam": 0, "fedrep": one / 2}.get(name, one)  # personal models and heads stay
+        assert trained.metrics["bytes_down"] >= trained.metrics["bytes_up"] >= least or name == "fedgen"
+
+
+def test_sampling_is_uniform_without_replacement(make_federation):
+    fed = make_federation("cnn", participants=2)
+    counts, first = torch.zeros(4), torch.zeros(4)
+    for number in range(400):
+        drawn = fed.sample(Rng(0, number))
+        assert len(set(drawn)) == 2
+        counts[drawn] += 1
+        first[drawn[0]] += 1
+    assert ((counts - 200).abs() < 50).all()  # five standard deviations of a binomial
+    assert ((first - 100).abs() < 45).all()  # and in random order: FedMR's slots go to random clients
+
+
+def test_bad_settings_are_refused(make_federation):
+    fed = make_federation("cnn")
+    for make, options in ((fedprox, FedProxOptions(mu=-1.0)), (fedmr, FedMROptions(stage1_rounds=-1))):
+        with pytest.raises(FLError, match="got -1"):
+            make(fed, options)
+    with pytest.raises(FLError, match=r"--fedmr.unit: .*no residual blocks"):
+        fedmr(fed, FedMROptions(unit="block"))
+    with pytest.raises(FLError, match=r"--fedmr.fraction: .*in \[0, 1\], got 1.5"):
+        fedmr(fed, FedMROptions(fraction=1.5))
+    with pytest.raises(FLError, match="there are 4 clients"):
+        make_federation("cnn", participants=5)
+    with pytest.raises(FLError, match="client 1 has no training samples"):
+        make_federation("cnn", sizes=(3, 0, 4))
+
+
+@pytest.mark.parametrize("backend", ["workers", "vmap"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_is_the_same_in_every_backend(make_federation, name, backend):
+    """Three rounds in float64, so that what a method keeps has come to matter."""
+    loop, other = (make_federation("cnn", dtype=torch.float64, epochs=1, backend=b) for b in ("loop", backend))
+    expected, _ = play(ALGORITHMS[name](loop, SMALL), loop)[-1]
+    server, _ = play(ALGORITHMS[name](other, SMALL), other)[-1]
+    for part in expected:
+        for key, tensor in expected[part].items():
+            torch.testing.assert_close(server[part][key], tensor, rtol=1e-6, atol=1e-7, msg=f"{part} {key}")
+
+
+@pytest.mark.parametrize("k", [5, 20, 50, 100])
+def test_fedmr_recombines_any_number_of_models(make_federation, k):
+    fed = make_federation("cnn", sizes=(2,) * 100, participants=k, epochs=1, batch_size=2)
+    ((server, trained),) = play(fedmr(fed), fed, 1)
+    assert surgery.count(server["slots"]) == k
+    for name, before in trained.states.items():
+        assert torch.equal(server["slots"][name].flatten(1).sort(0).values, before.flatten(1).sort(0).values)
+    stay = [(tensor == trained.states[name]).flatten(1).all(1) for name, tensor in server["slots"].items()]
+    assert torch.stack(stay).double().mean() < 0.5  # one layer in k stays where it was

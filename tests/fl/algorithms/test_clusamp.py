@@ -1,0 +1,219 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rounds import assert_same, poison
+
+import surgery
+from fl.algorithms import fedavg
+from fl.algorithms.clusamp import clusamp, distributions, draw_each, groups, similarity_tree
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.engine import Trained
+from fl.federation import training
+from fl.runs import checkpoint
+from zoo import Spec
+
+
+def play(algorithm, rounds=3, first=1, server=None):
+    """(server, clients, trained) after each round."""
+    server, history = server or algorithm.init(), []
+    for number in range(first, first + rounds):
+        rng = Rng(0, number)
+        clients = algorithm.sample(server, rng)
+        server, trained = algorithm.round(server, clients, rng)
+        history.append((server, clients, trained))
+    return history
+
+
+@st.composite
+def populations(draw):
+    """(sizes, a random tree over them, K)."""
+    sizes = draw(st.lists(st.integers(1, 50) | st.integers(1, 10**9), min_size=1, max_size=12))
+    nodes, merges = list(range(len(sizes))), []
+    while len(nodes) > 1:
+        pair = [nodes.pop(draw(st.integers(0, len(nodes) - 1))) for _ in range(2)]
+        merges.append(pair)
+        nodes.append(len(sizes) + len(merges) - 1)
+    return np.array(sizes), np.array(merges, dtype=np.int64).reshape(-1, 2), draw(st.integers(1, len(sizes)))
+
+
+@given(populations())
+def test_every_client_has_its_share_and_every_row_is_full(population):
+    sizes, merges, k = population
+    before = sizes.copy()
+    table = distributions(sizes, merges, k)
+    assert table.shape == (k, len(sizes))
+    assert table.min() >= 0
+    assert table.sum(1).tolist() == [sizes.sum()] * k
+    assert table.sum(0).tolist() == (k * sizes).tolist()
+    assert np.array_equal(sizes, before)
+    own = k * sizes // sizes.sum()  # rows that a large client has for itself
+    assert ((table == sizes.sum()).sum(0) >= own).all()
+
+
+@given(populations())
+def test_groups_are_the_largest_subtrees_below_the_limit(population):
+    """Recursively, from the root: a node is a group, or its parts are cut."""
+    mass, merges, k = population
+    limit = max(mass.sum() // k, 1)
+
+    def leaves(node):
+        return {node} if node < len(mass) else set.union(*map(leaves, merges[node - len(mass)].tolist()))
+
+    def cut(node):
+        if node < len(mass) or sum(mass[leaf] for leaf in leaves(node)) <= limit:
+            return [leaves(node)]
+        return [group for part in merges[node - len(mass)].tolist() for group in cut(part)]
+
+    found = groups(mass, merges, limit)
+    assert sorted(map(sorted, found)) == sorted(map(sorted, cut(len(mass) + len(merges) - 1)))
+
+
+def test_the_largest_groups_found_the_distributions():
+    """By hand: groups of 3, 2 and 1 samples of 6, two rows of 6 = 2 x 3. The smallest fills the second row."""
+    sizes = np.array([1, 2, 1, 1, 1])
+    merges = np.array([[0, 1], [2, 3], [5, 4], [7, 6]])
+    assert distributions(sizes, merges, 2).tolist() == [[2, 4, 0, 0, 0], [0, 0, 2, 2, 2]]
+    # A large client: 7 of 10 samples are 14 of 2 x 10, one row and 4 of the other.
+    assert distributions(np.array([7, 1, 2]), np.array([[0, 1], [3, 2]]), 2).tolist() == [[10, 0, 0], [4, 2, 4]]
+
+
+def test_angles_not_lengths_make_clusters_and_the_unseen_are_alike():
+    x, y = torch.tensor([1.0, 0.0, 0.1]), torch.tensor([0.0, 1.0, 0.1])
+    rows = [torch.zeros(3), x, y, 100 * x, torch.zeros(3), 0.01 * y]
+    tree = similarity_tree({"w": torch.stack(rows)[:, :2], "v": torch.stack(rows)[:, 2:]})
+    found = groups(np.ones(6, dtype=np.int64), tree, 2)
+    assert sorted(map(sorted, found)) == [[0, 4], [1, 3], [2, 5]]
+    near = {"w": torch.stack([x, torch.zeros(3), x + 0.1 * y, torch.zeros(3)])}
+    assert similarity_tree(near)[0].tolist() == [1, 3]  # no angle at all
+    assert similarity_tree({"w": torch.ones(1, 3)}).shape == (0, 2)
+
+
+def test_each_round_draws_one_client_of_each_cluster(make_federation, monkeypatch):
+    """Clients 0, 3, 4 move one weight, 1, 2, 5 another: once all were seen, each pair drawn is mixed."""
+    fed = make_federation("cnn", sizes=(4,) * 6, participants=2)
+    algorithm, sides = clusamp(fed), torch.tensor([0, 1, 1, 0, 0, 1])
+    drawn = []
+
+    def train(groups, backend):
+        ((_, starts, _),) = groups
+        states = {name: tensor.clone() for name, tensor in starts.items()}
+        first = next(iter(states.values())).view(2, -1)
+        for k, client in enumerate(drawn[-1]):
+            first[k, sides[client]] += 0.1 * (client + 1)
+        return [Trained(states, torch.ones(2))]
+
+    monkeypatch.setattr(training, "train", train)
+    server, mixed = algorithm.init(), []
+    for number in range(1, 45):
+        ready = all(g.any() for g in next(iter(server["gradients"].values())))
+        drawn.append(algorithm.sample(server, Rng(0, number)))
+        if ready:
+            mixed.append(tuple(sorted(drawn[-1], key=lambda client: sides[client])))
+        server, _ = algorithm.round(server, drawn[-1], Rng(0, number))
+    assert len(mixed) > 20
+    assert all([sides[client] for client in pair] == [0, 1] for pair in mixed)
+    assert {client for pair in mixed for client in pair} == set(range(6))
+
+
+def test_draws_follow_the_distributions():
+    table = np.array([[1, 0, 3], [0, 4, 0]])
+    counts = np.zeros((2, 3))
+    for number in range(400):
+        for row, client in enumerate(draw_each(table, Rng(0, number))):
+            counts[row, client] += 1
+    assert counts[1].tolist() == [0, 400, 0]
+    assert counts[0, 1] == 0
+    assert abs(counts[0, 0] - 100) < 45  # five standard deviations of a binomial
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_all_clients_of_equal_size_are_fedavg(make_federation, model):
+    fed = make_federation(model, sizes=(6, 6, 6), participants=3)
+    server = fedavg(fed).init()
+    for number, (after, clients, _) in enumerate(play(clusamp(fed)), 1):
+        assert sorted(clients) == [0, 1, 2]
+        server, _ = fedavg(fed).round(server, clients, Rng(0, number))
+        assert_same(after["global"], server["global"])
+
+
+def test_models_count_alike_and_gradients_are_the_changes(make_federation):
+    """Of a batch-norm model: also for a client that was drawn twice, and not for those that were not drawn."""
+    fed = make_federation("resnet20", epochs=1)
+    next(fed.model.parameters()).requires_grad_(False)
+    algorithm = clusamp(fed)
+    (server, _, _) = play(algorithm, 1)[0]
+    before = {name: tensor.clone() for name, tensor in server["gradients"].items()}
+    after, trained = algorithm.round(server, [2, 1, 2], Rng(0, 2))
+    for name, tensor in trained.states.items():
+        torch.testing.assert_close(tensor[0], tensor[2])
+        if tensor.is_floating_point():
+            torch.testing.assert_close(after["global"][name], tensor.mean(0))
+    assert after["gradients"].keys() == {name for name, p in fed.model.named_parameters() if p.requires_grad}
+    for name, gradients in after["gradients"].items():
+        change = trained.states[name] - server["global"][name]
+        torch.testing.assert_close(gradients[[2, 1]], change[:2])
+        assert torch.equal(gradients[[0, 3]], before[name][[0, 3]])
+
+
+@pytest.mark.parametrize(("model", "participants"), [("cnn", 1), ("cnn", 3), ("resnet20", 4)])
+def test_a_round_is_a_function_of_its_arguments_and_resumes(make_federation, tmp_path, model, participants):
+    fed = make_federation(model, epochs=1, participants=participants)
+    algorithm, spec = clusamp(fed), Spec(model)
+    history = play(algorithm)
+    server, end = history[0][0], history[-1][0]
+    checkpoint.save(tmp_path, server, 1, spec, {})
+    restored, _ = checkpoint.restore(tmp_path, algorithm.init(), spec)
+    again, resumed = (play(algorithm, 2, first=2, server=s) for s in (server, restored))
+    assert [clients for _, clients, _ in again] == [clients for _, clients, _ in history[1:]]
+    for part in ("global", "gradients"):
+        assert_same(end[part], again[-1][0][part])
+        assert_same(end[part], resumed[-1][0][part])
+        assert_same(server[part], restored[part])
+    assert any(algorithm.sample(end, Rng(0, n)) != algorithm.sample(end, Rng(1, n)) for n in range(9))
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_dropped_clients_keep_their_gradient(make_federation, monkeypatch, model):
+    fed = make_federation(model, epochs=1)
+    algorithm = clusamp(fed)
+    server, _ = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
+    _, well = algorithm.round(server, [1, 2, 3], Rng(0, 2))
+    poison(monkeypatch, {1}, [1])
+    after, trained = algorithm.round(server, [1, 2, 3], Rng(0, 2))
+    assert trained.sizes == (7, 0, 5)
+    assert_same(after["global"], surgery.average({name: t[[0, 2]] for name, t in well.states.items()}))
+    for name, gradients in after["gradients"].items():
+        assert torch.equal(gradients[[0, 2]], server["gradients"][name][[0, 2]])
+        assert not torch.equal(gradients[1], server["gradients"][name][1])
+    assert len(algorithm.sample(after, Rng(0, 3))) == 3
+
+
+def test_huge_changes_do_not_poison_the_tree(make_federation, monkeypatch):
+    fed = make_federation("cnn", participants=2)
+    algorithm = clusamp(fed)
+    server = algorithm.init()
+
+    def train(groups, backend):
+        ((_, starts, _),) = groups
+        return [Trained({name: torch.full_like(t, -3e38) for name, t in starts.items()}, torch.ones(2))]
+
+    monkeypatch.setattr(training, "train", train)
+    server["global"] = {name: torch.full_like(t, 3e38) for name, t in server["global"].items()}
+    server, _ = algorithm.round(server, [0, 1], Rng(0, 1))
+    assert len(algorithm.sample(server, Rng(0, 2))) == 2
+
+
+def test_a_population_too_large_for_its_gradients_is_refused(make_federation, monkeypatch):
+    fed = make_federation("cnn")
+    numbers, module = 4 * sum(p.numel() for p in fed.model.parameters()), sys.modules[clusamp.__module__]
+    assert 2**28 < module.memory(torch.device("cpu")) < 2**50
+    monkeypatch.setattr(module, "memory", lambda device: 8 * numbers + 32 * 16)
+    clusamp(fed)
+    monkeypatch.setattr(module, "memory", lambda device: 8 * numbers + 32 * 16 - 1)
+    with pytest.raises(FLError, match=r"4 clients x .* fewer clients, a narrower model .* leave clusamp out"):
+        clusamp(fed)

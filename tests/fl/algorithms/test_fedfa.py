@@ -1,0 +1,193 @@
+"""FedFA's rounds against its algorithms written out, and the cases in which it and its rivals are FedAvg."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import oracles
+import pytest
+import torch
+from fleets import SIZES, SPECS, assert_close, choices, fleet_federation, mixed, shapes, spoil, train_each
+from hypothesis import given, settings, strategies
+from rounds import play
+
+import surgery
+from fl.algorithms import (
+    FedFAOptions,
+    FlexiFedOptions,
+    HeteroFLOptions,
+    NeFLOptions,
+    fedavg,
+    fedfa,
+    fedrolex,
+    flexifed,
+    heterofl,
+    nefl,
+)
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.engine import SGD
+from fl.federation import training
+from fl.models.fleet import make_fleet
+from fl.partition import Split
+from zoo import Spec
+
+COHORT = [2, 0, 3, 1]
+
+
+def starts(fed, full, clients):
+    """Algorithm 3: blocks fall off the ends of sections, channels off the ends of layers."""
+    return [
+        {name: oracles.corner(full[name], shape) for name, shape in shapes(fed, client).items()} for client in clients
+    ]
+
+
+def check_rounds(fed, options, oracle, rounds=2, **tolerance):
+    """The sizes in the last round."""
+    algorithm = fedfa(fed, options)
+    server = algorithm.init()
+    for number in range(1, 1 + rounds):
+        rng, old = Rng(0, number), server["global"]
+        states, sizes = train_each(fed, starts(fed, old, COHORT), COHORT, rng)
+        server, trained = algorithm.round(server, COHORT, rng)
+        assert trained.sizes == sizes
+        assert_close(server["global"], oracle(old, states, sizes), **tolerance)
+    return sizes
+
+
+FAMILIES = {  # with two blocks or more in a section, where that is what may be cut
+    "preresnet18": (2, 3, 2, 3),
+    "mobilenetv2": (1, 2, 3, 3, 2, 3, 1),
+    "efficientnetv2_cifar": (1, 2, 3, 2, 3),
+    "transformer": (3,),
+}
+
+
+@settings(max_examples=12, deadline=None)
+@given(strategies.sampled_from(sorted(FAMILIES)), strategies.floats(0.05, 1.0), strategies.data())
+def test_every_client_contributes_to_all_of_its_width(name, width, data):
+    """After grafting: to the leading corner, as large as its own layer, of every block, also of those that it lacks."""
+    full = Spec(name, width=0.25, depth=FAMILIES[name], **({"tokens": 8} if name == "transformer" else {}))
+    depth = tuple(data.draw(strategies.integers(min(2, blocks), blocks)) for blocks in full.depth)
+    small = full.scaled(width, depth)
+    model = full.build()
+    plan = make_fleet(model, full, [small])[0].plan
+    own = plan.small_shapes
+    _, mask = plan.embed({name: torch.ones(shape) for name, shape in own.items()})
+    for name, tensor in surgery.state(model).items():
+        section, _, rest = name.partition(".")
+        last = depth[int(section[-1]) - 1] - 1 if section.startswith("section") else 0
+        mine = own.get(name) or own[f"{section}.{last}.{rest.partition('.')[2]}"]
+        expected = torch.zeros(tensor.shape, dtype=torch.bool)
+        oracles.corner(expected, mine).fill_(True)
+        assert torch.equal(mask[name], expected), name
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_round_is_the_paper_written_out(name):
+    check_rounds(mixed(name), FedFAOptions(), oracles.fedfa)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
+    """All from the same trained models."""
+    fed, rng = mixed(name), Rng(0, 1)
+    old = fed.initial()
+    models = [fed.fleet[client].model for client in COHORT]
+    trained = fed.train_mixed(models, starts(fed, old, COHORT), COHORT, rng)
+    monkeypatch.setattr(type(fed), "train_mixed", lambda *given: trained)
+    for graft, scale in itertools.product((True, False), ("norm", "rms", "none")):
+        algorithm = fedfa(fed, FedFAOptions(graft, scale))
+        after, _ = algorithm.round({"global": old}, COHORT, rng)
+        assert_close(after["global"], oracles.fedfa(old, trained.states, trained.sizes, graft, scale))
+
+
+def test_another_quantile_and_float32():
+    fed = fleet_federation(SPECS["static_batch"], choices("static_batch"), dtype=torch.float32)
+    options = FedFAOptions(quantile=0.6)
+    check_rounds(fed, options, lambda *given: oracles.fedfa(*given, percent=60), 1, rtol=1e-5, atol=1e-6)
+
+
+def test_with_grafting_everybody_reaches_every_block_and_without_only_those_who_have_it():
+    fed = mixed("static_batch")
+    for deep, graft in itertools.product(("section1.2.conv2.weight", "section3.1.conv2.weight"), (True, False)):
+        algorithm = fedfa(fed, FedFAOptions(graft))
+        server = algorithm.init()
+        after, _ = algorithm.round(server, [1], Rng(0, 1))  # half as wide, one block a section
+        change, n = after["global"][deep] - server["global"][deep], shapes(fed, 2)[deep]
+        assert bool(change[: n[0], : n[1]].all()) == bool(change.any()) == graft
+        assert not change[n[0] :].any()
+        assert not change[:, n[1] :].any()
+
+
+@pytest.mark.parametrize("scale", ["norm", "none"])
+def test_a_dropped_client_counts_neither_in_the_mean_nor_in_the_norms(monkeypatch, scale):
+    spoil(monkeypatch, {0})  # the only one that has all blocks in full width
+    sizes = check_rounds(
+        mixed("static_batch"), FedFAOptions(True, scale), lambda *given: oracles.fedfa(*given, True, scale)
+    )
+    assert sizes == tuple(0 if client == 0 else SIZES[client] for client in COHORT)
+
+
+ONE = {
+    "fedfa": lambda fed: fedfa(fed, FedFAOptions(scale="none")),
+    "fedfa without grafting": lambda fed: fedfa(fed, FedFAOptions(graft=False, scale="none")),
+    "heterofl": lambda fed: heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True)),
+    "fedrolex": lambda fed: fedrolex(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True)),
+    "nefl": lambda fed: nefl(fed, NeFLOptions(step_sizes=False)),
+    **{f"flexifed {s}": lambda fed, s=s: flexifed(fed, FlexiFedOptions(s)) for s in ("basic", "clustered", "max")},
+}
+
+
+@cache
+def alike(name):
+    """All clients have the whole model."""
+    return fleet_federation(SPECS[name], [(1.0, None)] * 4, participants=3)
+
+
+@pytest.mark.parametrize("method", ONE)
+@pytest.mark.parametrize("name", ["cnn", "batch", "transformer"])
+def test_with_one_architecture_every_method_is_fedavg(name, method):
+    fed = alike(name)
+    for (a, _), (b, _) in zip(play(ONE[method](fed), fed), play(fedavg(fed), fed), strict=True):
+        assert_close(a["global"], b["global"])
+
+
+@pytest.mark.parametrize("scale", ["norm", "rms"])
+def test_clients_that_agree_need_no_scaling(scale):
+    """All have the same four samples, which are one batch."""
+    fed = alike("static_batch")
+    same = [Split(torch.arange(4), torch.arange(0), torch.arange(0))] * 4
+    fed = replace(fed, clients=same)
+    for (a, _), (b, _) in zip(play(fedfa(fed, FedFAOptions(scale=scale)), fed), play(fedavg(fed), fed), strict=True):
+        assert_close(a["global"], b["global"], rtol=1e-7, atol=1e-9)
+
+
+def test_an_enlarged_client_is_brought_to_the_others_norm(monkeypatch):
+    """A client whose weights are 100 times what they should be moves the mean of directions no more than others do."""
+    fed = replace(alike("cnn"), optimizer=SGD(0.0))
+    honest = training._mixed
+
+    def train(*given):
+        trained = honest(*given)
+        trained.states[1] = {name: 100 * tensor for name, tensor in trained.states[1].items()}
+        return trained
+
+    monkeypatch.setattr(training, "_mixed", train)
+    algorithm = fedfa(fed)
+    start = algorithm.init()
+    after, _ = algorithm.round(start, COHORT, Rng(0, 1))
+    assert_close(after["global"], {name: (3 + 100) / 4 * tensor for name, tensor in start["global"].items()})
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (FedFAOptions(scale="max"), "unknown --fedfa.scale 'max': there are norm, rms, none"),
+        (FedFAOptions(quantile=0.0), "--fedfa.quantile is a share above 0 and up to 1, got 0.0"),
+        (FedFAOptions(quantile=1.5), "got 1.5"),
+    ],
+)
+def test_bad_options_are_refused(options, complaint):
+    with pytest.raises(FLError, match=complaint):
+        fedfa(mixed("cnn"), options)

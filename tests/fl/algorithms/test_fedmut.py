@@ -1,0 +1,152 @@
+import pytest
+import torch
+from rounds import assert_same, play, poison
+
+import surgery
+from fl.algorithms import fedavg
+from fl.algorithms.fedmut import FedMutOptions, fedmut, signs
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.federation import training
+from fl.runs import checkpoint
+from zoo import Spec
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """The starts of each round's local training, as it goes on."""
+    honest, seen = training.train, []
+
+    def train(groups, backend):
+        seen.append({name: tensor.clone() for name, tensor in groups[0][1].items()})
+        return honest(groups, backend)
+
+    monkeypatch.setattr(training, "train", train)
+    return seen
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_without_a_radius_it_is_fedavg(make_federation, model):
+    fed = make_federation(model)
+    for (a, _), (b, _) in zip(play(fedavg(fed), fed), play(fedmut(fed, FedMutOptions(radius=0.0)), fed), strict=True):
+        assert_same(a["global"], b["global"])
+
+
+def test_one_client_is_fedavg_too(make_federation):
+    """The only mutant has no partner."""
+    fed = make_federation("cnn", participants=1)
+    for (a, _), (b, _) in zip(play(fedavg(fed), fed), play(fedmut(fed), fed), strict=True):
+        assert_same(a["global"], b["global"])
+
+
+@pytest.mark.parametrize("unit", ["layer", "tensor", "block"])
+def test_mutants_lie_on_both_sides_and_cancel(make_federation, watched, unit):
+    """Each piece of a mutant is off by + or - r times the last step; all else is the global model's."""
+    fed = make_federation("resnet20", participants=4, epochs=1)
+    next(fed.model.parameters()).requires_grad_(False)
+    learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
+    (server, _) = play(fedmut(fed, FedMutOptions(radius=2.0, unit=unit, beta=0.0)), fed, 2)[0]
+    first, second = watched
+    for name, tensor in first.items():
+        assert torch.equal(tensor, fed.initial()[name].expand_as(tensor))  # no step yet
+    patterns = []
+    for piece in surgery.layers(fed.model, unit=unit):
+        moves = set()
+        for name in piece.tensors:
+            here = server["global"][name]
+            if name not in learnt:
+                assert torch.equal(second[name], here.expand_as(second[name]))
+                continue
+            step = 2 * (here - server["previous"][name])
+            torch.testing.assert_close(second[name].mean(0), here)
+            if step.abs().max() > 1e-6:
+                scale = (second[name] - here).flatten(1) @ step.flatten() / step.square().sum()
+                moves.add(tuple(scale.round().int().tolist()))
+                expected = here + scale.round().view(-1, *[1] * step.ndim) * step
+                torch.testing.assert_close(second[name], expected)
+        assert len(moves) <= 1  # a piece moves as one
+        patterns += moves
+    assert all(sorted(pattern) == [-1, -1, 1, 1] for pattern in patterns)
+    assert len(set(patterns)) > 2
+
+
+def test_backward_mutations_are_shorter_at_first(make_federation, watched):
+    """beta falls from its value in the second round, the first with mutants, to zero; the odd mutant is none."""
+    fed = make_federation("cnn", epochs=1)
+    history = play(fedmut(fed, FedMutOptions(radius=1.0, beta=0.4, beta_rounds=2)), fed, 5)
+    for number, beta in ((2, 0.4), (3, 0.2), (4, 0.0), (5, 0.0)):
+        server = history[number - 2][0]
+        name = next(iter(server["global"]))
+        step = (server["global"][name] - server["previous"][name]).flatten()
+        scale = (watched[number - 1][name] - server["global"][name]).flatten(1) @ step / (step @ step)
+        torch.testing.assert_close(scale.sort().values, torch.tensor([beta - 1, 0.0, 1.0]), atol=1e-3, rtol=0)
+        assert scale[2] == 0
+
+
+def test_signs_are_paired_and_every_order_comes():
+    rows = signs(600, 4, 0.0, torch.Generator().manual_seed(0))
+    assert rows.sum(1).abs().max() == 0
+    _, counts = rows.unique(dim=0, return_counts=True)
+    assert len(counts) == 6
+    assert (counts - 100).abs().max() < 46  # five standard deviations of a binomial
+    assert signs(3, 1, 0.3, torch.Generator()).tolist() == [[0], [0], [0]]
+
+
+def test_mutants_are_averaged_by_their_samples(make_federation):
+    fed = make_federation("cnn")
+    (_, (server, trained)) = play(fedmut(fed), fed, 2)
+    assert_same(server["global"], surgery.average(trained.states, trained.sizes))
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_a_round_is_a_function_of_its_arguments_and_resumes(make_federation, tmp_path, model):
+    fed = make_federation(model, epochs=1, participants=4)
+    algorithm, spec = fedmut(fed), Spec(model)
+    server, end = (history := play(algorithm, fed))[0][0], history[-1][0]
+    checkpoint.save(tmp_path, server, 1, spec, {})
+    restored, _ = checkpoint.restore(tmp_path, algorithm.init(), spec)
+    again = play(algorithm, fed, 2, first=2, server=server)[-1][0]
+    resumed = play(algorithm, fed, 2, first=2, server=restored)[-1][0]
+    for part in ("global", "previous"):
+        assert_same(end[part], again[part])
+        assert_same(end[part], resumed[part])
+        assert_same(server[part], restored[part])
+
+
+def test_rounds_and_seeds_draw_other_signs(make_federation, watched):
+    fed = make_federation("cnn", epochs=1)
+    algorithm = fedmut(fed)
+    (server, _) = play(algorithm, fed, 1)[0]
+    for seed, number in ((0, 102), (0, 103), (1, 102), (0, 102)):  # without beta, which the round changes too
+        algorithm.round(server, [0, 1, 2], Rng(seed, number))
+    _, first, later, other, again = watched
+    assert_same(first, again)
+    for starts in (later, other):
+        assert any(not torch.equal(starts[name], tensor) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
+    fed = make_federation(model, epochs=1)
+    algorithm = fedmut(fed)
+    (server, _) = play(algorithm, fed, 1)[0]
+    _, well = algorithm.round(server, [0, 2, 3], Rng(0, 2))
+    poison(monkeypatch, {1}, [1])
+    after, trained = algorithm.round(server, [0, 2, 3], Rng(0, 2))
+    assert trained.sizes == (3, 0, 5)
+    expected = surgery.average({name: tensor[[0, 2]] for name, tensor in well.states.items()}, [3, 5])
+    assert_same(after["global"], expected)
+    assert_same(after["previous"], server["global"])
+
+
+def test_bad_settings_are_refused(make_federation):
+    fed = make_federation("cnn")
+    for options, flag in (
+        (FedMutOptions(radius=-1.0), "radius"),
+        (FedMutOptions(beta=1.5), "beta"),
+        (FedMutOptions(beta_rounds=0), "beta-rounds"),
+    ):
+        with pytest.raises(FLError, match=f"--fedmut.{flag} is .* got "):
+            fedmut(fed, options)
+    with pytest.raises(FLError, match=r"--fedmut.unit: .*no residual blocks"):
+        fedmut(fed, FedMutOptions(unit="block"))

@@ -1,0 +1,162 @@
+"""HeteroFL and FedRolex, element by element."""
+
+from dataclasses import replace
+
+import oracles
+import pytest
+import torch
+from fleets import IMAGES, SPECS, assert_close, fleet_federation, mixed, shapes, train_each
+from rounds import assert_same, play
+
+from fl.algorithms import FedFAOptions, HeteroFLOptions, fedfa, fedrolex, heterofl
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.engine import SGD
+from fl.models.architectures import ArchitectureOptions
+from fl.models.fleet import make_fleet
+from fl.runs.assembly import build
+from zoo import Spec
+from zoo.kit import Scaler
+
+COHORT = [2, 0, 1]  # the classes and tokens of client 3 alone are nobody's
+PLAIN = HeteroFLOptions(scaler=False, own_rows=False, weighted=True)
+TEXT = Spec("transformer", num_classes=11, tokens=11, width=0.04, depth=1, dropout=0.0)  # as many positions as tokens
+
+
+def own(fed, client):
+    """The classes, or tokens, in a client's training samples, and the rows of which tensors they are."""
+    index = fed.clients[client].train
+    if fed.data.text:
+        held = set(fed.data.x[index].flatten().tolist()) | set(fed.data.y[index].flatten().tolist())
+        return held, ("head.weight", "head.bias", "embedding.token.weight")
+    return set(fed.data.y[index].tolist()), ("fc2.weight", "fc2.bias")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
+def test_a_round_is_the_mean_over_those_who_hold_the_element_and_have_the_label(name, weighted):
+    fed = mixed("cnn") if name == "cnn" else fleet_federation(TEXT, [(1.0, 1), (0.5, 1), (0.75, 1), (1.0, 1)])
+    algorithm, rng = heterofl(fed, HeteroFLOptions(weighted=weighted)), Rng(0, 1)
+    old = algorithm.init()["global"]
+    starts = [{n: oracles.corner(old[n], s) for n, s in shapes(fed, client).items()} for client in COHORT]
+    states, sizes = train_each(fed, starts, COHORT, rng)
+    held = [own(fed, client) for client in COHORT]
+
+    def counts(k, name, index):
+        return name not in held[k][1] or index[0] in held[k][0]
+
+    expected = oracles.mean_of_holders(old, states, sizes if weighted else [1, 1, 1], counts)
+    after, _ = algorithm.round({"global": old}, COHORT, rng)
+    assert_close(after["global"], expected)
+    for name in held[0][1]:  # a row that nobody counts for keeps its value, and there are such
+        rows = set.union(*(classes for classes, _ in held))
+        stay = (after["global"][name] == old[name]).reshape(len(old[name]), -1).all(1)
+        assert {row for row in range(len(stay)) if not stay[row]} <= rows
+        assert len(rows) < len(stay)
+
+
+def test_weighted_with_all_rows_it_is_fedfa_without_grafting_and_scaling():
+    fed = mixed("static_batch")
+    rivals = heterofl(fed, PLAIN), fedfa(fed, FedFAOptions(graft=False, scale="none"))
+    for (a, _), (b, _) in zip(*(play(rival, fed, 2) for rival in rivals), strict=True):
+        assert_same(a["global"], b["global"])
+
+
+def test_elements_that_nobody_holds_keep_their_value():
+    fed = mixed("cnn")
+    algorithm = heterofl(fed)
+    before = algorithm.init()["global"]
+    after, _ = algorithm.round({"global": before}, [1], Rng(0, 1))
+    for name, shape in shapes(fed, 1).items():
+        small = torch.zeros_like(before[name], dtype=torch.bool)
+        oracles.corner(small, shape).fill_(True)
+        assert torch.equal(after["global"][name][~small], before[name][~small])
+        assert not torch.equal(after["global"][name][small], before[name][small])
+
+
+def test_scalers_divide_by_the_rate_over_the_servers():
+    """Whatever the width of the server's model: a client that is as wide as it is has rate 1."""
+    spec = Spec("preresnet18", **IMAGES, width=(0.1, 0.1, 0.1, 0.05), depth=1, scaler=True)
+    full = spec.build()
+    fleet = make_fleet(full, spec, [spec, spec.scaled(0.5), spec.scaled((0.5, 0.25, 1.0, 0.5))])
+    for client, rates in enumerate(((1.0,) * 4, (0.5,) * 4, (0.5, 0.25, 1.0, 0.5))):
+        found = {name: m.rate for name, m in fleet[client].model.named_modules() if isinstance(m, Scaler)}
+        for section, rate in enumerate(rates, 1):
+            assert {r for name, r in found.items() if name.startswith(f"section{section}.")} == {rate}
+    half = ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
+    config = Config(algorithm=("heterofl",), model="cnn", width=(0.1,), clients=2, participants=2, architectures=half)
+    fed, _ = build(config)
+    rates = [{m.rate for m in fed.fleet[k].model.modules() if isinstance(m, Scaler)} for k in (0, 1)]
+    assert rates == [{0.5}, {1.0}]
+    plain, _ = build(replace(config, heterofl=HeteroFLOptions(scaler=False)))
+    assert not any(isinstance(m, Scaler) for m in plain.fleet[0].model.modules())
+
+
+# FedRolex
+
+
+def window(by, channels, n):
+    """The channels that a client has, ascending; all of them if it has as many as there are."""
+    return torch.roll(torch.arange(channels), -by)[:n].sort().values
+
+
+def positions(name, axis, by, full, small):
+    """Those of one axis of a tensor: behind the flattening each channel is four pixels."""
+    pixels = 4 if (name, axis) == ("fc1.weight", 1) else 1
+    some = window(by, full // pixels, small // pixels) if full != small else torch.arange(full // pixels)
+    return (some[:, None] * pixels + torch.arange(pixels)).flatten()
+
+
+def rolled(full, sizes, by):
+    """The part of each tensor that a client of these shapes has."""
+    result = {}
+    for name, shape in sizes.items():
+        result[name] = full[name]
+        for axis, size in enumerate(shape):
+            result[name] = result[name].index_select(axis, positions(name, axis, by, full[name].shape[axis], size))
+    return result
+
+
+@pytest.mark.parametrize("name", ["cnn", "static_batch"])
+def test_the_window_moves_on_by_one_channel_each_round(name):
+    fed = mixed(name)
+    algorithm = fedrolex(fed, PLAIN)
+    full = algorithm.init()["global"]
+    for by in (1, 2, 7, 13):
+        (state,), _ = train_each(fed, [rolled(full, shapes(fed, 1), by)], [1], Rng(0, by))
+        after, _ = algorithm.round({"global": full}, [1], Rng(0, by))
+        assert_close(rolled(after["global"], shapes(fed, 1), by), state)
+        moved = sum(int((after["global"][n] != full[n]).sum()) for n in full)
+        assert moved <= sum(tensor.numel() for tensor in state.values())
+
+
+def test_after_as_many_rounds_as_channels_all_were_trained_alike():
+    fed = fleet_federation(SPECS["cnn"], [(0.5, None)] * 2, sizes=(2, 2), optimizer=SGD(0.01, 0.0, 0.5))
+    algorithm = fedrolex(fed, PLAIN)
+    server, counts = algorithm.init(), {"conv1.weight": [0, 0], "conv2.weight": [0, 0], "fc2.weight": [0, 0]}
+    start, c1, c2, c3 = server["global"], 4, 8, 11
+    assert [len(start[f"{layer}.weight"]) for layer in ("conv1", "conv2", "fc1")] == [c1, c2, c3]
+    for number in range(1, 1 + c2):
+        after, _ = algorithm.round(server, [0], Rng(0, number))
+        for name, seen in counts.items():
+            change = (after["global"][name] != server["global"][name]).reshape(*start[name].shape[:2], -1).any(2)
+            seen[0], seen[1] = seen[0] + change.any(1).int(), seen[1] + change.any(0).int()
+        server = after
+    assert counts["conv1.weight"][0].tolist() == [c2 // 2] * c1
+    assert counts["conv2.weight"][0].tolist() == [c2 // 2] * c2
+    assert counts["conv2.weight"][1].tolist() == [c2 // 2] * c1
+    assert counts["fc2.weight"][0].tolist() == [c2] * 5
+
+
+def test_in_full_width_it_is_heterofl():
+    base = SPECS["static_batch"]
+    fed = fleet_federation(base, [(1.0, base.depth), (1.0, 1)], sizes=(3, 5))
+    for (a, _), (b, _) in zip(play(fedrolex(fed), fed, 2), play(heterofl(fed), fed, 2), strict=True):
+        assert_same(a["global"], b["global"])
+
+
+def test_channels_that_cannot_be_followed_are_refused_before_the_first_round():
+    base = Spec("preresnet18", **IMAGES, width=0.25, depth=1, norm="group")
+    with pytest.raises(FLError, match=r"FedRolex cannot move the channels of ResNet: .*cannot roll"):
+        fedrolex(fleet_federation(base, [(1.0, 1), (0.5, 1)], sizes=(3, 5)))

@@ -1,0 +1,151 @@
+"""A file with a METHOD is all that it takes to add one, and nothing else knows methods by name."""
+
+import ast
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fl_flags import TINY
+from fleets import SPECS, fleet_federation
+
+from fl import Config, FLError, algorithms
+from fl.algorithms import ALGORITHMS, MIXED, OPTIONS
+from fl.base.rng import Rng
+from fl.federation.attack import Attack
+from fl.federation.defence import Defence
+from fl.federation.presence import Presence
+
+ROOT = Path(__file__).parents[3]
+
+MINE = '''
+"""FedAvg that moves a share of the way."""
+
+from dataclasses import dataclass
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.method import Method
+from fl.federation import Federation
+from surgery import broadcast
+
+
+@dataclass(frozen=True)
+class PartOfTheWayOptions:
+    """Part of the way."""
+
+    share: float = 0.5
+    """of the way"""
+
+
+def part_of_the_way(fed: Federation, options: PartOfTheWayOptions = PartOfTheWayOptions()) -> Algorithm:
+    def round(server, clients, rng):
+        before = server["global"]
+        trained = fed.train(broadcast(before, len(clients)), clients, rng)
+        mean = fed.average(trained.sent, trained.sizes)
+        return {"global": {name: t + options.share * (mean[name] - t) for name, t in before.items()}}, trained
+
+    return fedavg(fed)._replace(round=round)
+
+
+METHOD = Method(part_of_the_way, PartOfTheWayOptions(), refuses={"masked": "is too simple for that"})
+'''
+
+
+def test_a_method_with_options_is_one_new_file(tmp_path):
+    for package in ("fl", "surgery", "zoo"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fl/algorithms/part_of_the_way.py").write_text(MINE)
+
+    flags = [*TINY, "--algorithm", "part_of_the_way", "--out", str(tmp_path)]
+
+    def run(*commands):
+        """What several commands leave, in one process: (exit codes, output, errors)."""
+        call = "import json, sys; from fl import run; print([run.main(c) for c in json.loads(sys.argv[1])])"
+        done = subprocess.run(
+            [sys.executable, "-c", call, json.dumps([[*flags, *command] for command in commands])],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stdout, done.stderr
+
+    out, errors = run(
+        ["--part-of-the-way.share", "0.25", "--name", "a"], ["--masked-loss"], ["--architectures.widths", "0.5,1"]
+    )
+    assert out.splitlines()[-1] == "[0, 2, 2]", errors
+    assert "part_of_the_way:\n  share: 0.25" in (tmp_path / "a/config.yaml").read_text()
+    assert "part_of_the_way is too simple for that: leave --masked-loss out" in errors
+    assert "part_of_the_way gives all clients one model" in errors
+    text, _ = run(["--help"])
+    assert "part_of_the_way" in text
+    assert "--part-of-the-way.share" in text
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_is_made_with_the_options_of_its_name(name):
+    method, config = ALGORITHMS[name], Config()
+    if method.options is not None:
+        value = dataclasses.replace(getattr(config, name))  # equal, and another object
+        config = dataclasses.replace(config, **{name: value})
+    spy = functools.wraps(method.make)(lambda *given: given)
+    given = dataclasses.replace(method, make=spy)("a federation", config)
+    assert given[0] == "a federation"
+    assert [id(options) for options in given[1:]] == ([] if method.options is None else [id(value)])
+
+
+def test_what_methods_are_made_of_can_be_imported():
+    for name in ALGORITHMS:
+        assert getattr(algorithms, name) is ALGORITHMS[name].make
+    for options in OPTIONS.values():
+        assert getattr(algorithms, type(options).__name__) is type(options)
+
+
+REFUSED = {
+    "fedgen": ({"masked": True}, "--masked-loss"),
+    "femam": ({"masked": True}, "--masked-loss"),
+    "local": ({"defence": Defence(rule="median")}, "--attack and --defence"),
+    "clusamp": ({"presence": Presence(torch.ones(4), torch.full((4,), 9))}, "--joining and --leaving"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, make_federation):
+    asked, flags = REFUSED[name]
+    with pytest.raises(FLError, match=f"{name} .*: leave {flags} out"):
+        ALGORITHMS[name].make(make_federation("cnn", **asked))
+
+
+def test_local_refuses_an_attack(make_federation):
+    fed = make_federation("cnn")
+    attack = Attack(frozenset([0]), fed.data, 1.0)
+    with pytest.raises(FLError, match="local sends nothing"):
+        ALGORITHMS["local"].make(dataclasses.replace(fed, attack=attack))
+
+
+def test_a_method_with_one_model_refuses_clients_of_different_architectures():
+    fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
+    for name in ("fedavg", "fedprox", "ditto"):
+        algorithm = ALGORITHMS[name](fed, Config())
+        with pytest.raises(FLError, match=r"clients have models of \d architectures"):
+            algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
+    assert {"fedfa", "heterofl"} <= set(MIXED)
+
+
+def test_nothing_outside_knows_a_method_by_name():
+    known = set()
+    for file in (ROOT / "fl").rglob("*.py"):
+        where = file.relative_to(ROOT)
+        if where.parts[1] == "algorithms" or "recipes" in where.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ALGORITHMS:
+                known.add((str(where), node.value))
+    assert known == {
+        ("fl/config/fields.py", "fedmr"),
+        ("fl/runs/pathways.py", "femam"),
+    }  # the default; FeMAM's own file

@@ -1,0 +1,429 @@
+"""Methods with a model for every client."""
+
+import copy
+import dataclasses
+import logging
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import average
+from rounds import assert_same, play, poison
+from torch import nn
+
+import surgery
+from fl.algorithms.fedavg import fedavg
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.engine import SGD, Adam
+from fl.engine.batches import make_batches
+from fl.federation import training
+
+
+def module(name):
+    return import_module(f"fl.algorithms.{name}")
+
+
+local, ditto, DittoOptions = module("local").local, module("ditto").ditto, module("ditto").DittoOptions
+fedrep, FedRepOptions = module("fedrep").fedrep, module("fedrep").FedRepOptions
+pfedme, PFedMeOptions, Envelope = (getattr(module("pfedme"), name) for name in ("pfedme", "PFedMeOptions", "Envelope"))
+fedavg_plus, FedAvgPlusOptions = module("fedavg_plus").fedavg_plus, module("fedavg_plus").FedAvgPlusOptions
+fesem, fesem_plus, FeSEMPlusOptions = (
+    module("fesem").fesem,
+    module("fesem_plus").fesem_plus,
+    module("fesem_plus").FeSEMPlusOptions,
+)
+tuning_rng = module("parts.plus").tuning_rng
+
+NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+METHODS = {f.__name__: f for f in (local, fedavg_plus, fedrep, ditto, pfedme)}
+METHODS["fesem_plus"] = lambda fed: fesem_plus(fed, FeSEMPlusOptions(2))
+OPTIMIZER = SGD(0.05, 0.9, clip=1.0)
+
+
+@pytest.fixture
+def federation_of(make_federation):
+    """Four clients in float64 of whom two take part at a time, with a learning rate that falls."""
+    defaults = {"dtype": torch.float64, "participants": 2, "optimizer": OPTIMIZER, "schedule": lambda r: 0.8**r}
+    return lambda model=NET, **settings: make_federation(copy.deepcopy(model), **{**defaults, **settings})
+
+
+def row(stack, k):
+    return {name: tensor[k] for name, tensor in stack.items()}
+
+
+def batches(fed, client, rng, epochs=None):
+    made = make_batches([fed.clients.train[client]], [client], epochs or fed.epochs, fed.batch_size, rng, "cpu")
+    return list(made.index[0])
+
+
+def by_hand(fed, start, index, round, learn=lambda name: True, pull=0.0, anchor=None, shrink=0.0, inner=1, outer=None):
+    """torch.optim on a copy: (state, w). With `outer`, w follows the model after every batch, else it is the anchor."""
+    model = copy.deepcopy(fed.model).train()
+    model.load_state_dict(start)
+    learnt = {name: p.requires_grad_(learn(name)) for name, p in model.named_parameters() if learn(name)}
+    w = {name: (anchor or start)[name].clone() for name in learnt}
+    settings = {"lr": fed.optimizer.lr * fed.schedule(round)}
+    if isinstance(fed.optimizer, Adam):
+        optimizer = torch.optim.Adam(learnt.values(), **settings)
+    else:
+        optimizer = torch.optim.SGD(learnt.values(), **settings, momentum=fed.optimizer.momentum)
+    for batch in index:
+        x, y = fed.data.normalise(fed.data.x[batch], torch.float64), fed.data.y[batch]
+        for _ in range(inner):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            for name, p in learnt.items():
+                p.grad += pull * (p.detach() - w[name]) + shrink * p.detach()
+            if fed.optimizer.clip:
+                nn.utils.clip_grad_norm_(learnt.values(), fed.optimizer.clip)
+            optimizer.step()
+        if outer:
+            w = {name: w[name] - outer * fed.schedule(round) * pull * (w[name] - learnt[name].detach()) for name in w}
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}, w
+
+
+def assert_close(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name].double(), tensor.double(), rtol=1e-9, atol=1e-10, msg=name)
+
+
+def floats(state):
+    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+
+
+def mean_of(fed, states, clients):
+    return average([floats(state) for state in states], [len(fed.clients.train[c]) for c in clients])
+
+
+def test_local_is_each_client_alone(federation_of):
+    fed = federation_of()
+    own = [fed.initial() for _ in range(4)]
+    for number, (server, trained) in enumerate(play(local(fed), fed), 1):
+        rng = Rng(0, number)
+        clients = fed.sample(rng)
+        for c in clients:
+            own[c], _ = by_hand(fed, own[c], batches(fed, c, rng), number)
+        for c in range(4):
+            assert_close(floats(row(server["personal"], c)), floats(own[c]))
+        assert_close(floats(server["global"]), mean_of(fed, own, range(4)))
+        assert_close(floats(row(trained.states, 1)), floats(own[clients[1]]))
+        assert not any(trained.metrics.values())
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_ditto_without_its_term_is_fedavg_beside_local(federation_of, backend):
+    fed = federation_of(backend=backend)
+    three = (play(make(fed), fed) for make in (lambda fed: ditto(fed, DittoOptions(lam=0.0)), fedavg, local))
+    for (both, seen), (shared, expected), (alone, _) in zip(*three, strict=True):
+        assert_same(both["global"], shared["global"])
+        assert_same(both["personal"], alone["personal"])
+        assert seen.metrics == expected.metrics
+        assert torch.equal(seen.loss, expected.loss)
+
+
+def test_ditto_equals_its_definition(federation_of):
+    fed = federation_of()
+    shared, own = fed.initial(), [fed.initial() for _ in range(4)]
+    for number, (server, _) in enumerate(play(ditto(fed, DittoOptions(lam=0.7)), fed), 1):
+        rng = Rng(0, number)
+        clients = fed.sample(rng)
+        for c in clients:
+            own[c], _ = by_hand(fed, own[c], batches(fed, c, rng), number, pull=0.7, anchor=shared)
+        sent = [by_hand(fed, shared, batches(fed, c, rng), number)[0] for c in clients]
+        shared = {**sent[0], **mean_of(fed, sent, clients)}
+        assert_close(floats(server["global"]), floats(shared))
+        for c in range(4):
+            assert_close(floats(row(server["personal"], c)), floats(own[c]))
+
+
+def test_fedrep_equals_its_definition(federation_of):
+    """A head and then the body at a time; the body's batch norms are those that its own epochs leave."""
+    fed = federation_of()
+    head = [name for name in fed.initial() if name.startswith("4.")]
+    assert len(head) == 2
+    shared, heads = fed.initial(), [{name: fed.initial()[name] for name in head} for _ in range(4)]
+    for number, (server, trained) in enumerate(play(fedrep(fed, FedRepOptions(head_epochs=3)), fed), 1):
+        rng, sent = Rng(0, number), []
+        clients = fed.sample(rng)
+        for c in clients:
+            received = {**shared, **heads[c]}
+            index = batches(fed, c, rng.apart("head"), epochs=3)
+            after, _ = by_hand(fed, received, index, number, learn=lambda name: name in head)
+            heads[c] = {name: after[name] for name in head}
+            index = batches(fed, c, rng)
+            sent += [by_hand(fed, {**received, **heads[c]}, index, number, learn=lambda name: name not in head)[0]]
+        shared = {**sent[0], **mean_of(fed, sent, clients)}
+        assert_close(floats(server["global"]), floats(shared))
+        for c in range(4):
+            assert_close(row(server["heads"], c), heads[c])
+        whole = sum(tensor.nbytes for tensor in shared.values())
+        body = whole - sum(shared[name].nbytes for name in head)
+        assert trained.metrics["bytes_down"] == trained.metrics["bytes_up"] == body
+        assert trained.metrics["models_up"] == pytest.approx(body / whole)
+    x = fed.data.test_x
+    fed.model.load_state_dict({**shared, **heads[2]})
+    expected = fed.model.eval()(fed.data.normalise(x, torch.float64))
+    torch.testing.assert_close(fedrep(fed).predict(server, x, 2), expected)
+
+
+def test_fedrep_needs_two_parts_to_train(federation_of):
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).double()
+    frozen = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 3)).double()
+    for p in frozen[2].parameters():
+        p.requires_grad_(False)
+    for model in (alone, frozen):
+        with pytest.raises(FLError, match=r"only one of the two is trained \(the layer has [12].weight, [12].bias\)"):
+            fedrep(federation_of(model))
+
+
+@pytest.mark.parametrize("optimizer", [OPTIMIZER, SGD(0.05, 0.0), Adam(0.01)])
+def test_pfedme_equals_its_definition(federation_of, optimizer):
+    """The released code's loop: K steps on a batch, then one of w, and so on with the next batch."""
+    fed = federation_of(optimizer=optimizer, epochs=1)
+    options = PFedMeOptions(lam=1.5, mu=0.1, inner_steps=3, outer_lr=0.3, mixing=1.2)
+    shared, own = fed.initial(), [fed.initial() for _ in range(4)]
+    learnt = [name for name, _ in fed.model.named_parameters()]
+    for number, (server, trained) in enumerate(play(pfedme(fed, options), fed, 2), 1):
+        rng, sent = Rng(0, number), []
+        clients = fed.sample(rng)
+        for c in clients:
+            index = batches(fed, c, rng)
+            own[c], w = by_hand(fed, shared, index, number, pull=1.5, shrink=0.1, inner=3, outer=0.3)
+            sent.append({**own[c], **w})
+        mean = mean_of(fed, sent, clients)
+        mixed = {name: -0.2 * shared[name] + 1.2 * mean[name] for name in learnt}
+        shared = {**sent[0], **mean, **mixed}
+        assert_close(floats(server["global"]), floats(shared))
+        assert_close(floats(row(trained.states, 1)), floats(sent[1]))
+        for c in range(4):
+            assert_close(floats(row(server["personal"], c)), floats(own[c]))
+
+
+def test_pfedme_whose_copy_follows_at_once_is_fedavg(federation_of):
+    """With outer_lr lam = 1, where outer_lr is the scheduled --lr by default, and one inner step."""
+    fed = federation_of(optimizer=SGD(0.05, 0.9, nesterov=True), schedule=lambda _: 1.0)
+    options = PFedMeOptions(lam=20.0, mu=0.0, inner_steps=1)
+    for (a, seen), (b, expected) in zip(play(pfedme(fed, options), fed), play(fedavg(fed), fed), strict=True):
+        assert_close(floats(a["global"]), floats(b["global"]))
+        assert seen.metrics == expected.metrics
+        torch.testing.assert_close(seen.loss, expected.loss)
+
+
+def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
+    """As a captured step has it; a parameter without gradient moves with nothing."""
+    lr, steps = torch.tensor(0.0, dtype=torch.float64), 5
+    pair = [torch.zeros(2, 3), torch.ones(2, 1), torch.zeros(2, 3), torch.ones(2, 1)]
+    envelope = Envelope(0.1, SGD(momentum=0.0), inner_steps=2, pull=0.5)._replace(lr=lr)
+    memory = envelope.memory(pair)
+    lr.fill_(1.0)
+    for _ in range(steps):
+        envelope.step(pair, memory, [torch.ones(2, 3), None, None, None], lead=1)
+    assert pair[0].unique().tolist() == [-5.0]
+    assert pair[2].unique().tolist() == [-2.5]  # after two steps half of 2, after four half of the 3 that are left
+    assert pair[1].unique().tolist() == pair[3].unique().tolist() == [1.0]
+    assert memory["made"][0].item() == steps
+
+
+def test_fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federation_of, monkeypatch):
+    fed, calls = federation_of(), []
+    honest = training.train
+    monkeypatch.setattr(training, "train", lambda *a: calls.append(len(a[0][0][0].batches.steps)) or honest(*a))
+    algorithm, x = fedavg_plus(fed, FedAvgPlusOptions(epochs=3)), fed.data.test_x
+    for number, ((server, _), (plain, _)) in enumerate(
+        zip(play(algorithm, fed, 2), play(fedavg(fed), fed, 2), strict=True), 1
+    ):
+        assert_same(server["global"], plain["global"])
+        calls.clear()
+        assert torch.equal(algorithm.predict(server, x, None), fed.predict(plain["global"], x))
+        assert calls == []
+        streams = tuning_rng(server)
+        assert streams.round == number
+        for c in (3, 0):
+            index = batches(fed, c, streams, epochs=3)
+            assert len(index) != len(batches(fed, c, Rng(0, number), epochs=3)) or not all(
+                map(torch.equal, index, batches(fed, c, Rng(0, number), epochs=3))
+            )
+            tuned, _ = by_hand(fed, plain["global"], index, number)
+            torch.testing.assert_close(algorithm.predict(server, x, c), fed.predict(tuned, x), rtol=1e-8, atol=1e-9)
+        assert calls == [2, 2]  # all four clients, two at a time, once
+
+
+def test_fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(federation_of):
+    """Client 2 misses both rounds and begins from the mean of the clusters."""
+    fed = federation_of(participants=3)
+    plus, plain = fesem_plus(fed, FeSEMPlusOptions(2, epochs=3)), fesem(fed, FeSEMPlusOptions(2))
+    server, expected, x = plus.init(), plain.init(), fed.data.test_x
+    for number in (1, 2):
+        server, expected = (m.round(s, [0, 3, 1], Rng(0, number))[0] for m, s in ((plus, server), (plain, expected)))
+    for part in expected:
+        assert_same(server[part], expected[part])
+    own = server["structure"]["pathways"][0].tolist()
+    assert set(own) == {0, 1, -1}
+    assert torch.equal(plus.predict(server, x, None), fed.predict(server["global"], x))
+    for c, k in enumerate(own):
+        start = server["global"] if k < 0 else row(server["clusters"], k)
+        tuned, _ = by_hand(fed, start, batches(fed, c, tuning_rng(server), epochs=3), 2)
+        torch.testing.assert_close(plus.predict(server, x, c), fed.predict(tuned, x), rtol=1e-8, atol=1e-9)
+
+
+def test_a_round_of_ditto_whose_own_models_all_diverge_goes_on(federation_of, monkeypatch, caplog):
+    fed = federation_of()
+    algorithm = ditto(fed)
+    before, _ = play(algorithm, fed, 1)[0]
+    well, _ = fedavg(fed).round(before, [0, 2], Rng(0, 2))
+    poison(monkeypatch, {2}, [0, 1])
+    with caplog.at_level(logging.WARNING, "fl"):
+        server, trained = algorithm.round(before, [0, 2], Rng(0, 2))
+    assert "round 2: the clients' own models all diverged" in caplog.text
+    assert_same(server["personal"], before["personal"])
+    assert_same(server["global"], well["global"])
+    assert trained.sizes == (3, 12)
+
+
+def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(federation_of, monkeypatch, caplog):
+    fed = federation_of()
+    algorithm, x = fedavg_plus(fed), fed.data.test_x
+    server, _ = play(algorithm, fed, 1)[0]
+    poison(monkeypatch, {1, 2}, [0, 1])  # all four clients, two at a time
+    with caplog.at_level(logging.WARNING, "fl"):
+        assert torch.equal(algorithm.predict(server, x, 1), fed.predict(server["global"], x))
+    assert "the clients' own models all diverged" in caplog.text
+
+
+def test_what_is_tuned_is_a_function_of_the_server(federation_of):
+    """As it comes back from a checkpoint, in another process; and it is another one after every round."""
+    fed = federation_of()
+    algorithm, x = fedavg_plus(fed), fed.data.test_x
+    (first, _), (second, _) = play(algorithm, fed, 2)
+    seen = [algorithm.predict(server, x, 1) for server in (first, second, first)]
+    again = {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in first.items()}
+    assert torch.equal(fedavg_plus(fed).predict(again, x, 1), seen[0])
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
+    other = {**first, "rng": {**first["rng"], "seed": first["rng"]["seed"] + 1}}
+    assert not torch.equal(algorithm.predict(other, x, 1), seen[0])
+    assert algorithm.predict(algorithm.init(), x, 1).isfinite().all()  # before the first round, too
+    assert {t.dtype for t in first["rng"].values()} == {torch.int64}
+    assert tuning_rng(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == Rng(7, 2).apart("fine-tune")
+
+
+def test_fedavg_plus_without_its_epochs_is_fedavg(federation_of):
+    fed = federation_of()
+    plus, x = fedavg_plus(fed, FedAvgPlusOptions(epochs=0)), fed.data.test_x
+    for (a, _), (b, _) in zip(play(plus, fed), play(fedavg(fed), fed), strict=True):
+        assert_same(a["global"], b["global"])
+        assert torch.equal(plus.predict(a, x, 2), fed.predict(b["global"], x))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_strangers_get_the_global_model_and_clients_their_own(federation_of, name):
+    """Those who did not take part have what they had; the server that went in is unchanged."""
+    fed, x = federation_of(), torch.arange(5 * 64).view(5, 1, 8, 8).byte()
+    algorithm = METHODS[name](fed)
+    before, _ = play(algorithm, fed, 1)[0]
+    frozen = {part: {n: t.clone() for n, t in state.items()} for part, state in before.items()}
+    server, _ = algorithm.round(before, [0, 2], Rng(0, 9))
+    for part in before:
+        assert_same(before[part], frozen[part])
+    assert torch.equal(algorithm.predict(server, x, None), fed.predict(server["global"], x))
+    logits = [algorithm.predict(server, x, c) for c in (0, 2)]
+    assert not torch.equal(*logits)
+    assert not torch.equal(logits[0], fed.predict(server["global"], x))
+    for part in {"personal", "heads"} & server.keys():
+        moved = surgery.distance(before[part], server[part]).diagonal() > 0
+        assert moved.tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "ditto", "pfedme"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_dropped_client_keeps_what_it_had_and_counts_in_no_average(federation_of, monkeypatch, name, call):
+    """Client 2, in the first or the second of the round's trainings, where there are two."""
+    fed = federation_of(participants=3)
+    algorithm = METHODS[name](fed)
+    before, _ = play(algorithm, fed, 2)[-1]
+    well, _ = algorithm.round(before, [0, 1], Rng(0, 3))
+    poison(monkeypatch, {call}, [1])
+    server, trained = algorithm.round(before, [0, 2, 1], Rng(0, 3))
+    if call == 2 and name in ("local", "pfedme"):
+        assert trained.sizes == (3, 12, 7)
+        return
+    if (call, name) == (2, "ditto"):  # its own model failed, what it sent is fine
+        assert trained.sizes == (3, 12, 7)
+        assert trained.metrics["models_up"] == 1
+        well, _ = fedavg(fed).round(before, [0, 2, 1], Rng(0, 3))
+    else:
+        assert trained.sizes == (3, 0, 7)
+        sent = trained.metrics["bytes_up"] / max(trained.metrics["bytes_down"], 1)
+        assert sent == pytest.approx(0 if name == "local" else 2 / 3)
+    if name == "local":
+        well["global"] = mean_of(fed, surgery.unstack(server["personal"]), range(4))
+    assert_close(floats(server["global"]), floats(well["global"]))
+    for part in {"personal", "heads"} & server.keys():
+        assert_same(row(server[part], 2), row(before[part], 2))
+        if part in well:
+            assert_close(floats(server[part]), floats(well[part]))
+
+
+def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federation_of, monkeypatch):
+    fed = federation_of()
+    algorithm = fedrep(fed)
+    before = algorithm.init()
+    poison(monkeypatch, {1}, [0])
+    poison(monkeypatch, {2}, [1])
+    server, trained = algorithm.round(before, [0, 2], Rng(0, 1))
+    assert trained.sizes == (0, 0)
+    assert trained.metrics["bytes_up"] == 0
+    for part in before:
+        assert_same(server[part], before[part])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_backends_agree(federation_of, name):
+    """Two rounds of all clients, ragged, so that some are done before others; dropout, with fl's random numbers."""
+    loop = federation_of(nn.Sequential(*NET[:4], nn.Dropout(0.3), NET[4]), participants=4, epochs=1, backend="loop")
+    (expected, first), x = play(METHODS[name](loop), loop, 2)[-1], loop.data.test_x
+    logits = METHODS[name](loop).predict(expected, x, 3)
+    for settings in ({"backend": "workers"}, {"backend": "vmap"}, {"backend": "vmap", "chunk": 3}):
+        other = dataclasses.replace(loop, **settings)
+        server, second = play(METHODS[name](other), other, 2)[-1]
+        for part in expected:
+            assert_close(server[part], expected[part])
+        torch.testing.assert_close(second.loss, first.loss)
+        torch.testing.assert_close(METHODS[name](other).predict(server, x, 3), logits)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_models_on_the_gpu_are_those_on_the_cpu(federation_of, name, backend):
+    """Several rounds, so that graphs are replayed with other learning rates and starts."""
+    fed = federation_of()
+    model, data = copy.deepcopy(fed.model).to("cuda"), fed.data.to("cuda")
+    there = dataclasses.replace(fed, model=model, data=data, backend=backend)
+    expected, server = (play(METHODS[name](some), some, 3)[-1][0] for some in (fed, there))
+    for part in expected:
+        for key, tensor in expected[part].items():
+            torch.testing.assert_close(server[part][key].cpu(), tensor, rtol=1e-5, atol=1e-7)
+    x = fed.data.test_x
+    logits = METHODS[name](there).predict(server, x.to("cuda"), 1).cpu()
+    torch.testing.assert_close(logits, METHODS[name](fed).predict(expected, x, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_bad_settings_are_refused(federation_of):
+    fed = federation_of()
+    for make, options, flag in (
+        (fedavg_plus, FedAvgPlusOptions(epochs=-1), "--fedavg-plus.epochs"),
+        (fedrep, FedRepOptions(head_epochs=0), "--fedrep.head-epochs"),
+        (ditto, DittoOptions(lam=-1.0), "--ditto.lam"),
+        (pfedme, PFedMeOptions(lam=0.0), "--pfedme.lam"),
+        (pfedme, PFedMeOptions(mixing=0.0), "--pfedme.mixing"),
+        (pfedme, PFedMeOptions(mu=-1.0), "--pfedme.mu"),
+        (pfedme, PFedMeOptions(outer_lr=float("nan")), "--pfedme.outer-lr"),
+        (pfedme, PFedMeOptions(inner_steps=0), "--pfedme.inner-steps"),
+    ):
+        with pytest.raises(FLError, match=f"{flag} is a .*, got"):
+            make(fed, options)

@@ -1,0 +1,119 @@
+"""What the methods have in common whose clients train parts of one global model."""
+
+import copy
+from dataclasses import replace
+from functools import cache
+
+import oracles
+import pytest
+import torch
+import torch.nn.functional as F
+from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, spoil, train_each
+from rounds import assert_same, play
+
+from fl.algorithms import ALGORITHMS, MIXED
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.engine import SGD
+from fl.engine.batches import make_batches
+from fl.runs import checkpoint
+
+
+@cache
+def federation(name):
+    """FlexiFed's clients differ in depth only."""
+    if name != "flexifed":
+        return mixed("static_batch")
+    return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
+
+
+def method(name, **changes):
+    return ALGORITHMS[name](replace(federation(name), **changes), Config())
+
+
+def copied(server):
+    return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in server.items()}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_round_changes_no_server_and_goes_on_after_a_restart(tmp_path, name):
+    fed, algorithm = federation(name), method(name)
+    ((server, _),) = play(algorithm, fed, 1)
+    before = copied(server)
+    checkpoint.save(tmp_path, server, 1, fed.spec, {})
+    expected, _ = algorithm.round(server, [2, 0, 1], Rng(0, 2))
+    for part in server:
+        assert_same(server[part], before[part])
+    again = method(name)  # which remembers nothing
+    restored, done = checkpoint.restore(tmp_path, again.init(), fed.spec)
+    after, _ = again.round(restored, [2, 0, 1], Rng(0, 2))
+    assert done == 1
+    for part in expected:
+        assert_same(after[part], expected[part])
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_cohorts_are_the_same_in_every_backend(name):
+    expected, _ = method(name).round(method(name).init(), [2, 0, 3, 1], Rng(0, 1))
+    for backend in ("workers", "vmap"):
+        other = method(name, backend=backend)
+        after, _ = other.round(other.init(), [2, 0, 3, 1], Rng(0, 1))
+        for part in expected:
+            assert_close(after[part], expected[part], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_dropped_client_is_as_one_that_was_not_there(monkeypatch, name):
+    algorithm = method(name)
+    server = algorithm.init()
+    expected, _ = algorithm.round(server, [2, 1], Rng(0, 1))
+    spoil(monkeypatch, {0})
+    after, trained = algorithm.round(server, [2, 0, 1], Rng(0, 1))
+    assert trained.sizes == (12, 0, 7)
+    for part in expected:
+        assert_close(after[part], expected[part])
+    spoil(monkeypatch, {1, 2})
+    with pytest.raises(FLError, match=r"weights of every client \(3\) became infinite"):
+        algorithm.round(server, [2, 0, 1], Rng(0, 1))
+
+
+@pytest.mark.parametrize("name", ["fedfa", "heterofl", "fedrolex"])
+def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
+    fed, algorithm = federation(name), method(name)
+    (first, _), (second, _) = play(algorithm, fed, 2)
+    x = fed.data.test_x
+    for server, client in ((first, 1), (second, 1), (second, 2), (first, 3), (second, 0)):
+        model = fed.fleet[client].model
+        state = {n: oracles.corner(server["global"][n], shape) for n, shape in shapes(fed, client).items()}
+        model = copy.deepcopy(model).eval()
+        model.load_state_dict(state | fed.statistics(state, model))
+        torch.testing.assert_close(algorithm.predict(server, x, client), model(fed.data.normalise(x, torch.float64)))
+    assert torch.equal(algorithm.predict(second, x, None), algorithm.predict(second, x, 0))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_masked_loss_sets_logits_of_absent_classes_to_zero_and_leaves_their_rows_alone(backend):
+    fed = replace(mixed("cnn"), masked=True, optimizer=SGD(0.05, 0.9), backend=backend)
+    cohort, rng = [2, 1, 3], Rng(0, 1)
+    full = fed.initial()
+    starts = [{n: oracles.corner(full[n], shape) for n, shape in shapes(fed, client).items()} for client in cohort]
+    states, _ = train_each(fed, starts, cohort, rng)
+    for client, start, state in zip(cohort, starts, states):
+        own = fed.clients[client].train
+        held = [bool((fed.data.y[own] == label).any()) for label in range(5)]
+        model = copy.deepcopy(fed.fleet[client].model).train()
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+        for index in make_batches([own], [client], 1, 4, rng, torch.device("cpu")).index[0]:
+            logits = model(fed.data.normalise(fed.data.x[index], torch.float64))
+            zeroed = torch.stack([column if has else 0 * column for column, has in zip(logits.T, held)], 1)
+            optimizer.zero_grad()
+            F.cross_entropy(zeroed, fed.data.y[index]).backward()
+            optimizer.step()
+        assert_close(state, {name: tensor.detach() for name, tensor in model.state_dict().items()}, rtol=1e-7)
+        for name in ("fc2.weight", "fc2.bias"):
+            same = [bool((a == b).all()) for a, b in zip(state[name], start[name])]
+            assert same == [not has for has in held]
+    plain, _ = train_each(replace(fed, masked=False), starts, cohort, rng)
+    assert not torch.equal(plain[0]["fc2.bias"], states[0]["fc2.bias"])

@@ -1,0 +1,263 @@
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl import models
+from fl.analysis.__main__ import main
+from fl.analysis.coverage import coverage
+from fl.analysis.scales import Member, ends, measure, place, read
+from fl.analysis.similarity import Compared, initial_model, table
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.figures import coverage as coverage_file
+from fl.figures.coverage import coverage_maps, draw_coverage
+from fl.figures.scales import histograms
+from fl.figures.similarity import heat_maps
+from fl.runs import checkpoint
+from fl.runs.assembly import build
+from fl.simulation import load_model, simulate
+from surgery import SectionSimilarity, Submodel, block_similarity, state
+from surgery.submodel import Source
+from zoo import Spec
+
+CONFIG = Config(algorithm=("fedavg",), model="preresnet20", width=(0.25,), depth=(2, 1, 3), seeds=(3,))
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A function that writes a run folder with random weights."""
+
+    def make(name="run", **changes):
+        config = replace(CONFIG, **changes)
+        folder, spec = tmp_path / name, config.spec(10, 1, 8)
+        folder.mkdir()
+        (folder / "config.yaml").write_text(config.to_yaml())
+        model = models.create(torch.Generator().manual_seed(7), spec)
+        checkpoint.save(folder, {"global": state(model)}, 1, spec, {})
+        return folder
+
+    return make
+
+
+def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
+    config = replace(CONFIG, rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500, models_every=0)
+    began = build(config)[1].init()["global"]
+    simulate(config, tmp_path / "run")
+    again = state(initial_model(tmp_path / "run"))
+    assert all(torch.equal(began[name], again[name]) for name in began)
+    assert not torch.equal(state(load_model(tmp_path / "run"))["stem.conv.weight"], again["stem.conv.weight"])
+
+
+def test_similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsys):
+    folder, out = make_run(depth=(3, 1, 4)), tmp_path / "a.png"
+    flags = ["--model", "preresnet20", "--width", "0.25", "--depth", "3,1,1", "--seed", "5", "--out", str(out)]
+    assert main(["similarity", str(folder), *flags]) == 0
+    text = capsys.readouterr().out
+    before, after = block_similarity(initial_model(folder)), block_similarity(load_model(folder))
+    assert [section.name for section in before] == ["section1", "section3"]
+    for one, two, pairs in zip(before, after, (1, 3)):
+        for layer, name in (("conv1.weight", "conv1"), ("conv2.weight", "conv2"), (None, "all")):
+            a, b = one.mean(layer), two.mean(layer)
+            line = f"{name} {pairs if layer else 2 * pairs} {a:.4f} {b:.4f} {b - a:+.4f}"
+            assert re.search(r" +".join(map(re.escape, line.split())) + "\n", text)
+    net = Spec("preresnet20", width=0.25, depth=(3, 1, 1)).build(Rng(5).torch("weights"))
+    (untrained,) = block_similarity(net)
+    assert re.search(rf"all +2 +{untrained.mean():.4f}\n", text)
+    assert str(out) in text
+    assert out.stat().st_size > 10_000
+
+
+def test_first_blocks_are_asked_for(make_run, tmp_path, capsys):
+    folder = make_run(depth=(2, 1, 1))
+    assert main(["similarity", str(folder), "--out", str(tmp_path / "a.png")]) == 2
+    assert "deeper model" in capsys.readouterr().err
+    assert main(["similarity", str(folder), "--first", "--out", str(tmp_path / "a.png")]) == 0
+    assert re.search(r"conv2 +1 ", capsys.readouterr().out)
+
+
+def test_pairs_without_a_value_do_not_count():
+    nan = float("nan")
+    layers = {"a.weight": torch.tensor([[1, nan, nan], [nan, 1, 0.25], [nan, 0.25, 1]])}
+    section = SectionSimilarity("one", ("one.1", "one.2", "one.3"), layers)
+    assert re.search(r"a +1 +0.2500\n +all +1 +0.2500$", table(Compared("", [section])))
+    assert heat_maps([Compared("", [section])]).axes[0].images[0].get_array().count() == 2
+
+
+def test_heat_maps_show_every_section_before_and_after():
+    def section(name, value, blocks=3):
+        matrix = torch.full((blocks, blocks), value).fill_diagonal_(1)
+        return SectionSimilarity(name, tuple(f"{name}.{1 + b}" for b in range(blocks)), {"w": matrix, "v": matrix / 2})
+
+    before, after = ([section("one", low), section("two", high, 9)] for low, high in ((0.2, 0.4), (0.4, 0.6)))
+    figure = heat_maps([Compared("x", before, after), Compared("y", before[:1])])
+    panels = [axis for axis in figure.axes if axis.images and axis.get_visible()]
+    values = [panel.images[0].get_array() for panel in panels]
+    assert [v.mean() for v in values] == pytest.approx([0.15, 0.3, 0.3, 0.45, 0.15])  # without the diagonal
+    assert [panel.get_title() for panel in panels] == ["one", "two", "", "", "one"]
+    assert [panel.get_ylabel().split("\n")[0] for panel in panels] == ["untrained", "", "trained", "", "untrained"]
+    assert {panel.images[0].get_clim() for panel in panels} == {(0.1, 0.5)}
+    assert [text.get_text() for text in panels[0].texts] == ["0.15"] * 6
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["1", "2", "3"]
+    with pytest.raises(FLError, match="7 models are too many"):
+        heat_maps([Compared("x", before)] * 7)
+
+
+def test_scales_of_a_family(make_run, tmp_path, capsys):
+    larger = make_run("b", width=(0.5, 0.25, 1.0), depth=(3, 1, 2))
+    wider, smallest = make_run("a", width=(0.5,), depth=(1,)), make_run("c", depth=(1,))
+    out = tmp_path / "s.png"
+    assert main(["scales", *map(str, (larger, wider, smallest)), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    members = read([larger, wider, smallest])
+    assert [one.name for one in members] == [str(smallest), str(wider), str(larger)]
+    magnitude, sums = 0.0, [0.0, 0.0]
+    small, *others = (one.model for one in members)
+    convolutions = [name for name, module in small.named_modules() if isinstance(module, nn.Conv2d)]
+    for name in convolutions:  # they have the same names in the larger ones, whose first blocks are meant
+        weight = small.get_submodule(name).weight
+        maps = weight.shape[0] * weight.shape[1] * len(convolutions)
+        magnitude += weight.abs().sum().item() / maps
+        for k, other in enumerate(others):
+            corner = other.get_submodule(name).weight[: weight.shape[0], : weight.shape[1]]
+            sums[k] += (weight - corner).abs().sum().item() / maps
+    assert re.search(rf"{smallest} +0.25 +1 +[\d,]+ +{magnitude:.4f} +- +-\n", text)
+    assert re.search(rf"{wider} +0.5 +1 +[\d,]+ +- +{sums[0]:.4f} +{sums[0] / magnitude:.3f}\n", text)
+    assert re.search(rf"{larger} +0.5,0.25,1 +3,1,2 +[\d,]+ +- +{sums[1]:.4f} +{sums[1] / magnitude:.3f}\n", text)
+    assert f"figure: {out}" in text
+    assert out.stat().st_size > 10_000
+    with pytest.raises(FLError, match="hold models of one width and depth: give different ones"):
+        read([smallest, wider, make_run("d", width=(0.5,), depth=(1,))])
+
+
+def test_the_first_and_the_last_convolution_are_those_of_the_forward_pass(make_run):
+    members = read([make_run("a", depth=(1,)), make_run("b", depth=(1, 1, 2))])
+    assert [list(ends(one)) for one in members] == [
+        ["stem.conv.weight", "section3.0.conv2.weight"],  # registered before the shortcut
+        ["stem.conv.weight", "section3.1.conv2.weight"],
+    ]
+    figure = histograms(members)
+    for panel, at in zip(figure.axes, (0, 1)):
+        for line, one in zip(panel.lines, members, strict=True):
+            x, y = line.get_data()
+            weights = list(ends(one).values())[at].flatten().numpy()
+            assert y.sum() * (x[1] - x[0]) == pytest.approx(1, abs=0.1)
+            assert np.sqrt((y * x**2).sum() / y.sum()) == pytest.approx(weights.std(), rel=0.15)
+        looks = {(line.get_color(), line.get_linestyle()) for line in panel.lines}
+        assert len(looks) == 2
+    assert [text.get_text() for text in figure.legends[0].texts] == ["width 0.25, depth 1", "width 0.25, depth 1,1,2"]
+    with pytest.raises(FLError, match="too many for one figure"):
+        histograms(members * 7)
+
+
+def test_models_that_are_no_family_are_refused(make_run):
+    small, wide, other = make_run("a"), make_run("b", width=(0.5,), depth=(1,)), make_run("c", model="cnn", depth=())
+    for folders, reason in (
+        ([small], "two run folders or more"),
+        ([small, small], "each run folder once"),
+        ([small, other], "a preresnet20 and .* a cnn"),
+    ):
+        with pytest.raises(FLError, match=reason):
+            read(folders)
+    with pytest.raises(FLError, match=r"a is no part of .*b: .* use graft"):
+        measure(read([small, wide]))  # the wider one is shallower
+    with pytest.raises(FLError, match="no leading corner"):
+        measure([Member("x", one.spec, one.model) for one in read([small, wide])[::-1]])
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["similarity"], "give run folders, or an untrained --model"),
+        (["similarity", "nowhere"], "nowhere"),
+        (["similarity", "nowhere", "--depth", "2"], "are --model's"),
+        (["similarity", "--model", "nothing"], "nothing"),
+        (["similarity", "--model", "resnet20", "--seed", "-1"], "--seed"),
+        (["similarity", "--model", "resnet20", "--width", ""], "at least one --width"),
+        (["similarity", "--model", "cnn"], "no section"),
+        (["similarity", "--model", "resnet20", "--out", "there.png"], "exists already"),
+        (["similarity", "--model", "resnet20", "--out", "a.doc"], "'doc'"),
+        (["scales", "nowhere", "neither"], "nowhere"),
+        (["scales", "nowhere", "neither", "--out", "there.png"], "exists already"),
+        (["scales", "nowhere", "neither", "--out", "a.doc"], "'doc'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(flags, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.png").touch()
+    assert main(flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert reason in error
+    assert [path.name for path in tmp_path.iterdir()] == ["there.png"]
+
+
+def fleet():
+    """Plans with grafting of a few clients of one global model, and the same without."""
+    full = Spec("preresnet20", width=0.5, depth=3).build(device="meta")
+    sizes = [(0.125, 1), (0.125, 1), (0.25, 2), ((0.5, 0.25, 0.5), (3, 1, 2)), (0.5, 3)]
+    grafted = [place(Spec("preresnet20", width=w, depth=d).build(device="meta"), full) for w, d in sizes]
+    return [Submodel({n: sources[:1] for n, sources in plan.entries.items()}, plan.shapes) for plan in grafted], grafted
+
+
+def by_masks(plans):
+    """Coverage from the masks of embedded states."""
+    result = {name: torch.zeros(shape[:1] or (1,), dtype=torch.float64) for name, shape in plans[0].shapes.items()}
+    for plan in plans:
+        _, mask = plan.embed({name: torch.ones(shape) for name, shape in plan.small_shapes.items()})
+        for name, covered in mask.items():
+            result[name] += covered.double().reshape(len(result[name]), -1).mean(1)
+    return result
+
+
+def test_coverage_is_that_of_the_masks():
+    window = Submodel({"w": (Source("w", (((0, 1), (3, 5)), ((1, 2),), None)),)}, {"w": (5, 4, 2), "v": (2,)})
+    for plans in (*fleet(), [window], [window, Submodel({"v": (Source("v", (None,)),)}, window.shapes)]):
+        found, expected = coverage(plans), by_masks(plans)
+        assert found.keys() == expected.keys()
+        for name in found:
+            assert torch.allclose(found[name], expected[name], atol=1e-12)
+    without, grafted = (coverage(plans)["section1.2.norm1.weight"] for plans in fleet())
+    assert without.tolist() == [2.0] * 8
+    assert grafted.tolist() == [5, 5, 3, 3, 2, 2, 2, 2]
+
+
+def test_plans_must_be_of_one_model():
+    one, two = (Submodel({"w": (Source("w", (None,)),)}, {"w": (size,)}) for size in (2, 3))
+    for plans, reason in (([], "at least one plan"), ([one, two], "different global models")):
+        with pytest.raises(FLError, match=reason):
+            coverage(plans)
+    with pytest.raises(FLError, match="no weights with two axes"):
+        coverage_maps({"a": [one]})
+
+
+def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
+    without, grafted = fleet()
+    figure = coverage_maps({"before": without, "after": grafted})
+    left, right = figure.axes[:2]
+    assert (left.get_title(), right.get_title()) == ("before", "after")
+    layers = [name for name, shape in grafted[0].shapes.items() if len(shape) > 1]
+    assert [label.get_text() for label in left.get_yticklabels()] == [n.removesuffix(".weight") for n in layers]
+    for axis, plans in ((left, without), (right, grafted)):
+        image, counts = axis.images[0], coverage(plans)
+        assert image.get_extent() == [0, 100, len(layers), 0]
+        assert image.get_clim() == (0, 1)
+        rows = image.get_array()
+        for row, name in zip(rows, layers, strict=True):
+            channels = len(counts[name])
+            for at in range(0, rows.shape[1], 7):
+                assert row[at] == pytest.approx(counts[name][at * channels // rows.shape[1]].item() / 5)
+        thick = [line.get_ydata()[0] for line in axis.lines if line.get_linewidth() > 1]
+        # stem, 6 layers, then 7 with a shortcut each in two sections, and the head
+        assert thick == [1, 7, 14, 21]
+        assert len(axis.lines) == 4 + 6
+    monkeypatch.setattr(coverage_file, "_NAMED", 5)
+    labels = [label.get_text() for label in coverage_maps({"a": without}).axes[0].get_yticklabels()]
+    assert labels == ["stem.conv", *(f"section{s}.{b}" for s in (1, 2, 3) for b in range(3)), "head"]
+    draw_coverage({"without grafting": without, "with grafting": grafted}, tmp_path / "c.png")
+    assert (tmp_path / "c.png").stat().st_size > 10_000

@@ -1,0 +1,260 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from fl import structure
+from fl.analysis.structure import FILE, Structure, agreement, describe, rand_index
+from fl.base.errors import FLError
+from fl.figures.structure import COLORS, MOST, ONE, OWN, draw, maps
+
+TRUTH = [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2]]
+FOUND = [[0] * 6, [3, 3, 3, -1, 0, 0], [1, 1, 0, 0, 0, 0], [-1] * 6, [0, 1, -1, -1, -1, 5]]
+
+
+def make(**changes) -> Structure:
+    levels = ["global", "5", "5", "5", "personal"]
+    return dataclasses.replace(Structure("femam", levels, TRUTH, FOUND, 5, 3, "a title"), **changes)
+
+
+def test_rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        found, truth = rng.integers(-1, 4, 30), rng.integers(0, 5, 30)
+        kept = found >= 0
+        assert rand_index(found.tolist(), truth.tolist()) == pytest.approx(
+            adjusted_rand_score(truth[kept], found[kept])
+        )
+    assert rand_index([1, 1, 0, 0, 2, -1], [0, 0, 1, 1, 2, 2]) == 1  # another numbering, and one pruned
+    # pairs together: 1 in both, 2 found, 3 true, of 10; by chance 0.6, at most 2.5: (1 - 0.6) / (2.5 - 0.6)
+    assert rand_index([0, 0, 1, 1, 2], [0, 0, 0, 1, 2]) == pytest.approx(0.4 / 1.9)
+    assert rand_index([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "truth"),
+    [
+        ([0, 0, 1, 1], [0, 0, 0, 0]),
+        ([0, 0, 1, 1], [0, 1, 2, 3]),
+        ([0, 0, 1, -1], [0, 0, 0, 1]),  # the cluster of the last is not there any more
+        ([0, -1, 0, 1], [0, 0, 1, 2]),  # those that are left are each alone
+        ([0, 0, 0, -1], [0, 0, 0, 1]),
+        ([-1, 1, -1, -1], [0, 0, 1, 1]),
+        ([-1, -1, -1, -1], [0, 0, 1, 1]),
+    ],
+)
+def test_rand_index_is_none_where_the_truth_says_nothing(found, truth):
+    assert rand_index(found, truth) is None
+
+
+def test_a_level_that_collapsed_is_seen():
+    """One model for all, or one for each, where there are clusters to find: 0, as scikit-learn has it."""
+    for found in ([0, 0, 0, 0, -1], [0, 1, 2, 3, -1]):
+        assert rand_index(found, [0, 0, 1, 1, 1]) == adjusted_rand_score([0, 0, 1, 1], found[:4]) == 0
+    rows = agreement(make(found=[FOUND[0], [4] * 6, [2] * 6, [-1] * 6, [*range(6)]]))
+    assert [row.rand for row in rows] == [[None] * 2, [0, 0], [0, 0], [None] * 2, [None] * 2, [None, 0]]
+    axis = maps([make(found=[[4] * 6], levels=["5"], trained=1)]).axes[1]
+    label = axis.get_xticklabels()[0].get_text()
+    assert label == "1\n5\nARI 0.00\n(truth 1)"
+    nobody = agreement(make(found=[FOUND[0], [0, *[-1] * 5], *[[-1] * 6] * 3]))
+    assert all(row.best is None for row in nobody)  # a single client with a cluster model is no clustering
+
+
+def test_agreement_of_levels_and_of_whole_pathways():
+    one, two, three, four, five, pathway = agreement(make())
+    assert [row.level for row in (one, two, five, pathway)] == ["global", "5", "personal", "pathway"]
+    assert [row.models for row in (one, two, three, four, five)] == [1, 2, 2, 0, 3]
+    assert [row.kept for row in (one, two, three, four, five)] == [1, 5 / 6, 1, 0, 0.5]
+    assert one.rand == four.rand == five.rand == [None, None]
+    assert one.best is None
+    assert two.rand == [1, pytest.approx(adjusted_rand_score([0, 0, 1, 2, 2], [3, 3, 3, 0, 0]))]
+    assert two.best == 1
+    assert three.best == three.rand[1] == pytest.approx(adjusted_rand_score(TRUTH[1], FOUND[2]))
+    # (3, 1) (3, 1) (3, 0) (-1, 0) (0, 0) (0, 0): global and personal do not count, pruned is a place of its own
+    assert (pathway.models, pathway.kept) == (4, 1)
+    assert pathway.rand == [None, pytest.approx(adjusted_rand_score(TRUTH[1], [0, 0, 1, 2, 3, 3]))]
+    pruned = make(found=[FOUND[0], [-1, 0, 0, 0, 1, 1], *[[-1] * 6] * 3])
+    assert agreement(pruned)[-1].kept == 5 / 6
+    coarse_last = agreement(make(truth=TRUTH[::-1]))[-1]
+    assert coarse_last.rand == pathway.rand[::-1]  # the finest is the one with most clusters, wherever it stands
+
+
+def test_levels_that_are_not_trained_do_not_count():
+    rows = agreement(make(trained=2))
+    assert [row.level for row in rows] == ["global", "5", "pathway"]
+    assert rows[-1].models == 3  # 3, 0 and none
+    assert [row.level for row in agreement(make(trained=1))] == ["global"]
+
+
+def test_the_table_is_aligned():
+    lines = describe(make()).splitlines()
+    assert lines[0] == "femam, seed 3: 5 of 5 levels trained, 6 clients"
+    assert len({len(line) for line in lines[1:]}) == 1
+    assert lines[3].split() == ["2", "of", "5", "2", "83%", "1.00", "0.55", "1.00"]
+    assert lines[1].split()[-6:] == ["of", "2", "ARI", "of", "3", "best"]
+
+
+def test_the_file_holds_it_all(tmp_path):
+    saved = make(trained=4)
+    saved.save(tmp_path)
+    assert Structure.read(tmp_path) == saved
+    assert json.loads((tmp_path / FILE).read_text())["found"] == FOUND
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"found": FOUND[:4]}, "5 levels, but models on 4"),
+        ({"found": [[0] * 5, *FOUND[1:]]}, "as many clients"),
+        ({"truth": [[0] * 7]}, "as many clients"),
+        ({"truth": [[0, 0, 0, 0, 0, -1]]}, "truth must hold whole numbers, 0 or more"),
+        ({"found": [[0.5] * 6, *FOUND[1:]]}, "found must hold whole numbers, -1 or more"),
+        ({"truth": []}, "truth must be a list"),
+        ({"truth": [1, 2]}, "truth must be a list"),
+        ({"levels": ["global", "5", "5", "0", "personal"]}, "levels must be"),
+        ({"trained": 6}, "trained must be from 0 to 5"),
+        ({"seed": "0"}, "seed"),
+        ({"more": 1}, "other fields"),
+    ],
+)
+def test_damaged_files_are_told(tmp_path, changes, reason):
+    make().save(tmp_path)
+    path = tmp_path / FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(FLError, match=f"is damaged .*{reason}.*run it again"):
+        Structure.read(tmp_path)
+
+
+def test_a_file_that_is_none_is_told(tmp_path):
+    with pytest.raises(FLError, match=r"femam and fesem leave one.*again"):
+        Structure.read(tmp_path)
+    for text in (b"", b'{"algorithm": "femam"', b"[1, 2]", b"{}", b"\xff\xfe\x00"):
+        (tmp_path / FILE).write_bytes(text)
+        with pytest.raises(FLError, match="is damaged"):
+            Structure.read(tmp_path)
+
+
+def panels(figure):
+    """The cells [clients, levels] and black lines {(level, row)} of each panel."""
+    result = []
+    for axis in figure.axes:
+        (image,) = axis.images
+        lines = set()
+        for collection in axis.collections:
+            for (x0, y0), (x1, y1) in collection.get_segments():
+                if y0 == y1:
+                    assert x1 - x0 == 1
+                    lines.add((int((x0 + x1) / 2), float(y0)))
+        result.append((image.get_array().filled(-1), lines))
+    return result
+
+
+def test_the_map_has_the_right_cells_and_boundaries():
+    figure = maps([make()])
+    (truth, truth_lines), (found, lines) = panels(figure)
+    assert truth.T.tolist() == TRUTH
+    assert truth_lines == {(0, 3.5), (1, 1.5), (1, 3.5)}
+    expected = [[ONE] * 6, [0, 0, 0, -1, 1, 1], [0, 0, 1, 1, 1, 1], [-1] * 6, [OWN, OWN, -1, -1, -1, OWN]]
+    assert found.T.tolist() == expected  # models in order of appearance
+    assert lines == {(2, 1.5)}  # on level 2 a pruned client lies between; each client has its own on the last
+    left, right = figure.axes
+    assert left.yaxis_inverted()
+    assert left.get_ylim() == right.get_ylim() == (5.5, -0.5)
+    labels = [text.get_text() for text in right.get_xticklabels()]
+    assert labels[0] == "1\nglobal"
+    assert labels[1] == "2\n5\nARI 1.00\nof 83%\n(truth 1)"
+    assert labels[2] == f"3\n5\nARI {adjusted_rand_score(TRUTH[1], FOUND[2]):.2f}\n(truth 2)"
+    assert labels[4] == "5\npersonal"
+    assert [text.get_text() for text in left.get_xticklabels()] == ["1\n2", "2\n3"]
+
+
+def test_colours_differ_within_a_level_and_white_is_for_none():
+    clients = 25
+    one = make(levels=["25"], truth=[[0] * clients], found=[[*range(clients)]], trained=1)
+    truth, found = maps([one]).axes
+    shown = found.images[0].to_rgba(found.images[0].get_array())[:, 0]
+    assert len({tuple(color) for color in shown.tolist()}) == clients == len(COLORS)
+    assert not any((color[:3] > 0.97).all() for color in shown)
+    assert truth.images[0].get_array().tolist() == [[ONE]] * clients
+    each = maps([dataclasses.replace(one, truth=[[*range(clients)]], found=[[-1] * clients])])
+    assert each.axes[0].images[0].get_array().tolist() == [[OWN]] * clients
+    assert panels(each)[0][1] == set()
+    assert (each.axes[1].images[0].to_rgba(each.axes[1].images[0].get_array())[..., 3] == 0).all()  # blank
+
+
+def test_levels_not_trained_are_hatched():
+    figure = maps([make(trained=2)])
+    found = figure.axes[1]
+    assert found.images[0].get_array()[:, 2:].mask.all()
+    assert [patch.get_x() for patch in found.patches if patch.get_hatch()] == [1.5, 2.5, 3.5]
+    assert "ARI" not in found.get_xticklabels()[2].get_text()
+
+
+def test_several_runs_are_rows_and_not_too_many(tmp_path):
+    fesem = Structure("fesem", ["2"], [[0, 0, 1, 1]], [[1, 1, 0, 1]], 1, 7, "other")
+    figure = maps([make(), make(seed=4, title="b"), fesem])
+    assert len(figure.axes) == 6
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["truth", "femam, seed 3", "truth", "femam, seed 4", "truth", "fesem, seed 7"]
+    assert [row.get_suptitle() for row in figure.subfigs] == ["a title", "b", "other"]
+    assert panels(figure)[5][0].T.tolist() == [[0, 0, 1, 0]]
+    label = figure.axes[5].get_xticklabels()[0].get_text()
+    assert (
+        label == f"1\n2\nARI {adjusted_rand_score([0, 0, 1, 1], [1, 1, 0, 1]):.2f}"
+    )  # one level of truth needs no name
+    figure.draw_without_rendering()
+    tops = [axis.get_window_extent().y0 for axis in figure.axes[::2]]
+    assert tops == sorted(tops, reverse=True)
+    with pytest.raises(FLError, match=f"{MOST + 1} runs are too many .* at most {MOST}"):
+        draw([make()] * (MOST + 1), tmp_path / "many.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder with two runs that leave a structure, and one that does not."""
+    for seed in (0, 1):
+        folder = tmp_path / "runs" / f"femam-seed{seed}"
+        folder.mkdir(parents=True)
+        make(seed=seed, title=folder.name).save(folder)
+    (tmp_path / "runs" / "fedavg-seed0").mkdir()
+    return tmp_path / "runs"
+
+
+def test_the_command_draws_and_prints(runs, tmp_path, capsys):
+    out = tmp_path / "map.png"
+    twice = [str(runs), str(runs / "fedavg-seed0" / ".." / "femam-seed1"), "--out", str(out)]
+    assert structure.main(twice) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    text = capsys.readouterr().out
+    assert text.count("levels trained") == 2  # a folder given twice is one run
+    assert f"{runs / 'femam-seed0'}\nfemam, seed 0" in text
+    assert text.endswith(f"\nfigure: {out}\n")
+    assert structure.main([str(runs), "--out", str(tmp_path / "map.svg"), "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)
+    assert list(tables) == [str(runs / f"femam-seed{seed}") for seed in (0, 1)]
+    level = tables[str(runs / "femam-seed0")][1]
+    assert level == {"level": "5", "models": 2, "kept": 5 / 6, "rand": [1.0, pytest.approx(6 / 11)], "best": 1.0}
+    assert "<svg" in (tmp_path / "map.svg").read_text()
+
+
+def test_the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
+    (tmp_path / "taken.png").touch()
+    for folders, out, message in (
+        ([runs], "taken.png", "exists already: choose another --out"),
+        ([runs], "map.xyz", "not written as 'xyz'"),
+        ([], "map.png", "at least one run folder"),
+        ([runs / "nowhere"], "map.png", "is not a folder"),
+        ([runs, runs / "fedavg-seed0"], "map.png", "femam and fesem leave one"),
+    ):
+        assert structure.main([*map(str, folders), "--out", str(tmp_path / out)]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "map.png").exists()
+    (runs / "femam-seed0" / FILE).write_text("{")
+    assert structure.main([str(runs), "--out", str(tmp_path / "map.png")]) == 2
+    assert "is damaged" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""The settings of the data, and `python -m fl.data`."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import fl
+from fl import Config, FLError
+from fl import run as cli
+from fl.config.settings import DataSettings
+from fl.data.__main__ import main
+from fl.runs import checkpoint
+from fl.runs.assembly import build, model_spec
+from fl.runs.folder import begin
+
+CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 1)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"partition": "iid"},
+        {"partition": "iid", "unequal": True},
+        {"partition": "shards", "class_share": 0.3, "clients": 10},
+        CLUSTERS,
+        {"partition": "dirichlet", "alpha": 0.3},
+    ],
+)
+def test_every_partition_reaches_the_federation(settings, capsys):
+    """The same clients as `python -m fl.data` shows."""
+    config = Config(**settings, rounds=1)
+    assert Config.from_yaml(config.to_yaml()) == config
+    fed, _ = fl.build(config)
+    flags = []
+    for name, value in settings.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        flags += ["--unequal"] if value is True else [f"--{name.replace('_', '-')}", text]
+    assert main([*flags, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    tables = [torch.bincount(fed.data.y[split.train], minlength=10).tolist() for split in fed.clients]
+    assert shown["counts"] == tables
+    assert len(shown["structure"][0]) == config.clients
+
+
+def test_titles_name_the_partition():
+    spreads = [DataSettings(**settings).spread() for settings in (CLUSTERS, {"partition": "iid", "unequal": True}, {})]
+    assert spreads == ["clusters2,5", "iid-unequal", "dirichlet0.5"]
+    assert Config(**CLUSTERS).title() == "fedmr-digits-cnn-clusters2,5-seed0"
+
+
+def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
+    path = tmp_path / "split.png"
+    flags = ["--partition", "clusters", "--clusters", "2,5", "--cluster-classes", "2,1", "--plot", str(path)]
+    assert main(flags) == 0
+    out = capsys.readouterr().out
+    assert "digits: 1,437 training and 360 test samples of 1x8x8, 10 classes" in out
+    assert "classes a client  3\n" in out
+    assert "true clusters     2 on level 1, 5 on level 2\n" in out
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--partition", "random"],
+            "unknown partition 'random': there are iid, dirichlet, shards, clusters, contiguous, natural",
+        ),
+        (["--dataset", "mnistt"], "unknown data set 'mnistt'"),
+        (["--clients", "0"], "--clients must be 1 or more"),
+        (["--alpha", "nan"], "--alpha must be a finite number above 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--partition", "natural"], "owners, such as femnist"),
+        (["--plot", "split.txt"], "figures are not written as 'txt'"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(flags, message, capsys):
+    assert main(flags) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_femnist_s_writers_are_clients(data_root):
+    config = Config(dataset="femnist", partition="natural", clients=60, participants=5, data_root=str(data_root))
+    fed, _ = fl.build(config)
+    for split in fed.clients:
+        assert len(fed.data.owners[split.train].unique()) == 1
+        assert len(split.train) >= config.min_samples
+
+
+def test_every_setting_comes_back_from_yaml_and_dropout_is_a_number(tmp_path):
+    for config in (
+        Config(dropout=0.25),
+        Config(optimizer="adam", betas=(0.5, 0.9), lr=0.001),
+        Config(crop=2, flip=True),
+    ):
+        assert Config.from_yaml(config.to_yaml()) == config
+    assert Config.from_yaml("dropout: 0").dropout == 0
+    with pytest.raises(FLError, match="dropout cannot be 'abc'"):
+        Config.from_yaml("dropout: abc")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--optimizer", "adam", "--momentum", "0.5"], "--momentum is for --optimizer sgd, not for adam"),
+        (["--betas", "0.5,0.9"], "--betas is for --optimizer adam, not for sgd"),
+        (["--lr-factor", "0.5"], "--lr-factor is for --lr-schedule step, not for constant"),
+        (["--text.tokens", "byte"], "--text options are for data sets of text, not for digits"),
+        (["--crop", "8"], "--crop 8 is as large as the images"),
+        (["--optimizer", "adam", "--betas", "0.9,1"], "--betas are two numbers of at least 0 and below 1"),
+        (["--optimizer", "lbfgs"], "unknown optimizer 'lbfgs': there are sgd, adam"),
+        (["--precision", "fp8"], "unknown precision 'fp8': there are float32, tf32, bf16"),
+        (["--backend", "vmap", "--channels-last"], "--channels-last is a layout of one client's tensors"),
+        (["--dropout", "0.5"], "--dropout 0.5: cnn has no dropout to set"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(flags, message, tmp_path, capsys):
+    assert cli.main([*flags, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
+    config = Config(model="transformer", dataset="pydoc", partition="iid", width=0.125, depth=1, rounds=1, clients=2)
+    _, algorithm = build(dataclasses.replace(config, participants=2))
+    spec = model_spec(config, config.load())
+    checkpoint.save(tmp_path, algorithm.init(), 1, dataclasses.replace(spec, dropout=0.0), {})
+    with pytest.raises(FLError, match=r"another model: dropout was 0\.0, the settings now mean 0\.2"):
+        begin(config, tmp_path, algorithm, spec)

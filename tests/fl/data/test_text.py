@@ -1,0 +1,491 @@
+"""Text: tokens, sequences, the data sets of text, and a language model trained and measured on them."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from data_files import complaint
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import fl
+import surgery
+import zoo
+from fl import data
+from fl import run as cli
+from fl.data import TextOptions, corpora
+from fl.data import text as text_module
+from fl.data.__main__ import main as look
+from fl.data.tokens import UNKNOWN, decode, encode_bytes, encode_words, vocabulary_of, words
+from fl.models import make_spec
+from fl.runs import evaluate
+from fl.runs.metrics import read
+
+# Tokens
+
+
+CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]))  # surrogates are no text in UTF-8
+
+
+@given(CHARACTERS)
+def test_bytes_come_back(text):
+    assert decode(encode_bytes(text)) == text
+
+
+@given(CHARACTERS, st.booleans())
+def test_words_of_the_vocabulary_come_back(text, spaced):
+    document = words(text, spaced)
+    vocabulary = vocabulary_of([document])
+    tokens = encode_words(document, {word: n for n, word in enumerate(vocabulary)})
+    assert words(decode(tokens, vocabulary), spaced) == document
+    assert "".join(text.split()) == "".join("".join(document).split())  # nothing but spaces is lost
+
+
+@given(st.lists(st.sampled_from("abcdefg"), min_size=1), st.integers(2, 9))
+def test_the_vocabulary_is_the_most_frequent_words(document, limit):
+    vocabulary = vocabulary_of([document], limit)
+    assert vocabulary[0] == UNKNOWN
+    assert len(vocabulary) == min(limit, 1 + len(set(document)))
+    assert vocabulary == vocabulary_of([document[::-1][:3], document[::-1][3:]], limit)  # whatever the order
+    ranks = [(-document.count(word), word) for word in sorted(set(document))]
+    assert list(vocabulary[1:]) == [word for _, word in sorted(ranks)][: limit - 1]
+    tokens = encode_words(document, {word: n for n, word in enumerate(vocabulary)})
+    assert [vocabulary[t] for t in tokens] == [w if w in vocabulary else UNKNOWN for w in document]
+
+
+# Sequences
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_sequences_of_documents(length):
+    """Words that occur once each, so that every token can be traced to its place."""
+    sizes = [60, 3, 17, 0, 29]
+    documents = [[f"w{d}_{i}" for i in range(n)] for d, n in enumerate(sizes)]
+    made = text_module.dataset("abc", [" ".join(d) for d in documents], TextOptions("word", 0, length), spaced=True)
+    assert (made.x.dtype, made.y.dtype, made.owners.dtype) == (torch.int32, torch.int64, torch.int64)
+    assert made.text
+    assert made.classes == len(made.vocabulary)
+    assert torch.equal(made.y[:, :-1].int(), made.x[:, 1:])
+    assert torch.equal(made.normalise(made.x, torch.float64), made.x.long())
+    for d, document in enumerate(documents):
+        train = document[: len(document) - len(document) // 10]
+        mine = made.owners == d
+        assert int(mine.sum()) == max(0, len(train) - 1) // length
+        found = [made.vocabulary[t] for t in made.x[mine].flatten().tolist()]
+        assert found == train[: len(found)]
+        following = [made.vocabulary[t] for t in made.y[mine].flatten().tolist()]
+        assert following == train[1 : len(found) + 1]
+    # words of the test parts occur nowhere in training: the vocabulary does not know them
+    assert (made.test_x == 0).all()
+    assert (made.test_y == 0).all()
+    assert len(made.test_x) == (sum(n // 10 for n in sizes) - 1) // length
+
+
+def test_the_last_tenth_is_for_testing():
+    text = "".join(chr(33 + i) for i in range(90))
+    made = text_module.dataset("abc", [text], TextOptions("byte", length=4))
+    assert bytes(made.x.flatten().tolist()).decode() == text[:80]
+    assert bytes(made.test_x.flatten().tolist()).decode() == text[81:89]
+    assert bytes(made.test_y.flatten().tolist()).decode() == text[82:90]
+    assert (made.classes, made.vocabulary) == (256, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (TextOptions("letter"), "unknown --text.tokens 'letter': there are word, byte"),
+        (TextOptions(length=0), "--text.length must be 1 or more, got 0"),
+        (TextOptions(vocabulary=1), "--text.vocabulary must be 2 or more"),
+        (TextOptions(vocabulary=-5), "--text.vocabulary must be 2 or more"),
+        (TextOptions(length=10**6), "longest training document has"),
+    ],
+)
+def test_options_that_cannot_be_are_told(options, message):
+    with pytest.raises(fl.FLError, match=message) as error:
+        data.load("pydoc", text=options)
+    assert "\n" not in str(error.value)
+    with pytest.raises(fl.FLError, match="abc is too short: its test part has 2 tokens, a sequence takes"):
+        text_module.dataset("abc", ["x" * 25], TextOptions("byte", length=10))
+
+
+# The data sets
+
+
+def test_pydoc_is_real_and_always_the_same():
+    first, second = (data.load("pydoc", "/nowhere", False) for _ in range(2))
+    assert torch.equal(first.x, second.x)
+    assert first.vocabulary == second.vocabulary
+    assert "statement" in first.vocabulary
+    assert "statement is used for conditional execution" in decode(first.x.flatten(), first.vocabulary).replace(
+        "\n", ""
+    )
+    assert first.x.max() < first.classes <= 10_000
+    capped = data.load("pydoc", text=TextOptions(vocabulary=100))
+    assert capped.vocabulary == first.vocabulary[:100]
+    assert torch.equal(capped.x, first.x.where(first.x < 100, 0))
+
+
+def test_no_paragraph_of_pydoc_is_both_trained_and_tested_on():
+    from pydoc_data.topics import topics
+
+    kept = corpora._unrepeated(topics)
+    paragraphs = [" ".join(p.split()) for text in kept.values() for p in text.split("\n\n") if p.strip()]
+    assert len(paragraphs) == len(set(paragraphs))
+    everything = {" ".join(p.split()) for text in topics.values() for p in text.split("\n\n")}
+    assert everything - {""} <= set(paragraphs)
+
+
+ARTICLES = """ \n = One = \n \n a b c d e . \n = = Part = = \n \n f g h i j k . \n \n = Two = \n \n a b <unk> d . \n"""
+TEST = " \n = Three = \n \n a b z . \n"
+
+
+def write(root, files):
+    for file, content in files.items():
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@pytest.mark.parametrize("name", ["wiki.{}.tokens", "{}.txt"])
+def test_wikitext_has_articles_and_its_own_test_part(tmp_path, name):
+    write(tmp_path / "wikitext-2", {name.format("train"): ARTICLES, name.format("test"): TEST})
+    wiki = data.load("wikitext-2", tmp_path, False, TextOptions(vocabulary=0, length=5))
+    assert wiki.owners.tolist() == [0] * 5 + [1] * 2
+    assert decode(wiki.x[0], wiki.vocabulary).split(" ") == ["\n", "=", "One", "=", "\n"]
+    assert decode(wiki.x[5], wiki.vocabulary).split(" ") == ["=", "Two", "=", "\n", "\n"]
+    assert decode(wiki.test_y[1], wiki.vocabulary).split(" ") == ["a", "b", "<unk>", ".", "\n"]
+
+
+def test_wikitext_may_train_on_its_validation_part(tmp_path):
+    write(tmp_path, {"wikitext-2/valid.txt": ARTICLES, "wikitext-2/test.txt": TEST})
+    wiki = data.load("wikitext-2-valid", tmp_path, False, TextOptions(length=5))
+    assert (wiki.name, len(wiki.x)) == ("wikitext-2-valid", 7)
+    message = complaint("wikitext-2", tmp_path)
+    assert "missing wikitext-2/wiki.train.tokens; download is off; --dataset wikitext-2-valid trains on" in message
+
+
+def test_real_wikitext_has_the_published_number_of_tokens(data_root):
+    if not (data_root / "wikitext-2" / "test.txt").exists():
+        pytest.skip("FL_DATA_ROOT has no wikitext-2/test.txt")
+    wiki = data.load("wikitext-2-valid", data_root, False, TextOptions(vocabulary=0, length=1))
+    assert len(wiki.test_x) == 245_569 - 1  # Merity et al. 2016, table 1; the first has nothing before it
+    assert len(wiki.x) == 217_646 - 60  # of 60 articles
+    assert len(wiki.owners.unique()) == 60
+
+
+def test_real_shakespeare_has_speakers(data_root):
+    if not (data_root / "tinyshakespeare" / "input.txt").exists():
+        pytest.skip("FL_DATA_ROOT has no tinyshakespeare/input.txt")
+    plays = data.load("shakespeare", data_root, False, TextOptions("byte"))
+    assert len(plays.owners.unique()) > 200
+    assert bytes(plays.x[0].tolist()).startswith(b"Before we proceed any further, hear me speak.\n\nYou are all")
+
+
+def test_shakespeare_s_speakers_own_what_they_say(tmp_path):
+    write(
+        tmp_path,
+        {"tinyshakespeare/input.txt": "A:\nOne two three\nfour.\n\nB b:\nFive six.\n\nC:\n\nA:\nSeven eight.\n"},
+    )
+    plays = data.load("shakespeare", tmp_path, False, TextOptions("byte", length=2))
+    said = ["".join(map(chr, plays.x[plays.owners == owner].flatten())) for owner in range(3)]
+    assert said[0] == "One two three\nfour.\n\nSeven eight.\n"[: len(said[0])]
+    assert said[1] == "Five six.\n"[: len(said[1])]
+    assert said[2] == ""
+    write(tmp_path, {"tinyshakespeare/input.txt": "One two\n\nA:\nthree\n"})
+    assert "(tinyshakespeare/input.txt: 'One two' where a speaker's name" in complaint("shakespeare", tmp_path)
+
+
+def test_any_file_of_text(tmp_path):
+    write(tmp_path, {"notes/a.txt": "No man is an island,\r\n" * 30})
+    made = data.load("text:notes/a.txt", tmp_path, text=TextOptions(length=6))
+    same = data.load(f"text:{tmp_path}/notes/a.txt", "/nowhere", text=TextOptions(length=6))
+    assert torch.equal(made.x, same.x)
+    assert made.owners is None
+    assert decode(made.x[0], made.vocabulary) == "No man is an island ,"
+    for content, message in ((b"", "too short: its longest training document has 0"), (b"\xff\xfe" * 99, "damaged")):
+        write(tmp_path, {"notes/a.txt": content})
+        with pytest.raises(fl.FLError, match=message):
+            data.load("text:notes/a.txt", tmp_path)
+
+
+def test_missing_files_of_text_are_named(tmp_path):
+    message = complaint("wikitext-2", tmp_path)
+    assert "missing wikitext-2/wiki.train.tokens, wikitext-2/wiki.test.tokens; download is off" in message
+    assert "train.txt and test.txt" in message
+    assert "missing tinyshakespeare/input.txt; download is off" in complaint("shakespeare", tmp_path)
+    with pytest.raises(fl.FLError, match=rf"--dataset text:a\.txt: there is no file a\.txt, nor in {tmp_path}"):
+        data.load("text:a.txt", tmp_path)
+    with pytest.raises(fl.FLError, match=r"there is no file /nope\.txt$"):
+        data.load("text:/nope.txt", tmp_path)
+    with pytest.raises(fl.FLError, match=r"unknown data set 'text:'.*wikitext-2-valid, shakespeare, text:FILE"):
+        data.load("text:", tmp_path)
+    write(tmp_path, {"wikitext-2/test.txt": b"\xff", "wikitext-2/train.txt": "a"})
+    assert "files are damaged (wikitext-2/test.txt: " in complaint("wikitext-2", tmp_path)
+
+
+def test_what_is_missing_is_downloaded(tmp_path, monkeypatch):
+    """From a folder, which has an address as well."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    write(there, {"train.txt": ARTICLES, "test.txt": TEST, "input.txt": "A:\n" + "one two " * 20})
+    monkeypatch.setattr(corpora, "WIKITEXT", f"{there.as_uri()}/")
+    monkeypatch.setattr(corpora, "SHAKESPEARE", f"{there.as_uri()}/")
+    options = TextOptions(length=3)
+    for name in ("wikitext-2", "shakespeare"):
+        with pytest.raises(fl.FLError, match=r"download failed \(.*is another file than it was\)"):
+            data.load(name, here, text=options)
+    monkeypatch.setattr(corpora, "MD5", {})
+    assert len(data.load("wikitext-2", here, text=options).x)
+    assert len(data.load("shakespeare", here, text=options).x)
+    (there / "input.txt").unlink()
+    assert data.load("shakespeare", here, text=options).classes
+    (here / "tinyshakespeare" / "input.txt").unlink()
+    with pytest.raises(fl.FLError, match=r"missing tinyshakespeare/input.txt; download failed"):
+        data.load("shakespeare", here, text=options)
+    assert not list((here / "tinyshakespeare").iterdir())
+
+
+# Measures
+
+
+def slow_scores(logits, labels):
+    """Token by token, in Python's own arithmetic."""
+    losses, right = [], 0
+    for row, label in zip(logits.flatten(0, 1).tolist(), labels.flatten().tolist()):
+        top = max(row)
+        losses.append(top + math.log(sum(math.exp(v - top) for v in row)) - row[label])
+        right += row.index(top) == label
+    mean = math.fsum(losses) / len(losses)
+    return {"accuracy": right / len(losses), "loss": mean, "perplexity": math.exp(mean)}
+
+
+def test_scores_of_text_and_of_its_pieces(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(11, 4, 7, generator=generator)
+    labels = torch.randint(7, (11, 4), generator=generator)
+    whole = evaluate.score(lambda x: x, logits, labels, 7)
+    assert whole == pytest.approx(slow_scores(logits, labels))
+    seen = []
+    monkeypatch.setattr(evaluate, "_LOGITS", 3 * 4 * 7)
+    pieces = evaluate.score(lambda x: (seen.append(len(x)), x)[1], logits, labels, 7)
+    assert seen == [3, 3, 3, 2]
+    assert pieces == pytest.approx(whole, rel=1e-12)
+    monkeypatch.setattr(evaluate, "_LOGITS", 1)
+    assert evaluate.score(lambda x: x, logits, labels, 7) == pytest.approx(whole, rel=1e-12)
+
+
+def test_pieces_of_images_give_the_same_scores(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(50, 3, generator=generator), torch.randint(3, (50,), generator=generator)
+    whole = evaluate.score(lambda x: x, logits, labels, 3)
+    monkeypatch.setattr(evaluate, "_LOGITS", 30)
+    assert evaluate.score(lambda x: x, logits, labels, 3) == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_hopeless_loss_has_an_infinite_perplexity():
+    logits = torch.tensor([[[1e4, 0.0]]])
+    assert evaluate.score(lambda x: x, logits, torch.tensor([[1]]), 2)["perplexity"] == math.inf
+
+
+# Runs
+
+FLAGS = ["--dataset", "pydoc", "--model", "transformer", "--partition", "natural", "--text.vocabulary", "50"]
+FLAGS += ["--text.length", "16", "--clients", "4", "--participants", "2", "--rounds", "2", "--local-epochs", "1"]
+FLAGS += ["--width", "0.125", "--depth", "1", "--batch-size", "50", "--lr", "0.1"]
+
+
+def train(tmp_path, name, *flags):
+    assert cli.main([*FLAGS, "--out", str(tmp_path), "--name", name, *flags]) == 0
+    return tmp_path / name
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("runs"), "a", "--local-test", "0.2", "--algorithm", "fedavg,fedmr")
+
+
+def test_a_run_on_text_is_measured_by_perplexity(trained):
+    rows = read(trained / "fedavg-seed0" / "metrics.csv")
+    for row in rows:
+        assert row["perplexity"] == pytest.approx(math.exp(row["loss"]))
+        assert row["local_test_perplexity"] >= math.exp(row["local_test_loss"]) * (1 - 1e-12)  # Jensen
+        assert not any("f1" in key for key in row)
+    assert rows[-1]["perplexity"] < 50
+    table = (trained / "comparison.txt").read_text()
+    assert "perplexity" in table
+    assert "macro-F1" not in table
+    assert f"{rows[-1]['perplexity']:.2f}" in table
+    assert fl.Config.read(trained).text == TextOptions(vocabulary=50, length=16)
+
+
+def test_the_trained_language_model_can_be_taken_out(trained):
+    folder = trained / "fedavg-seed0"
+    model = fl.load_model(folder)
+    config = fl.Config.read(folder)
+    topics = config.load()
+    with torch.no_grad():
+        logits = model(topics.normalise(topics.test_x))
+    assert logits.shape == (*topics.test_x.shape, 50)
+    loss = F.cross_entropy(logits.flatten(0, 1).double(), topics.test_y.flatten()).item()
+    assert read(folder / "metrics.csv")[-1]["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_run_on_text_goes_on(tmp_path, capsys):
+    whole = train(tmp_path, "whole", "--algorithm", "fedavg")
+    short = train(tmp_path, "short", "--algorithm", "fedavg", "--rounds", "1")
+    assert "perplexity" in capsys.readouterr().out
+    assert cli.main(["--resume", str(short), "--rounds", "2"]) == 0
+    a, b = (load_file(folder / "checkpoint.safetensors") for folder in (whole, short))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert cli.main(["--resume", str(short), "--text.length", "8"]) == 2
+    assert "--text.length cannot change when a run is resumed (it had 16)" in capsys.readouterr().err
+
+
+def test_runs_on_text_are_compared_by_its_options(tmp_path, capsys):
+    for tokens in ("word", "byte"):
+        train(
+            tmp_path,
+            tokens,
+            "--algorithm",
+            "fedavg",
+            "--text.tokens",
+            tokens,
+            "--rounds",
+            "1",
+            "--text.vocabulary",
+            "10000",
+        )
+    assert cli.main(["--rounds", "1", "--local-epochs", "1", "--out", str(tmp_path), "--name", "digits"]) == 0
+    from fl.analysis.groups import find_runs, group
+    from fl.analysis.outcome import table
+    from fl.figures.comparison import compare
+
+    lines = compare([tmp_path / "word", tmp_path / "byte"], tmp_path / "a.png").splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == ["fedavg text.tokens=word", "fedavg text.tokens=byte"]
+    mixed = table(group(find_runs([tmp_path / "word", tmp_path / "digits"]))).splitlines()
+    words = " ".join(mixed).split()
+    assert {"macro-F1", "perplexity", "MB", "seconds"} <= set(words)
+    assert words.count("-") == 2  # neither has what is of the other's kind
+
+
+def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
+    config = fl.Config(
+        dataset="pydoc", model="transformer", partition="iid", width=0.125, depth=1, text=TextOptions("byte", length=32)
+    )
+    fed, algorithm = fl.build(config)
+    state = algorithm.init()["global"]
+
+    def measured():
+        models = {name: torch.stack([t, t]) for name, t in state.items()}
+        return evaluate.evaluate_global(fed, lambda x: fed.predict(state, x)) | evaluate.evaluate_models(
+            fed, evaluate.Cohort.of(fed, models, [0, 1], [True, True])
+        )
+
+    whole = measured()
+    monkeypatch.setattr(evaluate, "_LOGITS", 100 * 32 * 256)
+    assert measured() == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
+        (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
+        (["--dataset", "digits"], "--text options are for data sets of text, not for digits: leave them out"),
+        (["--partition", "dirichlet"], "goes by class labels, and text has none: choose iid, contiguous, natural"),
+        (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
+        (["--text.length", "-1"], "--text.length must be 1 or more"),
+        (["--dataset", "text:a.txt"], "--dataset text:a.txt: there is no file a.txt, nor in /nowhere"),
+        (["--norm", "batch"], "transformer takes no norm"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(tmp_path, capsys, flags, message):
+    assert cli.main([*FLAGS, "--data-root", "/nowhere", "--out", str(tmp_path), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_text_passed_to_deal_has_no_classes():
+    with pytest.raises(fl.FLError, match="text has none"):
+        fl.partition.deal(torch.zeros(20, 3).long(), "shards", 2, fl.Rng(0).numpy("partition"))
+
+
+def test_who_holds_what_text(tmp_path, capsys):
+    assert look(["--dataset", "pydoc", "--partition", "natural"]) == 0
+    out = capsys.readouterr().out
+    assert "samples of 64, " in out
+    assert "different tokens" in out
+    assert "classes a client" not in out
+    assert look(["--dataset", "pydoc", "--partition", "iid", "--plot", str(tmp_path / "a.png")]) == 2
+    assert "text has no classes" in capsys.readouterr().err
+
+
+def test_the_length_is_the_model_s():
+    spec = make_spec("transformer", 50, width=0.125, tokens=16)
+    assert (spec.tokens, spec.num_classes) == (16, 50)
+    assert (
+        fl.Config(dataset="pydoc", model="transformer", text=TextOptions(length=16)).spec(50, None, None).tokens == 16
+    )
+    assert zoo.Spec("transformer").tokens == 64
+
+
+def test_settings_of_text_come_back_from_yaml():
+    config = fl.Config(dataset="pydoc", text=TextOptions("byte", 0, 7))
+    assert fl.Config.from_yaml(config.to_yaml()) == config
+    with pytest.raises(fl.FLError, match=r"unknown setting text\.size"):
+        fl.Config.from_yaml("text: {size: 3}")
+    with pytest.raises(fl.FLError, match=r"text\.length cannot be 'a'"):
+        fl.Config.from_yaml("text: {length: a}")
+
+
+def test_the_objective_is_the_mean_over_all_tokens():
+    from fl.engine.objectives import cross_entropy
+
+    logits, labels = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
+    mean = sum(F.cross_entropy(row, label) for row, label in zip(logits, labels)) / 3
+    torch.testing.assert_close(cross_entropy(lambda params, x: x, {}, None, (logits, labels)), mean)
+
+
+def test_help_of_the_data_shows_the_options_of_text():
+    command = [sys.executable, "-m", "fl.data", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--text.vocabulary" in shown
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_masked_language_model_is_asked_for_what_it_does_not_see(backend):
+    config = fl.Config(
+        algorithm=("fedavg",), dataset="pydoc", partition="natural", clients=6, participants=3, min_samples=3,
+        text=TextOptions(vocabulary=200, length=16), model="transformer_masked", width=0.125, depth=1,
+        local_epochs=1, lr=0.05, backend=backend,
+    )  # fmt: skip
+    fed, algorithm = fl.build(config)
+    assert torch.equal(fed.data.x, fed.data.y)
+    key = torch.tensor([5, 6], dtype=torch.int32)
+    tokens = fed.data.x[:600].view(2, 300, 16)
+    hidden = fed.augment(tokens, key) != tokens
+    assert abs(hidden.float().mean() - 0.15) < 0.02
+    assert (fed.augment(tokens, key)[hidden] == 200).all()  # the token after the vocabulary's last
+    assert not torch.equal(hidden[0], hidden[1])
+    state = algorithm.init()["global"]
+    logits = fed.predict(state, fed.data.test_x[:5])
+    model = fed.model.eval()
+    shown = fed.augment(fed.data.test_x[:5], torch.tensor(0, dtype=torch.int32))
+    with torch.no_grad():
+        torch.testing.assert_close(logits, surgery.load(model, state)(shown.long()))
+        assert not torch.allclose(logits, model(fed.data.test_x[:5].long()))
+    server, trained = algorithm.round(algorithm.init(), [0, 1, 2], fl.Rng(0, 1))
+    assert trained.loss.isfinite().all()
+    assert evaluate.evaluate_global(fed, lambda x: algorithm.predict(server, x, None))["perplexity"] < 200
+
+
+def test_rare_words_are_learnt_as_unknown():
+    """Else <unk> occurs in the test part alone."""
+    made = text_module.dataset("abc", ["a b a b once a b a b a b " * 1 + "a b " * 20], TextOptions(length=2))
+    assert made.vocabulary == (UNKNOWN, "a", "b")
+    assert (made.x == 0).sum() == 1

@@ -1,0 +1,252 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+
+from fl import models
+from fl.algorithms import fedfa, heterofl
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.data.text import TextOptions
+from fl.federation.attack import AttackOptions
+from fl.models import architectures
+from fl.models.architectures import ArchitectureOptions, choose
+from fl.models.fleet import make_fleet
+from fl.models.search import Space
+from fl.runs.assembly import build
+from surgery import state
+from zoo import Spec
+from zoo.kit import Scaler
+
+BASE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
+GRID = {"widths": (0.5, 1.0), "depths": ("1", "2-1-1")}
+
+
+def chosen(fed, malicious=(), seed=0, base=BASE, **options):
+    made = ArchitectureOptions(**{**GRID, **options})
+    made.check()
+    return choose(made, base, fed.data, fed.clients, 4, Rng(seed), frozenset(malicious))
+
+
+def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_data(make_federation, monkeypatch):
+    """The score is a stand-in here: client 2k likes the second candidate best, client 2k + 1 the third."""
+    fed = make_federation(sizes=(4, 7, 12, 5, 9, 8))
+    space = list(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
+    seen = {}
+
+    def score(model, batches):
+        ((x, y), (other, _)) = batches
+        rows = torch.cat([x, other]).flatten(1)
+        own = [fed.data.normalise(fed.data.x[part]).flatten(1) for part in fed.clients.train]
+        (owner,) = [k for k, part in enumerate(own) if all((part == row).all(1).any() for row in rows)]
+        assert len(x) == len(other) == len(y) == min(4, len(own[owner]) // 2)
+        assert not (x.flatten(1)[:, None] == other.flatten(1)).all(2).any()  # different samples
+        seen.setdefault(owner, []).append(sum(p.numel() for p in model.parameters()))
+        best = space[1 + owner % 2]
+        return float(sum(p.numel() for p in model.parameters()) == best.count().parameters)
+
+    monkeypatch.setattr(architectures, "zico", score)
+    every = {seed: chosen(fed, seed=seed) for seed in range(6)}
+    for specs in every.values():
+        assert specs.count(space[0]) == 3
+        assert all(spec in (space[0], space[1 + client % 2]) for client, spec in enumerate(specs))
+    assert len({tuple(specs) for specs in every.values()}) > 1  # who is weak is drawn
+    assert all(set(counts) == {spec.count().parameters for spec in space} for counts in seen.values())
+    assert chosen(fed, seed=3) == every[3]
+    assert chosen(fed, weak=1.0) == [space[0]] * 6
+    assert space[0] not in chosen(fed, weak=0.0)
+    bad = chosen(fed, {0, 1, 4}, seed=3)
+    assert [bad[k] for k in (0, 1, 4)] == [space[3]] * 3  # the weak among them, too
+    assert [bad[k] for k in (2, 3, 5)] == [every[3][k] for k in (2, 3, 5)]
+
+
+def test_the_real_score_chooses_the_same_again(make_federation):
+    fed = make_federation(sizes=(8, 9), participants=1)
+    specs = chosen(fed, weak=0.0)
+    assert specs == chosen(fed, weak=0.0)
+    few = make_federation(sizes=(3, 2), participants=1)
+    assert chosen(few, weak=0.0) == [Space(BASE, (0.5, 1.0), (1, (2, 1, 1))).smallest] * 2  # no two batches to compare
+    assert set(specs) <= set(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
+
+
+def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
+    fed = make_federation(sizes=(3,) * 9)
+    space = list(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
+    assert chosen(fed, choose="cycle") == [space[k % 4] for k in range(9)]
+    with pytest.raises(FLError, match="4 candidates are more than the 2 clients; use random"):
+        chosen(make_federation(sizes=(3, 3), participants=1), choose="cycle")
+    random = chosen(fed, choose="random")
+    assert random == chosen(fed, choose="random") != chosen(fed, choose="random", seed=1)
+    assert len(set(random)) > 1
+    for unit in ("macs", "parameters"):
+        sizes = [getattr(spec.count(), unit) for spec in space]
+        budgets = (float(max(sizes)), float(sorted(sizes)[1]), sorted(sizes)[2] - 1.0)
+        expected = [max((s for s in sizes if s <= limit), default=0) for limit in budgets]
+        specs = chosen(fed, choose="budget", budgets=budgets, unit=unit)
+        assert [getattr(spec.count(), unit) for spec in specs] == expected * 3
+    with pytest.raises(FLError, match=r"at most 9 parameters: the smallest"):
+        chosen(fed, choose="budget", budgets=(9.0,), unit="parameters")
+    for way in ({"choose": "cycle"}, {"choose": "random"}, {"choose": "budget", "budgets": (1e9, 5e4)}):
+        honest, mixed = chosen(fed, **way), chosen(fed, {0, 2}, **way)
+        assert [mixed[0], mixed[2]] == [space[-1]] * 2
+        assert [mixed[1], *mixed[3:]] == [honest[1], *honest[3:]]
+
+
+def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
+    """Nobody has the global model: one is the widest, others the deepest of each section."""
+    path = tmp_path / "fleet.yaml"
+    rows = [{"width": 1.0, "depth": 1}, {"width": 0.5, "depth": [2, 1, 1]}, {"width": 0.5, "depth": [1, 1, 2]}, {}]
+    rows[3] = {"width": 0.5, "depth": [1, 1, 1]}
+    path.write_text(yaml.safe_dump(rows))
+    options = ArchitectureOptions((0.5, 1.0), ("1", "2"), mixed=True, choose="given", file=str(path))
+    config = Config(
+        algorithm=("fedfa",), model="preresnet20", width=0.125, clients=4, participants=2, architectures=options
+    )
+    with pytest.raises(FLError, match=r"client 1 is refused: .* depth \(2, 1, 1\) \(announced: 1, 2\)"):
+        build(replace(config, architectures=replace(options, mixed=False)))
+    fed, _ = build(config)
+    assert (fed.spec.width[0], fed.spec.depth) == (0.125, (2, 1, 2))
+    assert [fed.fleet[k].spec.width[0] for k in range(4)] == [0.125, 0.0625, 0.0625, 0.0625]
+    assert [fed.fleet[k].spec.depth for k in range(4)] == [(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 1, 1)]
+    attacked, _ = build(replace(config, attack=AttackOptions(0.25)))
+    (bad,) = attacked.attack.malicious
+    assert attacked.fleet[bad].spec.depth == (2, 2, 2)  # of all that was announced
+    assert attacked.spec.depth == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[{width: 0.5}, {width: 0.75}]", r"client 1 is refused: .*width 0.09375 \(announced: 0.0625, 0.125\)"),
+        ("[{width: 0.5, depth: 3}, {}]", r"client 0 is refused: .*depth 3 \(announced: 1, \(2, 1, 1\)\)"),
+        ("[{width: 0.5, depth: [1, 2]}, {width: 1}]", "client 0 is refused"),
+        ("[{width: -1, depth: 1}, {width: 1}]", "client 0 is refused"),
+        ("[{width: wide, depth: 1}, {depth: 1}]", "client 0 is refused"),
+        ("[{depth: 1}]", "has 1 architectures, and there are 2 clients"),
+        ("{width: 1}", "is no list of architectures: write"),
+        ("[{widht: 1}, {}]", "is no list of architectures"),
+        ("[1, 2]", "is no list of architectures"),
+        ("[", "cannot be read"),
+        (None, "cannot be read: .*No such file"),
+    ],
+)
+def test_files_that_are_refused(make_federation, tmp_path, text, message):
+    fed, path = make_federation(sizes=(3, 4), participants=1), tmp_path / "fleet.yaml"
+    if text:
+        path.write_text(text)
+    with pytest.raises(FLError, match=message):
+        chosen(fed, choose="given", file=str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"choose": "best"}, "unknown --architectures.choose 'best': there are zico, cycle"),
+        ({"unit": "watts"}, "unknown --architectures.unit 'watts'"),
+        ({"weak": 1.5}, r"--architectures.weak .* got 1.5"),
+        ({"choose": "cycle", "weak": 0.2}, "--architectures.weak is for --architectures.choose zico, not for cycle"),
+        ({"budgets": (1.0,)}, "--architectures.budgets is for --architectures.choose budget"),
+        ({"choose": "budget"}, "--architectures.choose budget needs --architectures.budgets"),
+        ({"choose": "given"}, "--architectures.choose given needs --architectures.file"),
+        ({"depths": ("two",)}, "--architectures.depths two: a depth is a number of blocks"),
+        ({"depths": ("1-2",)}, "no such candidate"),
+        ({"widths": (0.0,)}, "no such candidate"),
+    ],
+)
+def test_options_that_are_refused_before_anything_is_loaded(options, message):
+    config = Config(algorithm=("fedfa",), model="preresnet20", architectures=ArchitectureOptions(**options))
+    with pytest.raises(FLError, match=message):
+        config.check()
+    with pytest.raises(FLError, match=r"--architectures are for fedfa.*fedavg gives all clients one model"):
+        replace(config, algorithm=("fedfa", "fedavg")).check()
+
+
+FAMILIES = {
+    "preresnet18": (Spec("preresnet18", 3, 1, 8, width=0.125, norm="group"), (1, 2, 1, 1)),
+    "mobilenetv2": (Spec("mobilenetv2", 3, 1, 8, width=0.25), (1, 2, 1, 2, 1, 1, 1)),
+    "efficientnetv2_cifar": (Spec("efficientnetv2_cifar", 3, 1, 8, width=0.25), (1, 1, 2, 1, 2)),
+    "timm:resnet18": (Spec("timm:resnet18", 3, 1, 8, width=0.125), (2, 1, 1, 1)),
+}
+
+
+def corner(full, model):
+    """The leading entries on every axis, by the names that the small model's tensors have in the full one."""
+    return {n: full[n][tuple(map(slice, t.shape))].clone() for n, t in model.state_dict().items()}
+
+
+def moved(model):
+    """A state with no two values alike, as after training."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        n: t + 0.1 * torch.rand(t.shape, generator=generator) if t.is_floating_point() else t + 7
+        for n, t in state(model).items()
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_federation, family):
+    spec, depth = FAMILIES[family]
+    specs = [spec.scaled(0.5, depth), spec.scaled(0.5), spec.scaled(1.0, depth), spec]
+    specs = specs[::3] * 2 if ":" in family else specs  # which take long to make
+    full = models.create(torch.Generator().manual_seed(0), spec)
+    fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, specs))
+    assert len(fed.fleet.architectures) == len(set(specs))
+    server, x = {"global": moved(full)}, fed.data.test_x[:6]
+    predict = fedfa(fed).predict
+    for client, small in enumerate(specs):
+        model = models.create(torch.Generator(), small).eval()
+        part = corner(server["global"], model)
+        taken = fed.fleet[client].plan.extract(server["global"])
+        assert taken.keys() == part.keys()
+        assert all(torch.equal(taken[name], part[name]) for name in part)
+        model.load_state_dict(part)
+        expected = model(fed.data.normalise(x))
+        assert expected.std() > 0
+        torch.testing.assert_close(fed.predict(taken, x, fed.fleet[client].model), expected)
+        torch.testing.assert_close(predict(server, x, client), expected)
+    torch.testing.assert_close(predict(server, x, None), predict(server, x, 3))
+    assert not torch.allclose(predict(server, x, 0), predict(server, x, 3))
+
+
+def test_clients_of_a_language_model():
+    """On words of pydoc: the heads stay, each gets narrower."""
+    options = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
+    config = Config(
+        algorithm=("fedfa",), dataset="pydoc", model="transformer", partition="iid", clients=4, participants=2,
+        width=0.25, text=TextOptions(vocabulary=100, length=16), samples=40, architectures=options, dropout=0.0,
+    )  # fmt: skip
+    fed, algorithm = build(config)
+    server, rng = {"global": moved(fed.model)}, Rng(0, 1)
+    tokens = fed.data.test_x[:3]
+    for client in range(4):
+        model = fed.fleet[client].spec.build().eval()
+        model.load_state_dict(corner(server["global"], model))
+        torch.testing.assert_close(algorithm.predict(server, tokens, client), model(tokens.long()))
+    assert {fed.fleet[k].spec.depth for k in range(4)} == {(1,), (2,)}
+    after, trained = algorithm.round(server, [0, 3], rng)
+    assert trained.loss.isfinite().all()
+    assert not torch.equal(after["global"]["head.weight"], server["global"]["head.weight"])
+
+
+def test_scalers_divide_by_the_rate_against_the_global_model(make_federation):
+    spec = replace(BASE, scaler=True)
+    full = spec.build(torch.Generator().manual_seed(0))
+    fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, [spec, spec.scaled(0.5)] * 2))
+    for client, rate in ((0, 1.0), (1, 0.5)):
+        assert {m.rate for m in fed.fleet[client].model.modules() if isinstance(m, Scaler)} == {rate}
+    assert heterofl(fed).round({"global": fed.initial()}, [0, 1], Rng(0, 1))[1].loss.isfinite().all()
+
+
+def test_what_is_no_part_of_the_global_model_is_refused(make_federation):
+    full = BASE.build(torch.Generator())
+    for other, message in (
+        (BASE.scaled(1.0, (2, 2, 1)), r"depth 2,2,1 is no part .* depth 2,1,1"),
+        (BASE.scaled(2.0), "width 0.25 "),
+    ):
+        with pytest.raises(FLError, match=message):
+            make_fleet(full, BASE, [other])
+    fleet = make_fleet(full, BASE, [BASE] * 3)
+    with pytest.raises(FLError, match="3 architectures for 4 clients"):
+        make_federation(full, fleet=fleet)

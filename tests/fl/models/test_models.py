@@ -1,0 +1,171 @@
+import copy
+
+import pytest
+import torch
+from fl_flags import TINY
+
+import fl
+from fl import models
+from fl import run as cli
+from fl.base.errors import FLError
+from fl.config import Config
+from fl.engine.draws import Drawing, Draws
+from fl.runs.assembly import build
+from fl.runs.metrics import read
+from surgery import state
+
+DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
+NAMES = ["timm:resnet18", "torchvision:resnet18"]
+
+
+def make(name, seed=0, **arguments):
+    return models.create(torch.Generator().manual_seed(seed), models.make_spec(name, **{**DIGITS, **arguments}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name):
+    before = torch.get_rng_state()
+    one, same, other = (state(make(name, seed, width=0.25)) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_classes_and_width(name, channels):
+    model = make(name, in_channels=channels, num_classes=7, width=0.5).eval()
+    assert model(torch.zeros(2, channels, 8, 8)).shape == (2, 7)
+    assert model.conv1.weight.shape == (32, channels, 7, 7)
+
+
+def test_a_grey_image_does_what_three_equal_channels_would():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 1, 8, 8, generator=generator)
+    grey, colour = make(NAMES[1]).eval(), make(NAMES[1], in_channels=3).eval()
+    torch.testing.assert_close(grey(images), colour(images.expand(2, 3, 8, 8)))
+
+
+def test_images_may_be_of_another_size_than_the_model_was_made_for():
+    model = make("timm:test_vit", image_size=32, in_channels=3)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "name", ["vgg11", "efficientnetv2_cifar", "torchvision:mobilenet_v3_small", "timm:repvit_m0_9"]
+)
+def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
+    model = make(name, in_channels=3, image_size=32, width=0.25).train()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    drops = name != "timm:repvit_m0_9"  # has none
+    before, outputs = torch.get_rng_state(), []
+    for key in (1, 1, 2):
+        with torch.no_grad(), Drawing(Draws(torch.tensor(key, dtype=torch.int32))):
+            outputs.append(copy.deepcopy(model)(images))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2]) != drops
+    assert models.make_spec("vgg11", 10, dropout=0.0).dropout == 0
+    with pytest.raises(FLError, match=r"--dropout 0\.1: cnn has no dropout to set"):
+        models.make_spec("cnn", 10, dropout=0.1)
+
+
+def test_the_zoo_is_as_it_was():
+    import zoo
+
+    a, b = make("cnn", width=0.5), zoo.create("cnn", torch.Generator().manual_seed(0), **DIGITS, width=0.5)
+    assert all(torch.equal(x, y) for x, y in zip(state(a).values(), state(b).values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("resnet", {}, "unknown model 'resnet': did you mean resnet"),
+        ("lenett", {}, "unknown model 'lenett': did you mean"),
+        ("transformer", {}, "--model transformer is made for text"),
+        ("vgg11", {}, "vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
+        ("resnet20", {"depth": (1, 2)}, "resnet20 takes one depth, or one for each of its 3 sections; got 2"),
+        ("timm:resnet18", {"depth": (1, 2)}, "--model timm:resnet18: 2 depths were given, one a section is needed"),
+        ("timm:resnet1", {}, "did you mean timm:resnet"),
+        ("tim:resnet18", {}, "did you mean 'timm:resnet18'?"),
+        ("timm:resnet18", {"width": 1.5}, "timm:resnet18 can only be made narrower, by a width of at most 1, got 1.5"),
+        ("timm:resnet18", {"width": (2.0,)}, "can only be made narrower"),
+        ("torchvision:squeezenet1_1", {"image_size": 64, "in_channels": 3, "depth": 1}, "has no sections of blocks"),
+        ("timm:resnet18", {"norm": "group"}, "--norm group: timm:resnet18 brings its own norm layers"),
+        ("timm:test_vit", {}, "--model timm:test_vit cannot take images of 1x8x8: "),
+        ("torchvision:fcn_resnet50", {"in_channels": 3}, "torchvision has no image classifier 'fcn_resnet50'"),
+        ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, not 2"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(name, arguments, message):
+    with pytest.raises(FLError) as caught:
+        make(name, **arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"model": "timm:resnet1"}, {"model": "timm:resnet18", "width": 2.0}, {"model": "timm:resnet18", "norm": "none"}],
+)
+def test_settings_are_checked_before_anything_is_built(settings):
+    with pytest.raises(FLError, match="resnet1"):
+        Config(**settings).check()
+
+
+def test_a_library_s_model_is_made_shallow_and_narrow():
+    model = make("timm:resnet18", depth=(1, 2, 1, 1), width=0.25).eval()
+    assert [len(getattr(model, f"layer{i}")) for i in range(1, 5)] == [1, 2, 1, 1]
+    assert model.fc.in_features == 128
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_width_and_depth_are_given_by_section(tmp_path):
+    flags = [*TINY, "--model", "resnet20", "--width", "0.25,0.25,0.5", "--depth", "1,2,1", "--out", str(tmp_path)]
+    assert cli.main([*flags, "--norm", "static_batch", "--rounds", "1"]) == 0
+    (folder,) = tmp_path.iterdir()
+    config = Config.read(folder)
+    assert (config.width, config.depth) == ((0.25, 0.25, 0.5), (1, 2, 1))
+    model = fl.load_model(folder)
+    assert model.head.in_features == 32
+    assert [len(model.section1), len(model.section2), len(model.section3)] == [1, 2, 1]
+    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
+    model, data = fl.load_model(folder), build(config)[0].data
+    with torch.no_grad():  # of one image alone: the statistics are in the checkpoint
+        alone = torch.cat([model(data.normalise(x)) for x in data.test_x.split(1)])
+    accuracy = (alone.argmax(1) == data.test_y).double().mean().item()
+    assert accuracy == pytest.approx(read(folder / "metrics.csv")[-1]["accuracy"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("resnet18", "0.05"), ("resnet20_fedmr", "0.1")],  # one with 1x1 positions, one with a norm that is not used
+)
+def test_static_batch_norm_with_every_backend(tmp_path, name, width):
+    flags = [*TINY, "--model", name, "--width", width, "--norm", "static_batch", "--rounds", "1"]
+    for backend in ("auto", "loop", "vmap"):
+        assert cli.main([*flags, "--backend", backend, "--out", str(tmp_path), "--name", backend]) == 0
+        fl.load_model(tmp_path / backend)
+
+
+def test_width_and_depth_may_be_single_numbers():
+    config = Config(model="resnet20", width=0.5, depth=2)
+    assert (config.width, config.depth) == ((0.5,), (2,))
+    assert config.spec().depth == (2, 2, 2)
+    assert Config.from_yaml(config.to_yaml()) == config
+    assert Config(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, name, backend):
+    flags = [*TINY, "--model", name, "--backend", backend, "--models-every", "0", "--out", str(tmp_path)]
+    assert cli.main([*flags, "--rounds", "1"]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == f"fedmr-digits-{name.replace(':', '-')}-dirichlet0.5-seed0"
+    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
+    last = read(folder / "metrics.csv")[-1]
+    model, data = fl.load_model(folder), build(Config.read(folder))[0].data
+    with torch.no_grad():
+        right = model(data.normalise(data.test_x)).argmax(1) == data.test_y
+    assert right.double().mean().item() == pytest.approx(last["accuracy"], abs=1e-9)

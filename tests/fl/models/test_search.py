@@ -1,0 +1,395 @@
+import copy
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fl import models
+from fl.base.errors import FLError
+from fl.engine.objectives import cross_entropy
+from fl.models.search import Space, evolve, exhaustive, largest_within, maximum, search, zico
+from fl.models.search.budget import size
+from surgery import state
+from zoo import Spec
+
+RESNET = Spec("resnet20", num_classes=3, in_channels=1, image_size=8)
+TINY = Spec("preresnet18", 3, 1, 8, width=0.05, norm="static_batch")
+MIXED = Space(TINY, (0.5, 0.75, 1), (1, 2, 3), mixed=True)
+SPACES = {
+    "one rate": Space(RESNET, (0.5, 1, 0.75), (1, 2)),
+    "own depth": Space(RESNET, (0.5, 1)),
+    "depths": Space(Spec("resnet20", width=0.5), (1, 2), (3, (3, 3, 3), (1, 2, 3))),
+    "mixed": Space(Spec("resnet20", width=(1, 0.5, 1), depth=(1, 2, 4)), (0.5, 1), (1, 3), mixed=True),
+    "mixed widths": Space(Spec("resnet20", depth=(1, 2, 4)), (0.5, 1, 1.0), mixed=True),
+    "no sections": Space(Spec("cnn"), (0.25, 1, 0.5), mixed=True),
+    "tail": Space(Spec("vgg11", width=(1, 1, 1, 1, 1, 0.5)), (0.5, 1), (2,), mixed=True),
+    "library": Space(Spec("torchvision:resnet18"), (0.5, 1), (1, 2)),
+}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(count=2, batch=6, dtype=torch.float64):
+    generator = seeded(7)
+    x = torch.randn(count, batch, 1, 8, 8, generator=generator, dtype=dtype)
+    return list(zip(x, torch.randint(3, (count, batch), generator=generator)))
+
+
+def naive(model, batches):
+    """ZiCo with .backward on a copy, and numpy, layer by layer and weight by weight."""
+    gradients = {}
+    for x, y in batches:
+        net = copy.deepcopy(model).train()
+        F.cross_entropy(net(x).flatten(0, -2), y.flatten()).backward()
+        for name, layer in net.named_modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                gradients.setdefault(name, []).append(layer.weight.grad.flatten().numpy())
+    score = 0.0
+    for each in gradients.values():
+        ratios = [np.mean(np.abs(g)) / np.std(g) for g in np.stack(each, 1) if np.std(g) > 0]
+        score += math.log(sum(ratios)) if ratios else 0.0
+    return score
+
+
+def test_zico_by_hand():
+    """Two linear layers: with p = softmax(W2 (W1 x + b)) - onehot(y), gW2 is p h' and gW1 is W2' p x', averaged."""
+    rng = np.random.default_rng(0)
+    w1, w2, b = rng.normal(size=(4, 5)), rng.normal(size=(3, 4)), rng.normal(size=4)
+    xs, ys = rng.normal(size=(3, 2, 5)), rng.integers(3, size=(3, 2))
+    g1, g2 = [], []
+    for x, y in zip(xs, ys):
+        h = x @ w1.T + b
+        p = np.exp(h @ w2.T) / np.exp(h @ w2.T).sum(1, keepdims=True)
+        p[range(2), y] -= 1
+        g2.append(p.T @ h / 2)
+        g1.append(w2.T @ p.T @ x / 2)
+    expected = sum(np.log((np.abs(g).mean(0) / np.std(g, 0)).sum()) for g in (g1, g2))
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False)).double()
+    net.load_state_dict({"0.weight": torch.tensor(w1), "0.bias": torch.tensor(b), "1.weight": torch.tensor(w2)})
+    assert zico(net, list(zip(torch.tensor(xs), torch.tensor(ys)))) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("norm", "count"), [("static_batch", 2), ("batch", 4)])
+def test_zico_is_the_naive_loop(norm, count):
+    net = Spec("preresnet18", 3, 1, 8, width=0.1, depth=(1, 2, 1, 1), norm=norm).build(seeded()).double()
+    assert zico(net, images(count)) == pytest.approx(naive(net, images(count)), rel=1e-6)
+
+
+def test_zico_of_a_language_model():
+    net = Spec("transformer", 11, tokens=6, width=0.25, depth=1, dropout=0).build(seeded()).double()
+    tokens = torch.randint(11, (2, 3, 4, 6), generator=seeded())
+    assert zico(net, list(zip(*tokens))) == pytest.approx(naive(net, list(zip(*tokens))), rel=1e-6)
+
+
+class Careless(nn.Module):
+    """Statistics, dropout of both kinds, a layer without gradient, a frozen one and a tied one."""
+
+    def __init__(self, p=0.5, functional=0.3):
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(p)
+        self.a, self.frozen, self.head, self.idle = nn.Linear(144, 8), nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.b = nn.Linear(144, 8, bias=False)
+        self.b.weight = self.a.weight
+        self.functional = functional
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.drop(F.relu(self.norm(self.conv(x)))).flatten(1)
+        x = F.dropout(self.a(x) + self.b(x), self.functional, self.training)
+        return self.head(self.frozen(x))
+
+
+def careless(**rates):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Careless(**rates).double()
+
+
+def test_zico_changes_nothing_and_asks_no_global_generator():
+    net = careless().eval()
+    net.norm.train()
+    net.head.weight.grad = torch.ones_like(net.head.weight)
+    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    random = torch.get_rng_state()
+    with torch.no_grad():
+        score = zico(net, images())
+    assert torch.equal(random, torch.get_rng_state())
+    torch.rand(3)
+    assert zico(net, images()) == score
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert modes == [m.training for m in net.modules()]
+    assert net.drop.p == 0.5
+    assert torch.equal(net.head.weight.grad, torch.ones_like(net.head.weight))
+    assert all(p.grad is None for name, p in net.named_parameters() if name != "head.weight")
+
+
+def test_what_zico_does_not_depend_on():
+    net, batches = careless(functional=0.0), images(3)
+    score = zico(net, batches)
+    assert zico(careless(p=0.0, functional=0.0), batches) == score  # dropout
+    assert zico(net, batches[::-1]) == pytest.approx(score, rel=1e-9)
+    assert zico(net, batches, lambda *args: 7 * cross_entropy(*args)) == pytest.approx(score, rel=1e-9)
+    assert zico(net, batches, lambda *args: args[2] * cross_entropy(*args), context=-2) == pytest.approx(score)
+    net.a.bias.data.zero_()
+    tied, net.b = zico(net, batches), net.a  # one layer that is used twice
+    assert zico(net, batches) == pytest.approx(tied, rel=1e-9)
+    net = careless(functional=0.0)
+    net.idle = nn.Linear(8, 30).double()
+    net.frozen.requires_grad_(True)
+    assert zico(net, batches) > score  # now that layer counts, and the idle one does not
+    net.frozen.requires_grad_(False)
+    assert zico(net, batches) == score
+
+
+def test_zico_leaves_out_weights_whose_gradient_is_constant():
+    x = torch.randn(2, 6, 4, generator=seeded(), dtype=torch.float64)
+    y = torch.randint(3, (2, 6), generator=seeded())
+    wide, narrow = nn.Linear(5, 3).double(), nn.Linear(4, 3).double()
+    narrow.load_state_dict({"weight": wide.weight[:, :4], "bias": wide.bias})
+    padded = F.pad(x, (0, 1))
+    assert zico(wide, list(zip(padded, y))) == pytest.approx(zico(narrow, list(zip(x, y))), rel=1e-9)
+    constant = torch.full((3,), 0.1)  # in float32 their mean is not quite 0.1 in every way of computing it
+    twice = [(x[0].float(), y[0]), (x[0].float(), y[0]), (x[0].float(), y[0])]
+    with pytest.raises(FLError, match="give other samples in each"):
+        zico(narrow.float(), twice)
+    linear = lambda call, params, scales, batch: (params["weight"] * batch[0]).sum()  # noqa: E731
+    net = nn.Linear(3, 1).double()
+    steps = [(torch.cat([constant[:2], torch.tensor([v])]), None) for v in (1.0, 3.0, -1.0)]
+    assert zico(net, steps, linear) == pytest.approx(math.log(5 / 3 / np.std([1, 3, -1])))
+
+
+def test_zico_refuses_what_it_cannot_score():
+    with pytest.raises(FLError, match="at least 2 batches, got 1"):
+        zico(careless(), images(1))
+    with pytest.raises(FLError, match="Sequential has no linear or convolutional layer"):
+        zico(nn.Sequential(nn.Flatten(), nn.LayerNorm(64)).double(), images())
+    (x, y), second = images()
+    assert math.isnan(zico(careless(), [(x * math.nan, y), second]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", ["static_batch", "batch"])
+def test_zico_on_the_gpu(norm):
+    net = Spec("preresnet18", 3, 1, 8, width=0.1, norm=norm).build(seeded()).double()
+    expected = zico(net, images())
+    batches = [(x.cuda(), y.cuda()) for x, y in images()]
+    assert zico(net.cuda(), batches) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_space_is_the_grid_of_its_candidates(name):
+    space = SPACES[name]
+    base, slots = space.base, len(space.base.depth or ()) or len(space.base.width)
+    if space.mixed:
+        each = [(d,) for d in base.depth] if not space.depths else [space.depths] * len(base.depth)
+        expected = [
+            base.scaled(widths, depths)
+            for widths in itertools.product(space.widths, repeat=slots)
+            for depths in itertools.product(*each)
+        ]
+    else:
+        expected = [base.scaled(w, d) for w in space.widths for d in space.depths or (None,)]
+    assert list(space) == expected
+    assert len(space) == len(set(space)) == len(expected)
+    assert all(spec in space for spec in expected)
+    assert [space.genes(spec) for spec in space] == sorted(space.genes(spec) for spec in space)
+    for spec, pick in ((space.smallest, min), (space.largest, max)):
+        assert spec in space
+        assert spec.width == tuple(pick(s.width[i] for s in expected) for i in range(len(base.width)))
+        assert not spec.depth or spec.depth == tuple(map(pick, zip(*(s.depth for s in expected))))
+    assert maximum(space) == space.largest
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_steps_of_evolution_stay_in_the_grid(name):
+    space, generator = SPACES[name], seeded()
+    seen = set()
+    for _ in range(60):
+        a, b = space.random(generator), space.random(generator)
+        assert a in space
+        genes, others = space.genes(a), space.genes(b)
+        mutant = space.mutate(a, generator)
+        assert sum(x != y for x, y in zip(space.genes(mutant), genes)) == 1
+        assert all(c in pair for c, pair in zip(space.genes(space.crossover(a, b, generator)), zip(genes, others)))
+        near = [s for s in space if sum(x != y for x, y in zip(space.genes(s), genes)) == 1]
+        assert sorted(space.neighbours(a), key=space.genes) == near
+        seen |= {a, b}
+    assert len(seen) == len(space) if len(space) < 20 else len(seen) > 20
+    assert space.random(seeded(5)) == space.random(seeded(5))
+    ends = space.genes(space.smallest), space.genes(space.largest)
+    children = {space.genes(space.crossover(space.smallest, space.largest, generator)) for _ in range(60)}
+    assert {a for child in children for a in enumerate(child)} == {a for end in ends for a in enumerate(end)}
+
+
+def test_what_was_not_announced_is_refused():
+    space = SPACES["one rate"]
+    with pytest.raises(
+        FLError, match=r"^resnet20 .*: width 0.6 \(announced: 0.5, 1, 0.75\); depth 5 \(announced: 1, 2\)$"
+    ):
+        space.check(RESNET.scaled(0.6, 5))
+    with pytest.raises(FLError, match=r"width \(0.5, 1, 1\) \(announced: 0.5"):
+        space.check(RESNET.scaled((0.5, 1, 1), 1))
+    with pytest.raises(FLError, match=r"num_classes 4 \(announced: 3\); norm 'group' \(announced: 'batch'\)$"):
+        space.check(Spec("resnet20", 4, 1, 8, norm="group"))
+    with pytest.raises(FLError, match=r"depth of section2 2 \(announced: 1, 3\)$"):
+        SPACES["mixed"].check(Spec("resnet20", width=(0.5, 0.5, 1), depth=(1, 2, 3)))
+    with pytest.raises(
+        FLError, match=r"width of section2 1 \(announced: 0.25, 0.5\)\. These are rates of its full width"
+    ):
+        SPACES["mixed"].check(Spec("resnet20", depth=(1, 1, 3)))
+    with pytest.raises(FLError, match="with these sections"):
+        SPACES["tail"].check(Spec("vgg11", depth=2))
+    assert RESNET.scaled(0.6, 1) not in space
+    assert "resnet20" not in space
+
+
+def test_candidates_that_a_model_cannot_have_are_refused():
+    for base, arguments, message in (
+        (Spec("cnn"), {"depths": (1,)}, "cnn has no sections of blocks"),
+        (RESNET, {"widths": ()}, "no width of resnet20"),
+        (RESNET, {"widths": (0.5, -1)}, "width is a rate above 0"),
+        (RESNET, {"widths": ((0.5, 0.5, 1),)}, "with --architectures.mixed every section chooses one of them"),
+        (RESNET, {"depths": ((1, 2),)}, "one for each of its 3 sections"),
+        (RESNET, {"depths": ((1, 2, 3),), "mixed": True}, "every section chooses one"),
+        (Spec("timm:resnet18"), {"mixed": True}, "has one width for all sections"),
+    ):
+        with pytest.raises(FLError, match=message):
+            Space(base, **arguments)
+    crossing = Space(RESNET, depths=((1, 2, 3), (3, 2, 1)))
+    assert crossing.largest.depth == (3, 2, 3)
+    with pytest.raises(FLError, match=r"announce \(1, 2, 1\), too"):
+        _ = crossing.smallest
+    with pytest.raises(FLError, match="differ in norm"):
+        maximum([RESNET, Spec("resnet20", 3, 1, 8, norm="group")])
+    with pytest.raises(FLError, match="give at least one"):
+        maximum([])
+    with pytest.raises(FLError, match="do not compare"):
+        maximum([Spec("timm:resnet18", depth=1), Spec("timm:resnet18", depth=(1, 2, 1, 2))])
+
+
+def counted(score):
+    """The score, and the list of the specs that it was asked for."""
+    asked = []
+    return (lambda spec: asked.append(spec) or score(spec)), asked
+
+
+SCORES = {
+    "additive": lambda spec: 3 * spec.width[0] - spec.width[1] + 2 * spec.depth[0] - spec.depth[2],
+    "product": lambda spec: -abs(spec.width[0] * spec.depth[0] - spec.width[2] * spec.depth[1] - 1),
+    "tied": lambda spec: spec.depth[0],
+    "equal": lambda spec: 0,
+    "NaN": lambda spec: math.nan if spec.depth[0] == 3 else spec.depth[0],
+    "all NaN": lambda spec: math.nan,
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("space", ["one rate", "mixed"])
+def test_on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
+    space = SPACES[space]
+    score, asked = counted(SCORES[name])
+    best = exhaustive(space, score)
+    assert asked == list(space)
+    worth = [-math.inf if math.isnan(score(spec)) else score(spec) for spec in space]
+    assert best == list(space)[worth.index(max(worth))]
+    for seed in range(2):
+        score, asked = counted(SCORES[name])
+        assert evolve(space, score, seeded(seed)) == best
+        assert len(asked) == len(set(asked)) == len(space)
+    score, asked = counted(SCORES[name])
+    assert search(space, score, seeded()) == best
+    assert asked == list(space)  # 64 are few enough
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_evolution_finds_the_best_of_many(seed):
+    table = torch.rand(8, 3, generator=seeded(seed)).tolist()
+    score, asked = counted(lambda spec: sum(row[gene] for row, gene in zip(table, MIXED.genes(spec))))
+    random = torch.get_rng_state()
+    best = search(MIXED, score, seeded(seed))
+    assert MIXED.genes(best) == tuple(row.index(max(row)) for row in table)
+    assert len(asked) == len(set(asked)) == 256
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_evolution_is_a_function_of_its_generator():
+    runs = []
+    for seed in (0, 0, 1):
+        score, asked = counted(lambda spec: spec.width[0] + spec.depth[3])
+        evolve(MIXED, score, seeded(seed), population=6, generations=4, parents=2)
+        runs.append(asked)
+    assert runs[0] == runs[1] != runs[2]
+    assert len(runs[0]) == 30
+
+
+def test_evolution_keeps_the_best_that_it_has_seen():
+    score, asked = counted(lambda spec: -len(asked))
+    best = evolve(MIXED, score, seeded(), population=5, generations=3)
+    assert best == asked[0]  # the best of all that were seen, not of the last generation
+    assert len(asked) == 20
+    with pytest.raises(FLError, match="generations of at least 1, got 0"):
+        evolve(MIXED, score, seeded(), generations=0)
+
+
+def test_clients_choose_by_zico():
+    space = Space(TINY, (0.5, 1), (1, 2))
+    batches = images(dtype=torch.float32)
+    scores = {spec: naive(models.create(seeded(), spec), batches) for spec in space}
+
+    @cache
+    def score(spec):
+        return zico(models.create(seeded(), spec), batches)
+
+    best = max(scores, key=scores.get)
+    assert exhaustive(space, score) == evolve(space, score, seeded()) == search(space, score, seeded()) == best
+
+
+def real_sizes(spec):
+    """Of the model itself, on the CPU: all units."""
+    model = models.create(seeded(), spec)
+    macs = []
+    for layer in model.eval().modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layer.register_forward_hook(lambda m, i, o: macs.append(o[0, 0].numel() * m.weight.numel()))
+    model(spec.example())
+    parameters = sum(p.numel() for p in model.parameters())
+    floats = sum(tensor.nbytes for tensor in state(model).values() if tensor.is_floating_point())
+    return {"macs": sum(macs), "parameters": parameters, "bytes": floats}
+
+
+LIBRARY = Space(Spec("torchvision:resnet18", 3, 1, 32), (0.25, 0.5), (1,))
+
+
+@pytest.mark.parametrize("space", [SPACES["one rate"], LIBRARY], ids=["zoo", "library"])
+def test_the_largest_within_a_budget(space):
+    real = {spec: real_sizes(spec) for spec in space}
+    for unit in ("macs", "parameters", "bytes"):
+        sizes = {spec: real[spec][unit] for spec in space}
+        for limit in {*sizes.values(), *(n + 1 for n in sizes.values())}:
+            best = largest_within(space, limit, unit)
+            assert sizes[best] == max(n for n in sizes.values() if n <= limit)
+        least = min(sizes.values())
+        with pytest.raises(FLError, match=f"{space.base.name} has at most .* {unit}: the smallest.* has {least:,}"):
+            largest_within(space, least - 1, unit)
+
+
+def test_the_largest_of_a_grid_too_large_to_count():
+    space = Space(Spec("lenet"), (0.25, 0.5, 0.75, 1), mixed=True)
+    sizes = {spec: size(spec, "parameters") for spec in space}
+    for limit in (8_000, 20_000, 35_000, 50_000, 1e9):
+        best = largest_within(space, limit, "parameters")
+        assert sizes[best] <= limit
+        assert not any(sizes[best] < sizes[other] <= limit for other in space.neighbours(best))
+        assert sizes[best] >= 0.9 * max(n for n in sizes.values() if n <= limit)
+    assert best == space.largest
+    with pytest.raises(FLError, match="the smallest, of width"):
+        largest_within(space, 100, "parameters")
+    with pytest.raises(FLError, match="unknown unit 'flops'"):
+        largest_within(space, 100, "flops")

@@ -1,0 +1,310 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl.base.errors import FLError
+from fl.config import Config
+from fl.data import Dataset, load
+from fl.figures.partition import draw
+from fl.partition import KINDS, clusters, deal, dirichlet, hold_out, iid, natural, shards
+from fl.partition.clusters import _shared_out, nested
+from fl.partition.counts import counts
+from fl.runs.assembly import build
+
+
+def assert_partition(parts, n):
+    assert parts.samples.sort().values.tolist() == list(range(n))
+
+
+def balanced(n, classes=10):
+    return torch.arange(n) % classes
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 99))
+def test_iid_deals_out_everything_evenly(n, clients, seed):
+    if n < clients:
+        return
+    parts = iid(balanced(n), clients, 1, np.random.default_rng(seed))
+    assert_partition(parts, n)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@settings(max_examples=40)
+@given(st.integers(200, 1000), st.integers(1, 15), st.floats(0.05, 100), st.integers(0, 99))
+def test_dirichlet_deals_out_everything_with_the_minimum(n, clients, alpha, seed):
+    parts = dirichlet(balanced(n), clients, alpha, 1, np.random.default_rng(seed))
+    assert_partition(parts, n)
+    assert min(map(len, parts)) >= 1
+
+
+def label_shares(alpha, clients=20, n=20000):
+    y = balanced(n)
+    parts = dirichlet(y, clients, alpha, 10, np.random.default_rng(0))
+    return torch.stack([torch.bincount(y[part], minlength=10) / len(part) for part in parts]), parts
+
+
+def test_small_alpha_is_more_heterogeneous():
+    concentration = [label_shares(alpha)[0].square().sum(1).mean().item() for alpha in (0.1, 0.5, 100.0)]
+    assert concentration[0] > concentration[1] > concentration[2]
+    assert concentration[2] < 0.12  # near the 0.1 of uniform labels over ten classes
+    assert concentration[0] > 0.3
+
+
+def test_full_clients_get_no_more():
+    """The balance rule: who holds N / clients samples gets nothing of the classes that follow."""
+    n, clients = 20000, 20
+    y = balanced(n)
+    _, parts = label_shares(0.1)
+    for part in parts:
+        counts = torch.bincount(y[part], minlength=10)
+        last = int(counts.nonzero().max())
+        assert counts[:last].sum() < n / clients
+
+
+def test_the_same_seed_gives_the_same_split():
+    a, b, other = (dirichlet(balanced(500), 5, 0.5, 5, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert any(len(x) != len(y) for x, y in zip(a, other, strict=True))
+
+
+def test_an_alpha_that_leaves_clients_empty_is_refused():
+    with pytest.raises(FLError, match=r"alpha=0\.001 leaves a client with \d+ of 10 samples"):
+        dirichlet(balanced(1000), 50, 0.001, 10, np.random.default_rng(0))
+    with pytest.raises(FLError, match="above 0"):
+        dirichlet(balanced(1000), 5, 0.0, 1, np.random.default_rng(0))
+    for split in (lambda *a: iid(*a), lambda labels, k, least, rng: dirichlet(labels, k, 1.0, least, rng)):
+        with pytest.raises(FLError, match="fewer clients"):
+            split(balanced(30), 5, 10, np.random.default_rng(0))
+
+
+@given(st.lists(st.integers(4, 40), min_size=1, max_size=6), st.floats(0.05, 0.4), st.floats(0.05, 0.4))
+def test_hold_out_splits_each_client_without_loss(sizes, valid, test):
+    parts = list(torch.arange(sum(sizes)).split(sizes))
+    try:
+        splits = hold_out(parts, valid, test, np.random.default_rng(0))
+    except FLError:
+        assert any(max(1, round(valid * n)) + max(1, round(test * n)) >= n for n in sizes)
+        return
+    for part, split in zip(parts, splits, strict=True):
+        assert torch.cat(split).sort().values.tolist() == part.tolist()
+        assert len(split.valid) == max(1, round(valid * len(part)))
+        assert len(split.test) == max(1, round(test * len(part)))
+
+
+def test_without_shares_all_is_training_data():
+    (split,) = hold_out([torch.arange(5)], 0, 0, np.random.default_rng(0))
+    assert (len(split.train), len(split.valid), len(split.test)) == (5, 0, 0)
+
+
+@pytest.mark.parametrize(("valid", "test"), [(-0.1, 0), (0.5, 0.5), (0, 1.0)])
+def test_impossible_shares_are_refused(valid, test):
+    with pytest.raises(FLError, match="below 1"):
+        hold_out([torch.arange(5)], valid, test, np.random.default_rng(0))
+    with pytest.raises(FLError, match="too few"):
+        hold_out([torch.arange(2)], 0.4, 0.4, np.random.default_rng(0))
+
+
+def assert_disjoint(parts, n):
+    held = parts.samples
+    assert len(held.unique()) == len(held)
+    assert held.max() < n
+    assert held.min() >= 0
+
+
+@given(st.integers(50, 400), st.integers(1, 20), st.integers(0, 99))
+def test_unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
+    parts = iid(balanced(n), clients, 1, np.random.default_rng(seed), unequal=True)
+    assert_partition(parts, n)
+    sizes = list(map(len, parts))
+    assert max(sizes) <= 2 * min(sizes)
+
+
+def test_unequal_sizes_use_the_whole_range():
+    sizes = list(map(len, iid(balanced(60_000), 100, 1, np.random.default_rng(0), unequal=True)))
+    assert max(sizes) > 1.9 * min(sizes)
+    assert len(set(sizes)) > 80
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 30), st.integers(1, 40), st.floats(0.01, 1), st.integers(0, 99))
+def test_shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, clients, share, seed):
+    y = balanced(clients * classes * 3, classes)
+    parts = shards(y, clients, share, 1, np.random.default_rng(seed))
+    assert_disjoint(parts, len(y))
+    tables = torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
+    assert set((tables > 0).sum(1).tolist()) == {max(1, round(share * classes))}
+    assert len(tables[tables > 0].unique()) == 1
+    holders = (tables > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_unequal_sizes_keep_the_minimum():
+    with pytest.raises(FLError, match="fewer than 10 each"):
+        iid(balanced(200), 20, 10, np.random.default_rng(0), unequal=True)
+    assert min(map(len, iid(balanced(400), 20, 10, np.random.default_rng(0), unequal=True))) >= 10
+
+
+def test_fedfa_s_shards_of_cifar10():
+    parts = shards(balanced(50_000), 100, 0.2, 10, np.random.default_rng(0))
+    assert {len(part) for part in parts} == {500}  # 2 of 10 classes, each held by 20 clients: 250 samples of each
+
+
+LEVELS = [(100, (2, 5, 9)), (100, (3, 6, 11)), (200, (4, 13, 21)), (200, (9, 15, 22))]
+
+
+@pytest.mark.parametrize(("classes", "counts"), LEVELS)
+def test_the_paper_s_levels_use_every_class_and_sample_once(classes, counts):
+    y = balanced(classes * 100, classes)
+    parts, structure = clusters(y, 50, counts, (), 1, np.random.default_rng(0))
+    assert_partition(parts, len(y))
+    tables = torch.stack([torch.bincount(y[part], minlength=classes) for part in parts]) > 0
+    assert [len(level.unique()) for level in structure] == list(counts)
+    owners = {tuple(torch.nonzero(column).flatten().tolist()) for column in tables.T}
+    groups = {
+        tuple(torch.nonzero(level == k).flatten().tolist()) for level in structure for k in level.unique().tolist()
+    }
+    assert owners == groups  # each class belongs to the clients of one cluster, and each cluster has classes
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4).map(sorted), st.integers(9, 60))
+def test_finer_clusters_lie_within_coarser_ones(counts, clients):
+    structure = torch.from_numpy(nested(counts, clients))
+    assert [len(level.unique()) for level in structure] == counts
+    for coarse, fine in pairwise(structure):
+        assert all(len(coarse[fine == k].unique()) == 1 for k in fine.unique())
+    assert (structure.diff(dim=1) >= 0).all()
+    sizes = structure[-1].bincount()
+    assert sizes.max() - sizes.min() <= 1
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(6, 20), st.integers(0, 99))
+def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
+    y = balanced(12 * 60, 12)
+    parts, structure = clusters(y, clients, (count,), (each,), 1, np.random.default_rng(seed))
+    assert_disjoint(parts, len(y))
+    tables = torch.stack([torch.bincount(y[part], minlength=12) for part in parts])
+    for k in range(count):
+        mine = tables[structure[0] == k]
+        assert ((mine > 0).sum(1) == each).all()
+        assert (mine.max(0).values - mine.min(0).values <= 1).all()
+    used = sum(((tables[structure[0] == k] > 0).any(0)).int() for k in range(count))
+    assert used.max() - used.min() <= 1  # overlapping as little as they can
+    assert tables.sum() == 60 * (used > 0).sum()
+
+
+def test_contiguous_clients_have_the_next_piece_each():
+    parts = deal(torch.zeros(11, 3), "contiguous", 4, np.random.default_rng(0), minimum=2).parts
+    assert torch.cat(list(parts)).tolist() == list(range(11))
+    assert [len(part) for part in parts] == [3, 3, 3, 2]
+    with pytest.raises(FLError, match="11 samples give 4 clients fewer than 3 each"):
+        deal(torch.zeros(11), "contiguous", 4, np.random.default_rng(0), minimum=3)
+
+
+def test_natural_clients_are_owners():
+    owners = torch.tensor([3, 0, 0, 3, 1, 3, 5])
+    parts = natural(owners, 2, 2, np.random.default_rng(0))
+    assert [part.tolist() for part in parts] == [[1, 2], [0, 3, 5]]
+    drawn = {tuple(len(p) for p in natural(owners, 3, 1, np.random.default_rng(seed))) for seed in range(20)}
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "contiguous"])
+def test_a_partition_is_a_function_of_its_seed(kind):
+    y, owners = balanced(2000), torch.arange(2000) % 40
+    first, again, other = (
+        deal(y, kind, 20, np.random.default_rng(seed), owners=owners, clusters=(2, 4), cluster_classes=(3, 1))
+        for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first.parts, again.parts, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parts, other.parts, strict=True))
+    assert first.structure.shape[1] == 20
+    assert first.structure.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"kind": "random"}, "unknown partition 'random': there are iid, dirichlet"),
+        ({"kind": "natural"}, "whose samples have owners, such as femnist"),
+        ({"kind": "natural", "owners": torch.zeros(1000).long()}, "1 of 1 owners have 10 samples or more"),
+        ({"kind": "shards", "class_share": 0}, "--class-share is a share of the classes"),
+        ({"kind": "shards", "clients": 600}, "use fewer clients, a larger --class-share"),
+        ({"kind": "clusters", "clusters": (21,)}, "no more clusters than clients"),
+        ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not fall from level to level"),
+        ({"kind": "clusters", "clusters": (4, 7)}, "want --cluster-classes: one number, 1 or more, for each level"),
+        ({"kind": "clusters", "clusters": (2, 5), "cluster_classes": (4, 1)}, "need 13 classes on disjoint levels"),
+        ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data have 10 classes, use fewer"),
+        ({"kind": "clusters", "clients": 200}, "fewer than --min-samples 10"),
+        ({"kind": "clusters", "clusters": ()}, "for 20 clients|want --cluster-classes"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_named(call, message):
+    call = {"clients": 20, **call}
+    with pytest.raises(FLError, match=message) as caught:
+        deal(balanced(1000), rng=np.random.default_rng(0), **call)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
+    y = balanced(1000)
+    for kind, options in (("clusters", {"clusters": (2, 5), "cluster_classes": (2, 1)}), ("iid", {})):
+        partition = deal(y, kind, 10, np.random.default_rng(0), **options)
+        table = counts(partition, y, 10)
+        assert table.sum(1).tolist() == [len(part) for part in partition.parts]
+        draw(partition, y, 10, kind, tmp_path / f"{kind}.png")
+        assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FLError, match="figures are not written as"):
+        draw(partition, y, 10, "", tmp_path / "a.txt")
+
+
+def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
+    """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
+    config = Config(pool=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",))
+    config.check()
+    fed, _ = build(config)
+    assert fed.clients.total == 1500
+    every = torch.cat([part.samples for part in (fed.clients.train, fed.clients.valid, fed.clients.test)])
+    assert len(every.unique()) == 1500
+    assert torch.equal(fed.data.test_x, fed.data.x[fed.clients.test.samples])
+    assert torch.equal(fed.data.test_y, fed.data.y[fed.clients.test.samples])
+    whole = load("digits")
+    sampled = whole.pooled().sampled(1500)
+    rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
+    assert {row.tobytes() for row in sampled.x.flatten(1).numpy()} <= rows
+    assert torch.equal(sampled.x, whole.pooled().sampled(1500).x)
+    for wrong, said in (({"local_test": 0.0}, "--pool leaves nothing"), ({"samples": -1}, "--samples must be 0")):
+        with pytest.raises(FLError, match=said):
+            replace(config, **wrong).check()
+    with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):
+        whole.sampled(2000)
+
+
+def test_pooled_writers_keep_their_samples():
+    x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
+    data = Dataset("a", x[:4], torch.arange(4), x[4:], torch.arange(2), 4, owners=torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(FLError, match="does not say whose"):
+        data.pooled()
+    pooled = replace(data, test_owners=torch.tensor([1, 0])).pooled()
+    assert pooled.owners.tolist() == [0, 0, 1, 1, 1, 0]
+    assert pooled.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    few = pooled.sampled(3)
+    assert few.owners.tolist() == [pooled.owners[k] for k in few.x.flatten().tolist()]
+
+
+@given(st.integers(2, 200), st.lists(st.integers(1, 12), min_size=2, max_size=4).map(sorted))
+def test_classes_of_nested_clusters_fit(total, counts):
+    """Every level has classes, together at most as many as there are, and no further one would fit everywhere."""
+    if sum(counts) > total:
+        return
+    classes = _shared_out(total, tuple(counts))
+    assert min(classes) >= 1
+    assert sorted(classes, reverse=True) == list(classes)
+    used = sum(c * k for c, k in zip(classes, counts, strict=True))
+    assert total - counts[0] < used <= total

@@ -1,0 +1,208 @@
+import copy
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rounds import SMALL
+
+import surgery
+import zoo
+from fl.algorithms import ALGORITHMS, MIXED
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.data import Dataset
+from fl.federation.attack import Attack
+from fl.models.architectures import ArchitectureOptions
+from fl.models.fleet import make_fleet
+from fl.runs import evaluate
+from fl.runs.architecture_table import COLUMNS, FILE, roster, save_roster
+from fl.runs.assembly import build
+from fl.runs.metrics import read
+from fl.simulation import simulate
+from fl.simulation.artifacts import leave_fleet
+from zoo import Spec
+
+WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
+NARROW = WIDE.scaled(0.5)
+SHALLOW = WIDE.scaled(depth=1)
+KINDS = [NARROW, WIDE, NARROW, SHALLOW]
+CLIENTS, RNG = [2, 1, 3], Rng(0, 1)
+SIZES = (3, 7, 12, 5)  # those of make_federation
+
+
+def mixed(make_federation, norm="batch", **settings):
+    """Clients of different widths and depths."""
+    wide, *kinds = (replace(spec, norm=norm) for spec in (WIDE, *KINDS))
+    model = wide.build(torch.Generator().manual_seed(0))
+    return make_federation(model, spec=wide, fleet=make_fleet(model, wide, kinds), **settings)
+
+
+def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
+    fed = mixed(make_federation)
+    fed = replace(fed, attack=Attack(frozenset({1, 2}), fed.data, 1.0))
+    rows = {row["clients"]: row for row in roster(fed)}
+    assert set(rows) == {"0 2", "1", "3"}
+    for clients, spec, bad in (("0 2", NARROW, 1), ("1", WIDE, 1), ("3", SHALLOW, 0)):
+        row, count = rows[clients], spec.count()
+        buffers = sum(buffer.nbytes for buffer in spec.build().buffers())
+        assert (row["parameters"], row["macs"]) == count
+        assert row["bytes_down"] == row["bytes_up"] == 4 * count.parameters + buffers
+        assert (row["count"], row["malicious"]) == (len(clients.split()), bad)
+        assert (row["width"], row["depth"]) == (f"{spec.width[0]:g}", "1" if spec is SHALLOW else "2-1-1")
+    save_roster(fed, tmp_path)
+    with open(tmp_path / FILE, newline="") as file:
+        written = list(csv.DictReader(file))
+    assert list(written[0]) == list(COLUMNS)
+    assert written == [{k: str(v) for k, v in row.items()} for row in roster(fed)]
+    assert [int(row["parameters"]) for row in written] == sorted(row["parameters"] for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedasam", "fedrep", *MIXED])
+def test_the_meter_by_hand(make_federation, name):
+    """Samples, times passes over them (two epochs; ditto has two models, and SAM two passes a step), times the forward
+    pass of the client's own model. What attackers compute beside is not counted.
+    """
+    fed = mixed(make_federation) if name in MIXED else make_federation(WIDE.build(torch.Generator().manual_seed(0)))
+    if name == "flexifed":
+        fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
+    fed = replace(fed, attack=Attack(frozenset({2}), fed.data, 1.0))
+    algorithm = ALGORITHMS[name](fed, SMALL)
+    server = algorithm.init()
+    fed.meter.read()
+    algorithm.round(server, CLIENTS, RNG)
+    kinds = {"flexifed": [SHALLOW, WIDE, SHALLOW, SHALLOW]}.get(name, KINDS if name in MIXED else [WIDE] * 4)
+    passes = {"ditto": 2 + 2, "fedasam": 2 * 2, "fedrep": 2 + SMALL.fedrep.head_epochs}.get(name, 2)
+    macs = sum(SIZES[client] * passes * kinds[client].count().macs for client in CLIENTS)
+    assert fed.meter.read() == 2 * macs
+    assert fed.meter.read() == 0
+
+
+def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
+    options = ArchitectureOptions((0.5, 1.0), choose="cycle")
+    config = Config(
+        algorithm=("fedfa",), clients=4, participants=4, rounds=2, local_epochs=2, width=0.1, architectures=options,
+        partition="iid", batch_size=200, models_every=0,
+    )  # fmt: skip
+    simulate(config, tmp_path / "a")
+    fed, _ = build(config)
+    expected = sum(2 * len(split.train) * fed.fleet[k].spec.count().macs for k, split in enumerate(fed.clients)) / 4
+    assert [row["macs"] for row in read(tmp_path / "a" / "metrics.csv")] == [pytest.approx(expected)] * 2
+    assert len({fed.fleet[k].spec.count().macs for k in range(4)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "panels"),
+    [
+        ("fedfa", ["without grafting", "with grafting"]),
+        ("heterofl", ["clients' models"]),
+        ("nefl", ["clients' models"]),
+        ("fedrolex", []),  # its windows move
+        ("flexifed", []),  # its layers lie in a tree
+    ],
+)
+def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monkeypatch, name, panels):
+    drawn = []
+    monkeypatch.setattr("fl.simulation.artifacts.draw_coverage", lambda maps, path: drawn.extend(maps))
+    fed = mixed(make_federation)
+    if name == "flexifed":
+        fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
+    leave_fleet(fed, ALGORITHMS[name](fed, SMALL), tmp_path)
+    assert drawn == panels
+
+
+def by_hand(fed, cohort, statistics):
+    """Accuracy of each model on all test images, and on those of its classes among its classes, image by image."""
+    all_right, own_right = [], []
+    for client, model, state in zip(cohort.clients, cohort.models, cohort.states):
+        has = set(fed.data.y[fed.clients.train[client]].tolist())
+        asked = copy.deepcopy(model).eval()
+        asked.load_state_dict(state | statistics(client, model, state))
+        logits = asked(fed.data.normalise(fed.data.test_x))
+        hits, own = [], []
+        for row, label in zip(logits.tolist(), fed.data.test_y.tolist()):
+            hits.append(row.index(max(row)) == label)
+            if label in has:
+                own.append(max(has, key=lambda k, row=row: row[k]) == label)
+        all_right.append(sum(hits) / len(hits))
+        own_right.append(sum(own) / len(own))
+    return all_right, own_right
+
+
+@pytest.mark.parametrize("norm", ["batch", "static_batch"])
+def test_participants_models_by_hand(make_federation, norm):
+    """Client 2 has all classes, 1 and 3 lack some; client 0 is malicious and not asked."""
+    fed = mixed(make_federation, norm)
+    y = fed.data.y.clone()
+    y[fed.clients.train[1]] = 1 + torch.arange(7) % 2
+    y[fed.clients.train[3]] = 2 * (torch.arange(5) % 2)
+    fed = replace(fed, data=replace(fed.data, y=y), attack=Attack(frozenset({0}), fed.data, 1.0))
+    generator = torch.Generator().manual_seed(5)
+    states = [
+        {n: t + 0.3 * torch.rand(t.shape, generator=generator) for n, t in surgery.state(fed.fleet[k].model).items()}
+        for k in (2, 0, 1, 3)
+    ]
+    cohort = evaluate.Cohort.of(fed, states, [2, 0, 1, 3], [True] * 4)
+    assert cohort.clients == [2, 1, 3]
+    assert cohort.models == [fed.fleet[k].model for k in (2, 1, 3)]
+    assert cohort.states[1] is states[2]
+
+    def statistics(client, model, state):
+        if norm == "batch":
+            return {}
+        images = fed.data.normalise(fed.data.x[fed.clients.train[client]])
+        return zoo.collect_statistics(model, [images], state)
+
+    all_right, own_right = by_hand(fed, cohort, statistics)
+    result = evaluate.evaluate_models(fed, cohort)
+    spread = torch.tensor(all_right, dtype=torch.float64).std(correction=0).item()
+    assert result == {
+        "models_accuracy": pytest.approx(sum(all_right) / 3),
+        "models_std": pytest.approx(spread),
+        "models_own_accuracy": pytest.approx(sum(own_right) / 3),
+    }
+    assert own_right[0] == all_right[0]
+    assert own_right[1:] != all_right[1:]
+    assert evaluate.Cohort.of(fed, states, [2, 0, 1, 3], [False, True, True, False]).clients == [1]
+    assert (
+        evaluate.evaluate_models(fed, evaluate.Cohort.of(fed, states, [2, 0, 1, 3], [False, True, False, False])) == {}
+    )
+
+
+def test_a_stacked_cohort_is_without_the_malicious_and_the_dropped(make_federation):
+    fed = make_federation("cnn")
+    fed = replace(fed, attack=Attack(frozenset({0}), fed.data, 1.0))
+    states = {
+        n: t + torch.arange(4.0).view(-1, *[1] * (t.ndim - 1)) for n, t in surgery.broadcast(fed.initial(), 4).items()
+    }
+    cohort = evaluate.Cohort.of(fed, states, [3, 0, 2, 1], [True, True, False, True])
+    assert cohort.clients == [3, 1]
+    assert all(torch.equal(tensor, states[name][[0, 3]]) for name, tensor in cohort.states.items())
+    right = []
+    for state in surgery.unstack(cohort.states):
+        logits = surgery.load(fed.model, state)(fed.data.normalise(fed.data.test_x))
+        right.append((logits.argmax(1) == fed.data.test_y).double().mean().item())
+    assert evaluate.evaluate_models(fed, cohort)["models_accuracy"] == pytest.approx(sum(right) / 2)
+
+
+def test_perplexity_of_participants_by_hand(make_federation, monkeypatch):
+    """The mean of each one's exp(mean loss), whatever the pieces in which logits are made."""
+    spec = Spec("transformer", 11, tokens=6, width=0.125, depth=1, dropout=0.0)
+    fed = make_federation(spec.build(torch.Generator().manual_seed(0)), sizes=(3, 4), participants=2)
+    words = torch.randint(11, (len(fed.data.y), 7), generator=torch.Generator().manual_seed(1))
+    x, y = words[:, :-1].int(), words[:, 1:]
+    fed = replace(fed, data=Dataset("words", x, y, x, y, classes=11))
+    states = [{n: t * factor for n, t in fed.initial().items()} for factor in (1.0, 2.0)]
+    perplexities, accuracies = [], []
+    for state in states:
+        logits = surgery.load(fed.model, state).eval()(x.long())
+        perplexities.append(math.exp(F.cross_entropy(logits.double().flatten(0, 1), y.flatten()).item()))
+        accuracies.append((logits.argmax(2) == y).double().mean().item())
+    for limit in (evaluate._LOGITS, 100):
+        monkeypatch.setattr(evaluate, "_LOGITS", limit)
+        result = evaluate.evaluate_models(fed, evaluate.Cohort([0, 1], [fed.model] * 2, states))
+        assert result.keys() == {"models_accuracy", "models_std", "models_perplexity"}
+        assert result["models_perplexity"] == pytest.approx(sum(perplexities) / 2, rel=1e-6)
+        assert result["models_accuracy"] == pytest.approx(sum(accuracies) / 2)

@@ -1,0 +1,147 @@
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+
+import surgery
+import zoo
+from fl.base.rng import Rng
+from fl.partition import Split
+from fl.runs import evaluate
+
+
+def test_scores_are_scikit_learn_s():
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(200, 5, generator=generator), torch.randint(5, (200,), generator=generator)
+    result = evaluate.score(lambda x: x, logits, labels, 5)
+    probabilities = logits.double().softmax(1).numpy()
+    assert result["accuracy"] == pytest.approx(accuracy_score(labels, logits.argmax(1)))
+    assert result["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(5)))
+    assert result["f1"] == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_CHUNK", 5), ("_PIXELS", 5 * 8 * 8), ("_PIXELS", 1)])
+def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch, limit, value):
+    fed, sizes = make_federation("resnet20"), []
+    whole = fed.predict(fed.initial(), fed.data.test_x)
+    monkeypatch.setattr(f"fl.federation.inference.{limit}", value)
+    handle = fed.model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    torch.testing.assert_close(fed.predict(fed.initial(), fed.data.test_x), whole)
+    handle.remove()
+    assert max(sizes) == (1 if value == 1 else 5)
+    assert sum(sizes) == len(whole)
+
+
+def test_nobody_honest_has_no_mean():
+    rows = [{"accuracy": 0.5, "loss": 1.0}] * 2
+    assert evaluate.summarise_clients({"test": rows}, left_out={0, 1}) == {}
+    assert evaluate.summarise_clients({"test": rows}, left_out={1})["local_test_loss"] == 1.0
+
+
+def test_prediction_is_the_model_in_evaluation_mode(make_federation):
+    fed = make_federation("resnet20")
+    trained = fed.train(surgery.broadcast(fed.initial(), 1), [2], Rng(0, 1))
+    (state,) = surgery.unstack(trained.states)
+    logits = fed.predict(state, fed.data.test_x)
+    expected = surgery.load(fed.model, state).eval()(fed.data.test_x.float() / 127.5 - 1)
+    torch.testing.assert_close(logits, expected)
+
+
+def test_static_batch_norm_is_given_the_training_data_s_statistics(make_federation, monkeypatch):
+    fed = make_federation("resnet20", norm="static_batch")
+    state = fed.initial()
+    logits = fed.predict(state, fed.data.test_x[:2])
+    images = fed.data.x[torch.cat([split.train for split in fed.clients])].float() / 127.5 - 1
+    model = zoo.load(fed.model, {**state, **zoo.collect_statistics(fed.model, [images], state)}).eval()
+    torch.testing.assert_close(logits, model(fed.data.test_x[:2].float() / 127.5 - 1))
+
+    calls = []
+    collect = zoo.collect_statistics
+    monkeypatch.setattr("fl.federation.inference.collect_statistics", lambda *args: calls.append(1) or collect(*args))
+    fed.predict(state, fed.data.test_x)
+    assert not calls  # of the same state, once
+    state["head.bias"].add_(1)
+    moved = fed.predict(state, fed.data.test_x[:2])
+    assert calls
+    torch.testing.assert_close(moved, logits + 1)
+
+
+def test_statistics_are_those_of_this_federation_and_state(make_federation):
+    fed = make_federation("resnet20", norm="static_batch")
+    state = fed.initial()
+    name = "section1.0.norm1.running_mean"
+    first = fed.statistics(state)
+    dark = dataclasses.replace(fed, data=dataclasses.replace(fed.data, x=fed.data.x // 2))
+    assert not torch.equal(dark.statistics(state)[name], first[name])
+    exchanged = {**state, "stem.norm.weight": state["stem.norm.bias"], "stem.norm.bias": state["stem.norm.weight"]}
+    assert not torch.equal(fed.statistics(exchanged)[name], first[name])  # the same tensors under other names
+    fed.statistics(state).clear()
+    assert fed.statistics(state).keys() == first.keys()
+    with torch.inference_mode():
+        assert fed.statistics(fed.initial()).keys() == first.keys()
+
+
+def test_the_models_of_the_participants(make_federation):
+    fed = make_federation("cnn")
+    models = fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)).states
+    x = fed.data.test_x.float() / 127.5 - 1
+    accuracy = []
+    for state in surgery.unstack(models):
+        accuracy.append((surgery.load(fed.model, state)(x).argmax(1) == fed.data.test_y).double().mean().item())
+    cohort = evaluate.Cohort.of(fed, models, [0, 1, 2], [True] * 3)
+    result = evaluate.evaluate_models(fed, cohort)
+    assert result["models_accuracy"] == pytest.approx(sum(accuracy) / 3)
+    assert result["models_std"] == pytest.approx(torch.tensor(accuracy).std(correction=0).item())
+
+    flat = [torch.cat([t.flatten() for t in state.values()]) for state in surgery.unstack(models)]
+    pairs = [F.cosine_similarity(flat[i], flat[j], dim=0).item() for i in range(3) for j in range(i)]
+    assert evaluate.mean_cosine(fed, cohort)["models_cosine"] == pytest.approx(sum(pairs) / 3, rel=1e-5)
+
+
+def test_similarity_leaves_buffers_out_and_needs_two(make_federation):
+    fed = make_federation("resnet20")
+    models = {n: t.clone() for n, t in surgery.broadcast(fed.initial(), 2).items()}
+    models["stem.norm.running_var"][0] += 1e6
+    cohort = evaluate.Cohort.of(fed, models, [0, 1], [True, True])
+    assert evaluate.mean_cosine(fed, cohort)["models_cosine"] == pytest.approx(1)
+    assert evaluate.mean_cosine(fed, evaluate.Cohort.of(fed, models, [0, 1], [True, False])) == {}
+
+
+def test_clients_own_data(make_federation):
+    fed = make_federation("cnn", sizes=(6, 8), participants=1)
+    fed = dataclasses.replace(
+        fed,
+        clients=[Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))],
+    )
+
+    def predict(images, client):  # client 0 always says class 0, client 1 always class 1
+        return F.one_hot(torch.full((len(images),), client), 3).float()
+
+    result = evaluate.summarise_clients(evaluate.score_clients(fed, predict))
+    tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
+    assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
+    assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
+    kinds = ("accuracy", "std", "loss", "f1", "f1_std")
+    assert set(result) == {f"local_{part}_{kind}" for part in ("valid", "test") for kind in kinds}
+
+    rows = evaluate.score_clients(fed, predict)["test"]
+    f1 = [f1_score(fed.data.y[s.test], [k] * len(s.test), average="macro") for k, s in enumerate(fed.clients)]
+    assert [row["f1"] for row in rows] == pytest.approx(f1)
+    assert f1[0] != f1[1]
+    assert result["local_test_f1"] == pytest.approx(sum(f1) / 2)
+    assert result["local_test_f1_std"] == pytest.approx(abs(f1[0] - f1[1]) / 2)
+
+
+def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation):
+    fed = make_federation("cnn", sizes=(6, 8), participants=1)
+    some, none = torch.arange(3), torch.arange(0)
+
+    def predict(images, _):
+        return torch.zeros(len(images), 3)
+
+    for parts, scored in (((none, none), set()), ((some, none), set()), ((some, some), {"test"})):
+        clients = [Split(torch.arange(6), none, part) for part in parts]
+        result = evaluate.summarise_clients(evaluate.score_clients(dataclasses.replace(fed, clients=clients), predict))
+        assert {name.split("_")[1] for name in result} == scored

@@ -1,0 +1,78 @@
+import pytest
+import torch
+
+from fl.algorithms import FedMROptions, FedProxOptions
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.engine import SGD
+from fl.runs.assembly import build
+
+
+def test_every_setting_reaches_the_federation():
+    config = Config(
+        algorithm=("fedavg",), clients=7, participants=3, local_epochs=2, batch_size=9, lr=0.3, momentum=0.4,
+        weight_decay=0.05, partition="iid", backend="vmap", width=0.5, norm="group", model="resnet20",
+        local_valid=0.1, local_test=0.2, nesterov=True, clip=0.7, chunk=2, lr_schedule="step", lr_factor=0.5,
+        lr_steps=(0.25,), rounds=8,
+    )  # fmt: skip
+    fed, _ = build(config)
+    assert (fed.participants, fed.epochs, fed.batch_size, fed.backend) == (3, 2, 9, "vmap")
+    assert fed.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
+    assert fed.chunk == 2
+    assert [fed.schedule(number) for number in (2, 3)] == [1, 0.5]
+    assert fed.model.head.in_features == 32
+    assert isinstance(fed.model.stem.norm, torch.nn.GroupNorm)
+    totals = [sum(map(len, split)) for split in fed.clients]
+    assert len(totals) == 7
+    assert max(totals) - min(totals) <= 1  # IID
+    assert all(len(s.valid) == round(0.1 * t) for s, t in zip(fed.clients, totals, strict=True))
+    assert all(len(s.test) == round(0.2 * t) for s, t in zip(fed.clients, totals, strict=True))
+
+
+def test_alpha_and_minimum_reach_the_partition():
+    sizes = {alpha: [len(s.train) for s in build(Config(alpha=alpha))[0].clients] for alpha in (0.1, 1000.0)}
+    assert max(sizes[0.1]) - min(sizes[0.1]) > 50 > max(sizes[1000.0]) - min(sizes[1000.0])
+    assert min(len(s.train) for s in build(Config(alpha=0.3, min_samples=30))[0].clients) >= 30
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "a", "b"),
+    [
+        ("fedprox", {"fedprox": FedProxOptions(mu=0.0)}, {"fedprox": FedProxOptions(mu=1.0)}),
+        ("fedmr", {"fedmr": FedMROptions(fraction=0.0)}, {"fedmr": FedMROptions(fraction=1.0)}),
+        ("fedmr", {"fedmr": FedMROptions(stage1_rounds=0)}, {"fedmr": FedMROptions(stage1_rounds=1)}),
+        ("fedmr", {"fedmr": FedMROptions(unit="layer")}, {"fedmr": FedMROptions(unit="tensor")}),
+        ("fedavg", {"lr": 0.01}, {"lr": 0.02}),
+        ("fedavg", {"momentum": 0.0}, {"momentum": 0.9}),
+        ("fedavg", {"weight_decay": 0.0}, {"weight_decay": 0.1}),
+        ("fedavg", {"seeds": (0,)}, {"seeds": (1,)}),
+    ],
+)
+def test_a_setting_changes_what_is_trained(algorithm, a, b):
+    ends = []
+    for settings in (a, b):
+        _, method = build(Config(algorithm=(algorithm,), width=0.1, local_epochs=1, **settings))
+        server, _ = method.round(method.init(), [0, 1, 2, 3, 4], Rng(0, 1))
+        ends.append(server.get("slots", server["global"]))
+    assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_the_seed_draws_weights_split_and_sampling():
+    (a, _), (b, _) = (build(Config(seeds=(seed,))) for seed in (0, 1))
+    assert not torch.equal(a.initial()["conv1.weight"], b.initial()["conv1.weight"])
+    assert not torch.equal(a.clients[0].train, b.clients[0].train)
+    assert [a.sample(Rng(0, r)) for r in range(5)] != [a.sample(Rng(1, r)) for r in range(5)]
+
+
+def test_streams_differ_by_seed_round_client_and_purpose():
+    base = ("batches", 3, Rng(0, 1))
+    others = [("sample", 3, Rng(0, 1)), ("batches", 4, Rng(0, 1)), ("batches", 3, Rng(1, 1)), ("batches", 3, Rng(0, 2))]
+    for kind in ("torch", "numpy"):
+
+        def first(purpose, client, rng, kind=kind):
+            generator = getattr(rng, kind)(purpose, client)
+            return generator.random() if kind == "numpy" else torch.rand((), generator=generator).item()
+
+        values = [first(*base), *(first(*other) for other in others)]
+        assert len(set(values)) == 5
+        assert first(*base) == values[0]
