@@ -1,6 +1,12 @@
 """Fixtures that several test files use."""
 
 import os
+
+# Before torch is imported: the processes of pytest-xdist share the cores, and a thread that waits must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 from functools import partial
 from pathlib import Path
 
