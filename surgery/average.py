@@ -99,7 +99,7 @@ def weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
 def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
     """The mask of one tensor, expanded to its shape."""
     if name not in models:
-        raise SurgeryError(f"the mask names {name!r}, which the stack has not")
+        raise SurgeryError(f"the mask names {name!r}, which the stack does not have")
     if mask.dtype is not torch.bool:
         raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks are boolean")
     try:

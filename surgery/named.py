@@ -18,7 +18,7 @@ def named(name: str, **arguments) -> nn.Module:
         arguments: those of the library's factory, `num_classes` for one.
 
     Raises:
-        SurgeryError: for a name that the library has not, and arguments that the factory refuses.
+        SurgeryError: for a name that the library does not have, and arguments that the factory refuses.
 
     >>> type(named("torchvision:resnet18", num_classes=3)).__name__
     'ResNet'

@@ -225,7 +225,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
             "states with surgery.state(model), which names tied tensors once"
         )
     if unknown := [name for name in owner if name not in names]:
-        raise SurgeryError(f"segments name {unknown[0]!r}, which the models have not ({len(unknown)} unknown)")
+        raise SurgeryError(f"segments name {unknown[0]!r}, which the models do not have ({len(unknown)} unknown)")
     if not isinstance(permutations, Tensor) or permutations.dtype not in (torch.int64, torch.int32):
         raise SurgeryError("permutations are an int64 tensor: see surgery.permutations")
     if permutations.shape != (len(segments), k):

@@ -83,8 +83,8 @@ def match_norms(
         counted in the mean: the paper divides by it.
 
     Raises:
-        SurgeryError: for q out of range, groups that name a tensor twice or one that the stack has not, masks that do
-            not fit, and covered elements that are NaN or infinite.
+        SurgeryError: for q out of range, groups that name a tensor twice or one that the stack does not have, masks
+            that do not fit, and covered elements that are NaN or infinite.
 
     >>> scaled, factors = match_norms({"w": torch.tensor([[3.0, 4.0], [6.0, 8.0]])}, q=1.0)
     >>> factors["w"], scaled["w"].norm(dim=1)
@@ -128,7 +128,7 @@ def checked_groups(
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
         if name not in names:
-            raise SurgeryError(f"groups name {name!r}, which {whole} has not")
+            raise SurgeryError(f"groups name {name!r}, which {whole} does not have")
         if name in seen:
             raise SurgeryError(f"tensor {name!r} is in two groups: it can have only one factor")
         seen.add(name)

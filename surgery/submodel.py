@@ -36,7 +36,7 @@ class Source(NamedTuple):
     index: Index
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Submodel:
     """Where each tensor of a small model lies in a full one.
 
@@ -74,7 +74,9 @@ class Submodel:
             sizes = set()
             for source in sources:
                 if source.name not in self.shapes:
-                    raise SurgeryError(f"tensor {name!r} is read from {source.name!r}, which the full model has not")
+                    raise SurgeryError(
+                        f"tensor {name!r} is read from {source.name!r}: the full model has no such tensor"
+                    )
                 if source.name in taken:
                     raise SurgeryError(f"{name!r} and {taken[source.name]!r} are both written to {source.name!r}")
                 taken[source.name] = name
@@ -241,7 +243,37 @@ class Submodel:
         """Read a plan that `save` wrote."""
         return cls.from_json(Path(path).read_text(errors="replace"))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        small, full = (sum(_product(s) for s in shapes.values()) for shapes in (self.small_shapes, self.shapes))
+        whole = sum(all(runs is None for runs in sources[0].index) for sources in self.entries.values())
+        several = sum(len(sources) > 1 for sources in self.entries.values())
+        held = sum(map(len, self.entries.values()))
+        facts = {
+            "narrower": len(self.entries) - whole,
+            "whole": whole,
+            "standing for several": several,
+            "left out": len(self.shapes) - held,
+        }
+        tensors = f"{len(self.shapes)} tensor{'s' * (len(self.shapes) != 1)}"
+        return (
+            f"Submodel: {small:,} of {full:,} elements ({small / max(full, 1):.1%})\n"
+            f"  {tensors}: {', '.join(f'{count} {what}' for what, count in facts.items() if count)}; "
+            f"{len(self.edits)} edits of modules\n"
+            f"  of the full model {self.fingerprint}; .describe() lists everything"
+        )
+
+    def describe(self) -> str:
+        """Every tensor of the small model and where it lies in the full one, then the edits: a line each.
+
+        >>> half = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
+        >>> print(half.describe())
+        Submodel of 2d876cd494474ac0: 4 of 8 elements, 0 edits
+          w  [2, 2]             = [0:2, :]
+        >>> half
+        Submodel: 4 of 8 elements (50.0%)
+          1 tensor: 1 narrower; 0 edits of modules
+          of the full model 2d876cd494474ac0; .describe() lists everything
+        """
         small, full = (sum(_product(s) for s in shapes.values()) for shapes in (self.small_shapes, self.shapes))
         lines = [f"Submodel of {self.fingerprint}: {small:,} of {full:,} elements, {len(self.edits)} edits"]
         width = max((len(name) for name in self.entries), default=0)

@@ -27,7 +27,7 @@ def client_scales(
     factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     for name, factor in factors.items():
         if name not in full:
-            raise SurgeryError(f"factors name {name!r}, which the full model has not")
+            raise SurgeryError(f"factors name {name!r}, which the full model does not have")
         if factor.shape != (k,):
             raise SurgeryError(f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one a client")
     scales = {name: factor.tolist() for name, factor in factors.items()}

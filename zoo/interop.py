@@ -59,8 +59,8 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
     Which one it is, names and shapes say: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, vgg11/13/16/19 with batch
-    norm or none, at full width and depth, with any number of classes. Step counters, which the zoo has not, are 0; the
-    other tensors are those of the given state, not copies.
+    norm or none, at full width and depth, with any number of classes. Step counters, which the zoo does not have, are
+    0; the other tensors are those of the given state, not copies.
 
     Raises:
         ZooError: if torchvision has no model of these names and shapes.

@@ -261,8 +261,8 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
         )
     if len(kinds) > 1 and any(isinstance(module, StaticBatchNorm2d) for module in fed.model.modules()):
         raise FLError(
-            "FeMAM would need statistics of all data for each of its models, which static batch norms have not: take "
-            "another --norm than static_batch"
+            "FeMAM would have to collect static batch norms' statistics of all data for each of its models: take another "
+            "--norm than static_batch"
         )
 
 

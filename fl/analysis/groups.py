@@ -43,7 +43,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             config = Config.read(path)
             config.check()
             if len(config.runs()) != 1:
-                raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run has not")
+                raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run does not have")
             mine.append(Run(path, config, rows))
         mine.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
         runs |= {run.folder.resolve(): run for run in mine}

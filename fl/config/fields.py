@@ -87,7 +87,7 @@ class Fields(DataSettings):
     clip: float = 0.0
     """largest norm of a client's gradient; 0 does not clip"""
     masked_loss: bool = False
-    """whether clients train with logits of 0 for the classes that they have not (HeteroFL, FedFA)"""
+    """whether clients train with logits of 0 for the classes that they do not have (HeteroFL, FedFA)"""
     lr_schedule: str = "constant"
     """how the learning rate changes over rounds: constant, step (times --lr-factor at --lr-steps) or cosine"""
     lr_factor: float = 0.1

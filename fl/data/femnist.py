@@ -84,7 +84,7 @@ def _samples(writer: str, count: int, x: list, y: list) -> Samples:
     if not all(type(label) is int and 0 <= label < CLASSES for label in y):
         raise ValueError(f"writer {writer}: a label that is no integer from 0 to {CLASSES - 1}")
     if not all(len(image) == 784 for image in x):
-        raise ValueError(f"writer {writer}: an image that has not 784 pixels")
+        raise ValueError(f"writer {writer}: an image that does not have 784 pixels")
     pixels = np.array(x, dtype=np.float64).reshape(count, 784)
     if not np.all((pixels >= 0) & (pixels <= 1)):  # false for NaN too
         raise ValueError(f"writer {writer}: a pixel that is not in [0, 1]")

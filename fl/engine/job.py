@@ -37,6 +37,18 @@ class Trained(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     tampered: Stack | list[State] | None = None
 
+    def __repr__(self) -> str:
+        stacked = isinstance(self.states, dict)
+        first = {name: t[0] for name, t in self.states.items()} if stacked else dict(*self.states[:1])
+        elements = sum(tensor.numel() for tensor in first.values())
+        kind = f"{len(first)} tensors, {elements:,} elements each" if stacked else "models of their own"
+        arrived = f"; {sum(size > 0 for size in self.sizes)} arrived" if self.sizes else ""
+        tampered = "; the server received others" if self.tampered is not None else ""
+        return (
+            f"Trained: {len(self.loss)} clients, {kind}{arrived}{tampered}\n"
+            f"  mean loss {self.loss.float().mean():.4f}; {', '.join(self.metrics) or 'no metrics'}"
+        )
+
     @property
     def sent(self) -> Stack | list[State]:
         """The states as the server receives them: what it averages."""

@@ -55,7 +55,7 @@ class Population:
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
         presence: the rounds in which each client takes part; None: all are there in every round.
-        masked: whether clients train with logits of 0 for the classes that they have not
+        masked: whether clients train with logits of 0 for the classes that they do not have
             (`fl.engine.objectives.masked`).
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
         meter: adds up what the clients compute.

@@ -72,7 +72,7 @@ def deal(
 
 
 def check_text_kind(kind: str) -> None:
-    """Raise FLError for a partition that goes by class labels, which text has not."""
+    """Raise FLError for a partition that goes by class labels, which text does not have."""
     if kind not in _TEXT:
         raise FLError(
             f"--partition {kind} goes by class labels, and text has none: choose {', '.join(_TEXT)}, and a text --model"

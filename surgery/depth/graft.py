@@ -129,8 +129,8 @@ def ungraft(
         A block dropped from a Sequential is gone and later ones move up; elsewhere a `Skip` takes its place.
 
     Raises:
-        SurgeryError: for a depth below 1, positions that a section has not, a section that is shallower already, or a
-            dropped first block that is not known to keep the shape of its input.
+        SurgeryError: for a depth below 1, positions that a section does not have, a section that is shallower already,
+            or a dropped first block that is not known to keep the shape of its input.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), block(), nn.Linear(4, 2))

@@ -202,7 +202,7 @@ STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
         (([STATE], [PLAN], FULL, [[1]]), "one a client"),
         (([STATE], [PLAN], FULL, [-1]), "not negative"),
         (([STATE], [PLAN], FULL, None, torch.float16), "torch.float32 or torch.float64"),
-        (([STATE], [PLAN], FULL, None, None, {"v": torch.ones(1)}), "'v', which the full model has not"),
+        (([STATE], [PLAN], FULL, None, None, {"v": torch.ones(1)}), "'v', which the full model does not have"),
         (([STATE], [PLAN], FULL, None, None, {"w": torch.ones(2)}), "factors of 'w' have shape"),
         (([STATE], [PLAN], FULL, None, None, {"w": torch.tensor([torch.nan])}), "must be finite"),
     ],

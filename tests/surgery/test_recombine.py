@@ -292,7 +292,7 @@ MODELS = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1)}
     [
         ([("a",)], [[0, 1]], "no segment holds 'b'"),
         ([("a",), ("a", "b")], [[0, 1], [0, 1]], "'a' is in segments 0 and 1"),
-        ([("a", "b", "c")], [[0, 1]], "'c', which the models have not"),
+        ([("a", "b", "c")], [[0, 1]], "'c', which the models do not have"),
         ([("a",), ("b",)], [[0, 1]], "expected \\[2 segments, 2 models\\]"),
         ([("a",), ("b",)], [[0, 1], [1, 1]], "every slot"),
     ],

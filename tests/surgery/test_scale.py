@@ -228,7 +228,7 @@ def test_next_to_nothing_is_not_enlarged():
         ({"models": {"w": torch.tensor([[1.0, 1.0], [math.nan, 1.0]])}}, r"w of models \[1\] hold NaN"),
         ({"q": 1.5}, "q is a quantile"),
         ({"q": math.nan}, "q is a quantile"),
-        ({"groups": [("u",)]}, "'u', which the stack has not"),
+        ({"groups": [("u",)]}, "'u', which the stack does not have"),
         ({"groups": [("w",), ("w",)]}, "in two groups"),
         ({"mask": {"w": torch.ones(2, 3, dtype=torch.bool)}}, "shape"),
         ({"mask": {"w": torch.ones(2, 2)}}, "masks are boolean"),

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -213,7 +214,7 @@ def test_json_gives_an_equal_plan(plan):
     assert again == plan
     assert again.fingerprint == plan.fingerprint
     assert again.small_shapes == plan.small_shapes
-    assert str(again) == str(plan)
+    assert again.describe() == plan.describe()
     assert list(again.entries) == list(plan.entries)
     assert list(again.shapes) == list(plan.shapes)
 
@@ -683,7 +684,7 @@ def test_printing_names_tensors_sources_and_edits():
         {"w": (4, 2), "a.bias": (3,), "c.bias": (3,), "many": (9,)},
         ({"do": "skip", "module": "block"},),
     )
-    first, *lines = str(plan).splitlines()
+    first, *lines = plan.describe().splitlines()
     assert first == f"Submodel of {plan.fingerprint}: 10 of 23 elements, 1 edits"
     assert [" ".join(line.split()) for line in lines] == [
         "w [2, 2] = [0:1|2:3, :]",
@@ -691,7 +692,7 @@ def test_printing_names_tensors_sources_and_edits():
         "many [4] = [0:1|2:3|...|6:7]",
         "{'do': 'skip', 'module': 'block'}",
     ]
-    assert str(Submodel({}, {})).endswith("0 of 0 elements, 0 edits")
+    assert Submodel({}, {}).describe().endswith("0 of 0 elements, 0 edits")
 
 
 def test_the_fingerprint_is_that_of_names_and_shapes():
@@ -699,3 +700,15 @@ def test_the_fingerprint_is_that_of_names_and_shapes():
     assert one.fingerprint == Submodel({}, {"b": (3,), "a": (1, 2)}).fingerprint
     others = [{"a": (2, 1), "b": (3,)}, {"a": (1, 2)}, {"a": (1, 2), "c": (3,)}, {"a": (3,), "b": (1, 2)}]
     assert one.fingerprint not in {Submodel({}, shapes).fingerprint for shapes in others}
+
+
+def test_a_plan_prints_as_a_summary():
+    model = torchvision.models.resnet50()
+    _, plan = surgery.narrow(model, 0.5, torch.zeros(1, 3, 64, 64))
+    shown = repr(plan)
+    assert shown == str(plan)
+    assert len(shown.splitlines()) == 3
+    assert "320 tensors: 266 narrower, 54 whole" in shown
+    assert len(plan.describe().splitlines()) > 320
+    _, shallow = surgery.ungraft(model, (2, 2, 2, 2), stand="none")
+    assert "left out" in repr(shallow)

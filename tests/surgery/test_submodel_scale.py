@@ -70,7 +70,7 @@ def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
     [
         ({"measure": "max"}, "choose norm or rms"),
         ({"q": 2.0}, "q is a quantile"),
-        ({"groups": [("v",)]}, "'v', which the full model has not"),
+        ({"groups": [("v",)]}, "'v', which the full model does not have"),
         ({"groups": [("w",), ("w",)]}, "in two groups"),
         ({"weights": [1, 2, 3]}, "weights have shape"),
         ({"plans": [WIDE]}, "2 states and 1 plans"),
