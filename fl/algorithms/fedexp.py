@@ -89,4 +89,4 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0
 
 
-METHOD = Method(fedexp, FedExPOptions())
+METHOD = Method(fedexp, FedExPOptions(), columns={"server_step": float})

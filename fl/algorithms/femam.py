@@ -261,9 +261,15 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
         )
     if len(kinds) > 1 and any(isinstance(module, StaticBatchNorm2d) for module in fed.model.modules()):
         raise FLError(
-            "FeMAM would have to collect static batch norms' statistics of all data for each of its models: take another "
+            "FeMAM would have to collect the statistics of static batch norms for each of its models: take another "
             "--norm than static_batch"
         )
 
 
-METHOD = Method(femam, FeMAMOptions(), clients="own", refuses={"masked": "adds logits to logits, masked or not"})
+METHOD = Method(
+    femam,
+    FeMAMOptions(),
+    clients="own",
+    columns={"level": int, "models_used": float},
+    refuses={"masked": "adds logits to logits, masked or not"},
+)

@@ -18,12 +18,15 @@ class Method:
         make: (federation) or (federation, options) -> the algorithm. Its name is the method's.
         options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without.
         clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
+        columns: what its rounds bring along as `Trained.metrics` beside the traffic, for metrics.csv: from the name to
+            int or float.
         refuses: from what the method cannot do (see `fl.federation.population.ASKED`) to the reason.
     """
 
     make: Callable[..., Algorithm]
     options: Any = None
     clients: Literal["one", "own", "mixed"] = "one"
+    columns: Mapping[str, type] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -6,30 +6,37 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.federation import traffic
 
 Row = dict[str, float]
 
-COLUMNS = [
+_LOCAL = [f"local_{part}_{what}" for part in ("valid", "test")
+          for what in ("accuracy", "std", "loss", "f1", "f1_std", "perplexity")]  # fmt: skip
+_FIRST = [
     "round", "seconds", "train_loss", "dropped", "accuracy", "loss", "f1", "perplexity",
     "models_accuracy", "models_std", "models_own_accuracy", "models_perplexity", "models_cosine", *traffic.COLUMNS,
-    "macs", "attack_success", "server_step", "level", "models_used",
-    *[f"local_{part}_{what}" for part in ("valid", "test")
-      for what in ("accuracy", "std", "loss", "f1", "f1_std", "perplexity")],
+    "macs", "attack_success",
 ]  # fmt: skip
-"""`macs` are the multiply-accumulates of a participant's forward passes in training, on average; a step costs about
-three times as many. `attack_success` is the share of test images that a trigger turns into its class. Of methods that
-have such, `level` is the one that trained in a round (1, 2, ...), and `models_used` the mean number of models that a
-client predicts with.
-"""
-_WHOLE = ("round", "dropped", "level")
-
 PART = dict.fromkeys(("models_accuracy", "models_std", "models_own_accuracy", "models_perplexity"), "models")
-_GLOBAL = ("accuracy", "loss", "f1", "perplexity", "attack_success")
-PART |= {column: "global" for column in COLUMNS if column in _GLOBAL or column.startswith("local_")}
+PART |= dict.fromkeys(("accuracy", "loss", "f1", "perplexity", "attack_success", *_LOCAL), "global")
 """Columns that are not measured in every round, and with what."""
+
+
+def columns() -> dict[str, type]:
+    """The columns of metrics.csv, those that methods have of their own among them, and what kind of numbers they hold.
+
+    `macs` are the multiply-accumulates of a participant's forward passes in training, on average; a step costs about
+    three times as many. `attack_success` is the share of test images that a trigger turns into its class. Of FeMAM,
+    `level` is the one that trained in a round (1, 2, ...), and `models_used` the mean number of models that a client
+    predicts with.
+    """
+    own = [getattr(method, "columns", {}) for method in ALGORITHMS.values()]
+    whole = dict.fromkeys(("round", "dropped"), int)
+    mine = {name: kind for some in own for name, kind in some.items()}
+    return dict.fromkeys(_FIRST, float) | whole | mine | dict.fromkeys(_LOCAL, float)
 
 
 class Metrics:
@@ -50,15 +57,21 @@ class Metrics:
         if wanted is not None:
             self.rows = [{k: v for k, v in row.items() if PART.get(k, "") in {"", *wanted(row)}} for row in self.rows]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            self.columns = list(columns())
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 
     def add(self, row: Row) -> None:
-        """Append the row of a round."""
+        """Append the row of a round. Raises FLError for a metric that no method has a column for."""
+        if strange := [name for name in row if name not in self.columns]:
+            raise FLError(
+                f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
+                f"Method(..., columns={{{strange[0]!r}: float}})"
+            )
         self.rows.append(row)
         with open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerow(row)
+            csv.DictWriter(file, self.columns).writerow(row)
             file.flush()
             os.fsync(file.fileno())  # the table must not fall behind a checkpoint that is safe on disk
 
@@ -86,10 +99,11 @@ def read(path: Path) -> list[Row]:
     try:
         with open(path, newline="") as file:
             table = csv.DictReader(file)
-            if set(table.fieldnames or ()) - set(COLUMNS):
+            known = columns()
+            if set(table.fieldnames or ()) - set(known):
                 raise ValueError
             lines = [row for row in table if None not in row.values()]
         rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
-        return [row | {key: int(row[key]) for key in _WHOLE if key in row} for row in rows]
+        return [{key: known[key](value) for key, value in row.items()} for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         raise FLError(f"{path} cannot be read: it is no table of rounds") from None

@@ -1,6 +1,7 @@
 """A file with a METHOD is all that it takes to add one, and nothing else knows methods by name."""
 
 import ast
+import csv
 import dataclasses
 import functools
 import json
@@ -49,12 +50,15 @@ def part_of_the_way(fed: Federation, options: PartOfTheWayOptions = PartOfTheWay
         before = server["global"]
         trained = fed.train(broadcast(before, len(clients)), clients, rng)
         mean = fed.average(trained.sent, trained.sizes)
+        trained = trained._replace(metrics={**trained.metrics, "moved": options.share})
         return {"global": {name: t + options.share * (mean[name] - t) for name, t in before.items()}}, trained
 
     return fedavg(fed)._replace(round=round)
 
 
-METHOD = Method(part_of_the_way, PartOfTheWayOptions(), refuses={"masked": "is too simple for that"})
+METHOD = Method(
+    part_of_the_way, PartOfTheWayOptions(), columns={"moved": float}, refuses={"masked": "is too simple for that"}
+)
 '''
 
 
@@ -79,6 +83,7 @@ def test_a_method_with_options_is_one_new_file(tmp_path):
     )
     assert out.splitlines()[-1] == "[0, 2, 2]", errors
     assert "part_of_the_way:\n  share: 0.25" in (tmp_path / "a/config.yaml").read_text()
+    assert [row["moved"] for row in csv.DictReader((tmp_path / "a/metrics.csv").open())] == ["0.25"] * 4
     assert "part_of_the_way is too simple for that: leave --masked-loss out" in errors
     assert "part_of_the_way gives all clients one model" in errors
     text, _ = run(["--help"])
