@@ -24,7 +24,8 @@ CHOICES = ("zico", "cycle", "random", "budget", "given")
 UNITS = ("macs", "parameters", "bytes")
 _BATCHES = 2  # that a score is taken over
 _KEPT = 64  # models that are kept for the next client; as many as `search` tries all of
-_CHOSEN: dict[tuple, list[Spec | None]] = {}  # what ZiCo said last: methods and a check before a run ask again
+_CHOSEN: dict[tuple, list[Spec | None]] = {}  # what ZiCo said: every method with the seed and a check before ask again
+_SEEDS = 32  # of which it is kept
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def choose(
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         key = (space, options.weak, data.name, len(data.y), batch_size, rng, malicious, split)
         if key not in _CHOSEN:
-            _CHOSEN.clear()
+            while len(_CHOSEN) >= _SEEDS:
+                del _CHOSEN[next(iter(_CHOSEN))]
             _CHOSEN[key] = _by_score(space, options.weak, _Scorer(space, data, clients, batch_size, rng), n, malicious)
         chosen = _CHOSEN[key]
     elif options.choose == "random":

@@ -30,6 +30,12 @@ def chosen(fed, malicious=(), seed=0, base=BASE, **options):
     return choose(made, base, fed.data, fed.clients, 4, Rng(seed), frozenset(malicious))
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """Of searches in other tests."""
+    monkeypatch.setattr(architectures, "_CHOSEN", {})
+
+
 def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_data(make_federation, monkeypatch):
     """The score is a stand-in here: client 2k likes the second candidate best, client 2k + 1 the third."""
     fed = make_federation(sizes=(4, 7, 12, 5, 9, 8))
@@ -62,9 +68,23 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
     assert [bad[k] for k in (2, 3, 5)] == [every[3][k] for k in (2, 3, 5)]
 
 
+def test_methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypatch):
+    fed, asked = make_federation(sizes=(8, 9), participants=1), []
+    search = architectures._by_score
+    monkeypatch.setattr(architectures, "_by_score", lambda *args: asked.append(args) or search(*args))
+    for _ in range(3):  # methods, each with every seed
+        for seed in (0, 1):
+            chosen(fed, seed=seed)
+    assert len(asked) == 2
+    for seed in range(40):
+        chosen(fed, weak=1.0, seed=seed)
+    assert len(architectures._CHOSEN) <= 32
+
+
 def test_the_real_score_chooses_the_same_again(make_federation):
     fed = make_federation(sizes=(8, 9), participants=1)
     specs = chosen(fed, weak=0.0)
+    architectures._CHOSEN.clear()
     assert specs == chosen(fed, weak=0.0)
     few = make_federation(sizes=(3, 2), participants=1)
     assert chosen(few, weak=0.0) == [Space(BASE, (0.5, 1.0), (1, (2, 1, 1))).smallest] * 2  # no two batches to compare
