@@ -61,8 +61,8 @@ run() { # NAME COMMAND...: at most nine minutes, then Ctrl-C
 }
 
 selected_tests() {
-    local workers=()
-    python3 -c "import xdist" 2>/dev/null && [[ $device == cuda ]] && workers=(-n 6)
+    local workers=(-o addopts="--import-mode=importlib --strict-markers") # the project's own want pytest-xdist
+    python3 -c "import xdist" 2>/dev/null && [[ $device == cuda ]] && workers+=(-n 6)
     local chosen=(-m gpu)
     [[ $device == cpu ]] && chosen=() # the same tests, on a GPU that is pretended
     run tests python3 -m pytest -q -ra --durations=15 -p no:cacheprovider "${workers[@]}" "${chosen[@]}" tests/fl/test_gpu.py tests/zoo/test_gpu.py

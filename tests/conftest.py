@@ -7,11 +7,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+import inspect
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from pretend_gpu import PretendGPU
 
 import zoo
@@ -21,10 +23,26 @@ from fl.federation import Federation
 from fl.partition import Split
 
 
-@pytest.fixture(autouse=True, scope="session")
-def two_threads():
-    """With one thread there would be no clients side by side to test."""
-    torch.set_num_threads(max(2, torch.get_num_threads()))
+@pytest.fixture(autouse=True)
+def threads(request):
+    """One thread, so that processes of pytest-xdist do not fight; two for tests of `workers`, which is clients side by
+    side in threads.
+    """
+    test = getattr(request.node, "function", None)
+    side_by_side = "workers" in request.node.name or (test and "workers" in inspect.getsource(test))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2 if side_by_side else 1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def figures_are_not_drawn(request, monkeypatch):
+    """Drawing takes longer than most of what it shows: files with other content stand for figures, but in tests that
+    are marked `drawn`.
+    """
+    if not request.node.get_closest_marker("drawn"):
+        monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
 
 
 @pytest.fixture

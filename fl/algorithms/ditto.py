@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.local import local
+from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import take, trained_or_same, updated
 from fl.base.errors import FLError
@@ -43,7 +43,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
         personal = updated(server["personal"], clients, own, trained.sizes)
         return {"global": fed.average(trained.sent, trained.sizes), "personal": personal}, trained
 
-    return local(fed)._replace(round=round)
+    return on_their_own(fed)._replace(round=round)
 
 
 METHOD = Method(ditto, DittoOptions(), clients="own")

@@ -87,7 +87,7 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
     """The plan within a model that leaves out the rows of the classifier and of token embeddings for classes (tokens)
     that are not held: bool [classes].
 
-    >>> print(counted_rows(nn.Linear(1, 3, bias=False), torch.tensor([True, False, True])))
+    >>> print(counted_rows(nn.Linear(1, 3, bias=False), torch.tensor([True, False, True])).describe())
     Submodel of 72232fc6ec608ef8: 2 of 3 elements, 0 edits
       weight  [2, 1]             = [0:1|2:3, :]
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.local import local
+from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import updated
 from fl.base.errors import FLError
@@ -80,7 +80,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         trained = trained._replace(states=sent, metrics=traffic.count(start, trained.sizes))
         return {"global": mean, "personal": personal}, trained
 
-    return local(fed)._replace(round=round)
+    return on_their_own(fed)._replace(round=round)
 
 
 class Pair(nn.Module):

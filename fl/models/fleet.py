@@ -64,7 +64,7 @@ def uniform(model: nn.Module, clients: int) -> Fleet:
 def whole(model: nn.Module) -> Submodel:
     """The plan of a model within itself.
 
-    >>> print(whole(nn.Linear(2, 1, bias=False)))
+    >>> print(whole(nn.Linear(2, 1, bias=False)).describe())
     Submodel of 18e956db1f906ff1: 2 of 2 elements, 0 edits
       weight  [1, 2]             = [:, :]
     """

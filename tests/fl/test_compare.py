@@ -32,6 +32,7 @@ def fake_run(folder, accuracies, **settings):
     return folder
 
 
+@pytest.mark.drawn
 def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
     folders = [
         fake_run(tmp_path / "a", [0.1, 0.5], algorithm=("fedavg",), seeds=(0,)),
@@ -77,6 +78,7 @@ def test_curves_use_the_rounds_that_all_seeds_measured():
     assert std.tolist() == pytest.approx([math.sqrt(2)])
 
 
+@pytest.mark.drawn
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     run = fake_run(tmp_path / "a", [0.5])
     fake_run(tmp_path / "twin", [0.6])
@@ -290,6 +292,7 @@ def test_a_curve_that_ends_upright_has_a_dot_there(tmp_path, drawn):
         assert len(drawn[-1].legends[0].get_texts()) == 2
 
 
+@pytest.mark.drawn
 def test_deviations_of_accuracies_end_at_0_and_100_percent(tmp_path):
     figure = Figure()
     axis = figure.subplots()

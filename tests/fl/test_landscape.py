@@ -17,6 +17,8 @@ from fl.config import Config
 from fl.runs.metrics import read
 from surgery import state
 
+pytestmark = pytest.mark.drawn
+
 
 def train(tmp_path, name, *flags):
     assert cli.main([*TINY, "--rounds", "2", "--out", str(tmp_path), "--name", name, *flags]) == 0

@@ -40,6 +40,7 @@ def assert_equal_runs(a, b):
     assert all(torch.equal(tensors_a[name], tensors_b[name]) for name in tensors_a)
 
 
+@pytest.mark.drawn
 def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
     folder = run(tmp_path, "--local-test", 0.2)
     files = {"config.yaml", "metrics.csv", "curves.png", "checkpoint.safetensors", "summary.json"}
@@ -229,7 +230,7 @@ def snapshot(folder):
 
 
 BAD = [
-    (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are fedavg, fedprox, fedgen, clusamp"),
+    (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are clusamp, fedasam, fedavg, fedexp"),
     (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
     (["--algorithm", "indep", "--fedmr.secure", "3"], "--fedmr.secure is for fedmr, which is not in --algorithm indep"),
     (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),

@@ -64,6 +64,7 @@ def stop_at(monkeypatch, number):
     return calls
 
 
+@pytest.mark.drawn
 def test_every_value_runs_with_every_method_and_seed_and_is_a_plain_run(tmp_path, capsys):
     folder = swept(tmp_path, "participants", "4,1", "--algorithm", "fedavg,indep", "--seeds", "0,1", "--rounds", "1")
     runs = {f"participants={k}/{m}-seed{s}" for k in (4, 1) for m in ("fedavg", "indep") for s in (0, 1)}

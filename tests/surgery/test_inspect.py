@@ -117,6 +117,7 @@ def test_attention_is_counted_in_both_libraries():
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.drawn
 def test_pictures_are_written(tmp_path, capsys, suffix):
     file = tmp_path / f"model.{suffix}"
     assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2", "--plot", str(file)]) == 0

@@ -53,6 +53,7 @@ def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
     assert not torch.equal(state(load_model(tmp_path / "run"))["stem.conv.weight"], again["stem.conv.weight"])
 
 
+@pytest.mark.drawn
 def test_similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsys):
     folder, out = make_run(depth=(3, 1, 4)), tmp_path / "a.png"
     flags = ["--model", "preresnet20", "--width", "0.25", "--depth", "3,1,1", "--seed", "5", "--out", str(out)]
@@ -107,6 +108,7 @@ def test_heat_maps_show_every_section_before_and_after():
         heat_maps([Compared("x", before)] * 7)
 
 
+@pytest.mark.drawn
 def test_scales_of_a_family(make_run, tmp_path, capsys):
     larger = make_run("b", width=(0.5, 0.25, 1.0), depth=(3, 1, 2))
     wider, smallest = make_run("a", width=(0.5,), depth=(1,)), make_run("c", depth=(1,))
@@ -236,6 +238,7 @@ def test_plans_must_be_of_one_model():
         coverage_maps({"a": [one]})
 
 
+@pytest.mark.drawn
 def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
     without, grafted = fleet()
     figure = coverage_maps({"before": without, "after": grafted})

@@ -224,6 +224,7 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
+@pytest.mark.drawn
 def test_the_command_draws_and_prints(runs, tmp_path, capsys):
     out = tmp_path / "map.png"
     twice = [str(runs), str(runs / "fedavg-seed0" / ".." / "femam-seed1"), "--out", str(out)]

@@ -50,6 +50,7 @@ def test_titles_name_the_partition():
     assert Config(**CLUSTERS).title() == "fedmr-digits-cnn-clusters2,5-seed0"
 
 
+@pytest.mark.drawn
 def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     path = tmp_path / "split.png"
     flags = ["--partition", "clusters", "--clusters", "2,5", "--cluster-classes", "2,1", "--plot", str(path)]

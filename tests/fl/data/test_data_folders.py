@@ -64,7 +64,7 @@ def test_bad_leaf_files_are_named(tmp_path):
         return damage(user_data={"w": {"x": x, "y": y}})
 
     white = [1.0] * 784
-    assert "not 784 pixels" in sample([white[1:]], [1])
+    assert "does not have 784 pixels" in sample([white[1:]], [1])
     assert "0 images and 1 labels" in sample([], [1])
     assert "2 labels" in sample([white], [1, 1])
     assert "not in [0, 1]" in sample([[1.5, *white[1:]]], [1])

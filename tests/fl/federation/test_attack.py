@@ -213,7 +213,7 @@ def test_a_backdoor_in_fedavg_opens_for_the_trigger_only():
     assert result["none"][1] > 0.8
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "local"])  # which sends nothing
 def test_every_method_survives_half_of_its_clients(make_federation, name):
     kinds = [WIDE, WIDE.scaled(depth=(1, 1, 1))] * 2 if name == "flexifed" else KINDS
     settings = {"participants": 4, "optimizer": SGD(0.01), "epochs": 1, "batch_size": 12}
@@ -224,8 +224,7 @@ def test_every_method_survives_half_of_its_clients(make_federation, name):
     ((without, _),) = play(ALGORITHMS[name](honest, SMALL), honest, 1)
     assert sum(size > 0 for size in trained.sizes or [1]) >= 1
     assert all(t.isfinite().all() for t in two["global"].values())
-    moved = any(not torch.equal(one["global"][n], t) for n, t in without["global"].items())
-    assert moved == (name != "local")  # which sends nothing
+    assert any(not torch.equal(one["global"][n], t) for n, t in without["global"].items())
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedfa"])

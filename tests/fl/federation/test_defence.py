@@ -204,7 +204,7 @@ def test_an_amplified_attack_moves_the_mean_and_not_the_trimmed_mean(make_federa
     assert max(others) < plain / 3, (plain, others)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "local"])  # which sends nothing
 def test_every_method_runs_defended(make_federation, name):
     kinds = [WIDE, WIDE.scaled(depth=(1, 1, 1))] * 2 if name == "flexifed" else KINDS
     settings = {"participants": 4, "epochs": 1, "batch_size": 12}
@@ -213,8 +213,7 @@ def test_every_method_runs_defended(make_federation, name):
         defended = replace(fed, defence=defence)
         (a, _), (b, _) = (play(ALGORITHMS[name](f, SMALL), f, 1)[-1] for f in (defended, fed))
         assert all(t.isfinite().all() for t in a["global"].values())
-        same = all(torch.equal(t, b["global"][n]) for n, t in a["global"].items())
-        assert same == (name == "local"), defence  # which sends nothing
+        assert not all(torch.equal(t, b["global"][n]) for n, t in a["global"].items()), defence
 
 
 def test_bad_defences_are_refused():

@@ -252,6 +252,7 @@ def test_what_cannot_be_dealt_out_is_named(call, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.drawn
 def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
     y = balanced(1000)
     for kind, options in (("clusters", {"clusters": (2, 5), "cluster_classes": (2, 1)}), ("iid", {})):
