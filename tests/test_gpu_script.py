@@ -2,11 +2,12 @@
 
 import importlib.util
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+
+from fl.config.recipes import RECIPES
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -90,10 +91,10 @@ def test_runs_that_were_stopped_go_on_elsewhere(paper_runs, tmp_path, monkeypatc
         paper_runs.pack(folder, out)
 
 
-def test_the_list_of_runs_names_recipes_that_there_are():
-    command = [sys.executable, "paper_runs.py", "--list"]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=True)
-    from fl.config.recipes import RECIPES
-
-    for line in done.stdout.splitlines():
+def test_the_list_of_runs_names_recipes_that_there_are(paper_runs, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["paper_runs.py", "--list"])
+    paper_runs.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 30
+    for line in lines:
         assert line.split("fl.run ")[1].split()[0] in RECIPES

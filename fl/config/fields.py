@@ -34,6 +34,10 @@ MethodOptions = make_dataclass(
     "MethodOptions", [(name, type(default), field(default=default)) for name, default in OPTIONS.items()], frozen=True
 )
 """The options of every method, under its name."""
+# Said here for --help, which would look for the source of this class, and has none to find.
+MethodOptions.__doc__ = "The options of every method.\n\nAttributes:\n" + "".join(
+    f"    {name}: {type(default).__doc__}\n" for name, default in OPTIONS.items()
+)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from fl_flags import TINY
 from fleets import SPECS, fleet_federation
 from rounds import SMALL, play
+from selection import METHODS, some
 from torch import nn
 
 import surgery
@@ -51,9 +53,11 @@ def assert_server_close(server, expected, rtol, atol):
             torch.testing.assert_close(server[part][key].cpu(), tensor, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    some(product(BACKENDS, ALGORITHMS), [*product(["graphs"], METHODS), *product(BACKENDS, METHODS[:4])]),
+)
 @pytest.mark.parametrize("model", ["cnn", pytest.param("resnet20", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, model, backend):
     """Two of them, so that graphs are replayed with other starts and what the server keeps has come to matter."""
     if cuda and model == "resnet20":

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from selection import some
 from torch.func import functional_call, stack_module_state, vmap
 
 from zoo import Spec
@@ -94,7 +95,7 @@ def test_channels_last(name, training):
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
-@every_family
+@pytest.mark.parametrize("name", some(SIZES, ["cnn", "resnet20", "efficientnetv2_cifar", "transformer"]))
 def test_compiled_in_one_graph(name):
     """Training, with gradients and running statistics."""
     torch._dynamo.reset()

@@ -1,8 +1,6 @@
 """Text: tokens, sequences, the data sets of text, and a language model trained and measured on them."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from fl import data
 from fl import run as cli
 from fl.data import TextOptions, corpora
 from fl.data import text as text_module
+from fl.data.__main__ import main as data_command
 from fl.data.__main__ import main as look
 from fl.data.tokens import UNKNOWN, decode, encode_bytes, encode_words, vocabulary_of, words
 from fl.models import make_spec
@@ -451,10 +450,11 @@ def test_the_objective_is_the_mean_over_all_tokens():
     torch.testing.assert_close(cross_entropy(lambda params, x: x, {}, None, (logits, labels)), mean)
 
 
-def test_help_of_the_data_shows_the_options_of_text():
-    command = [sys.executable, "-m", "fl.data", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "--text.vocabulary" in shown
+def test_help_of_the_data_shows_the_options_of_text(capsys):
+    with pytest.raises(SystemExit) as done:
+        data_command(["--help"])
+    assert done.value.code == 0
+    assert "--text.vocabulary" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])

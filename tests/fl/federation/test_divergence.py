@@ -8,6 +8,7 @@ import torch
 from fl_flags import TINY
 from rounds import SMALL, poison
 from safetensors.torch import load_file
+from selection import METHODS, some
 
 import surgery
 from fl import run as cli
@@ -57,7 +58,7 @@ def test_averages_leave_dropped_clients_out(make_federation, monkeypatch, make):
         torch.testing.assert_close(tensor, expected[name])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
 def test_no_method_is_poisoned(make_federation, monkeypatch, name):
     """One client fails in the second round, two in the third: what the server keeps is finite, and training goes on."""
     fed = make_federation("resnet20")

@@ -1,0 +1,17 @@
+"""Which of many cases run by default: those that differ in kind. The rest are slow tests, which `.ci/run` runs too."""
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+METHODS = ("fedavg", "fedgen", "clusamp", "fedmr", "fedrep", "pfedme", "femam", "fedfa")
+"""One of each kind of what servers keep: a model, a generator, gradients, K models, bodies and heads, personal models
+and envelopes, levels, and clients' plans."""
+
+
+def some(cases: Iterable, default: Sequence) -> list:
+    """All cases, those slow that are not among the default ones."""
+    cases = list(cases)
+    assert set(map(str, default)) <= set(map(str, cases)), "a default case is none of the cases"
+    marked = [(case if isinstance(case, tuple) else (case,), case in default) for case in cases]
+    return [pytest.param(*case, marks=[] if quick else [pytest.mark.slow]) for case, quick in marked]
