@@ -8,7 +8,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 import inspect
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -28,12 +28,16 @@ def threads(request):
     """One thread, so that processes of pytest-xdist do not fight; two for tests of `workers`, which is clients side by
     side in threads.
     """
-    test = getattr(request.node, "function", None)
-    side_by_side = "workers" in request.node.name or (test and "workers" in inspect.getsource(test))
+    side_by_side = "workers" in request.node.name or _names_workers(getattr(request.node, "function", None))
     before = torch.get_num_threads()
     torch.set_num_threads(2 if side_by_side else 1)
     yield
     torch.set_num_threads(before)
+
+
+@cache
+def _names_workers(test) -> bool:
+    return test is not None and "workers" in inspect.getsource(test)
 
 
 @pytest.fixture(autouse=True)

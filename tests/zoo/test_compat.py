@@ -64,6 +64,7 @@ def test_torchvision_s_weights_give_torchvision_s_logits(theirs, ours):
     assert all(torch.equal(before[name], tensor) for name, tensor in theirs.state_dict().items())
 
 
+@pytest.mark.slow
 def test_vgg16_too():
     """At 224x224: there the classifier sees the 7x7 positions that torchvision's has."""
     theirs = torchvision_model("vgg16_bn")

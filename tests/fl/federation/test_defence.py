@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from rounds import SMALL, assert_same, play, poison
+from selection import METHODS, some
 
 import surgery
 from fl.algorithms import ALGORITHMS, MIXED, FedFAOptions, HeteroFLOptions, fedavg, fedfa, heterofl
@@ -57,7 +58,7 @@ def test_fedavg_by_numpy(make_federation, monkeypatch, rule, dropped):
         assert not torch.allclose(weighted, server["global"]["head.weight"])
 
 
-@pytest.mark.parametrize("scale", ["none", "norm"])
+@pytest.mark.parametrize("scale", some(["none", "norm"], ["norm"]))
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("rule", [Defence("median"), Defence("trimmed", 0.25)])
 def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, scale):
@@ -204,7 +205,7 @@ def test_an_amplified_attack_moves_the_mean_and_not_the_trimmed_mean(make_federa
     assert max(others) < plain / 3, (plain, others)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "local"])  # which sends nothing
+@pytest.mark.parametrize("name", some([name for name in ALGORITHMS if name != "local"], METHODS))  # it sends nothing
 def test_every_method_runs_defended(make_federation, name):
     kinds = [WIDE, WIDE.scaled(depth=(1, 1, 1))] * 2 if name == "flexifed" else KINDS
     settings = {"participants": 4, "epochs": 1, "batch_size": 12}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fleets import SPECS, fleet_federation, mixed
 from rounds import SMALL, play
+from selection import METHODS, some
 
 import fl
 from fl.algorithms import ALGORITHMS, MIXED
@@ -69,7 +70,7 @@ def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch,
     assert evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), asked) == {}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
 def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_federation, name):
     """Those of personal models do, by a gather for each: not by a forward pass, which takes some 20 launches here."""
 
