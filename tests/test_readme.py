@@ -59,3 +59,13 @@ def test_files_and_commands_that_the_readme_names_exist():
     assert "pip install -e '.[dev]' && pytest" in TEXT.splitlines()
     assert "@@" not in TEXT  # no place left to fill in
     assert "pip install -e . && python -m fl.run" in TEXT.splitlines()
+
+
+def test_files_that_other_pages_name_exist():
+    root = Path(__file__).parent.parent
+    for page in ("CONTRIBUTING.md", "CHANGELOG.md", "docs/gpu.md"):
+        text = (root / page).read_text()
+        for target in re.findall(r"\]\(((?!http)[^)]+)\)", text):
+            assert ((root / page).parent / target).exists(), (page, target)
+        for target in re.findall(r"`((?:fl|surgery|zoo|tests|docs|benchmarks)/[\w/.]*)`", text):
+            assert "NAME" in target or (root / target).exists(), (page, target)
