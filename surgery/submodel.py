@@ -257,7 +257,7 @@ class Submodel:
         tensors = f"{len(self.shapes)} tensor{'s' * (len(self.shapes) != 1)}"
         return (
             f"Submodel: {small:,} of {full:,} elements ({small / max(full, 1):.1%})\n"
-            f"  {tensors}: {', '.join(f'{count} {what}' for what, count in facts.items() if count)}; "
+            f"  {tensors}: {', '.join(f'{count} {what}' for what, count in facts.items() if count) or 'none'}; "
             f"{len(self.edits)} edits of modules\n"
             f"  of the full model {self.fingerprint}; .describe() lists everything"
         )

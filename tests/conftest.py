@@ -7,8 +7,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
-import inspect
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from pretend_gpu import PretendGPU
 
 import zoo
+from fl import engine
 from fl.data import Dataset
 from fl.engine import graphs
 from fl.federation import Federation
@@ -24,20 +24,23 @@ from fl.partition import Split
 
 
 @pytest.fixture(autouse=True)
-def threads(request):
-    """One thread, so that processes of pytest-xdist do not fight; two for tests of `workers`, which is clients side by
-    side in threads.
+def threads(monkeypatch):
+    """One thread, so that processes of pytest-xdist do not fight; two for `workers`, which is clients side by side in
+    threads.
     """
-    side_by_side = "workers" in request.node.name or _names_workers(getattr(request.node, "function", None))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2 if side_by_side else 1)
+    before, workers = torch.get_num_threads(), engine.BACKENDS["workers"]
+
+    def side_by_side(groups):
+        torch.set_num_threads(2)
+        try:
+            return workers(groups)
+        finally:
+            torch.set_num_threads(1)
+
+    monkeypatch.setitem(engine.BACKENDS, "workers", side_by_side)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@cache
-def _names_workers(test) -> bool:
-    return test is not None and "workers" in inspect.getsource(test)
 
 
 @pytest.fixture(autouse=True)

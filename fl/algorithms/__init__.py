@@ -4,15 +4,18 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from fl.algorithms.method import Method
+from fl.algorithms.method import KINDS, Method
+from fl.base.errors import FLError
 
 
 def _methods() -> dict[str, Method]:
     """Those of this folder's files: methods with one model for all, then with models of their own, then mixed ones."""
     modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__) if not file.ispkg]
-    found = [module.METHOD for module in modules if hasattr(module, "METHOD")]
-    order = {"one": 0, "own": 1, "mixed": 2}
-    return {method.name: method for method in sorted(found, key=lambda method: (order[method.clients], method.name))}
+    found = {module.__name__.rpartition(".")[2]: module.METHOD for module in modules if hasattr(module, "METHOD")}
+    for file, method in found.items():
+        if not isinstance(method, Method) or method.name != file:
+            raise FLError(f"{__name__}.{file}: METHOD is to be Method({file}, ...), of the function that has this name")
+    return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].clients), item[0])))
 
 
 ALGORITHMS: dict[str, Any] = _methods()

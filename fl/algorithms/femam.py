@@ -270,6 +270,6 @@ METHOD = Method(
     femam,
     FeMAMOptions(),
     clients="own",
-    columns={"level": int, "models_used": float},
+    columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
     refuses={"masked": "adds logits to logits, masked or not"},
 )

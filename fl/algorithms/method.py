@@ -1,13 +1,15 @@
 """What everything outside a method's own file knows of it."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.federation.population import ASKED
+
+KINDS = ("one", "own", "mixed")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,23 @@ class Method:
     columns: Mapping[str, type] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        name = getattr(self.make, "__name__", "")
+        if not callable(self.make) or not name.isidentifier():
+            raise FLError(f"not a method: make is a function with a name, got {self.make!r}")
+        frozen = is_dataclass(self.options) and type(self.options).__hash__ is not None
+        for wrong, what in (
+            (
+                self.options is not None and (not frozen or isinstance(self.options, type)),
+                f"options are a frozen dataclass with its defaults, such as FedProxOptions(), got {self.options!r}",
+            ),
+            (self.clients not in KINDS, f"clients is one of {', '.join(KINDS)}, got {self.clients!r}"),
+            (set(self.columns.values()) - {int, float}, f"columns are int or float, got {dict(self.columns)}"),
+            (set(self.refuses) - set(ASKED), f"refuses names some of {', '.join(ASKED)}, got {dict(self.refuses)}"),
+        ):
+            if wrong:
+                raise FLError(f"not a method, {name}: {what}")
+
     @property
     def name(self) -> str:
         """What it is called on the command line.
@@ -40,8 +59,13 @@ class Method:
         return self.make.__name__
 
     def __call__(self, fed: Federation, config: Any) -> Algorithm:
-        """The algorithm, with the options that settings have under the method's name."""
-        return self.make(fed) if self.options is None else self.make(fed, getattr(config, self.name))
+        """The algorithm, with the options that settings have under the method's name, else with its defaults.
+
+        Raises FLError for what it refuses. A function that is also called on its own begins with
+        `METHOD.check(fed.asked)`.
+        """
+        self.check(fed.asked)
+        return self.make(fed) if self.options is None else self.make(fed, getattr(config, self.name, self.options))
 
     def check(self, asked: Collection[str]) -> None:
         """Raise FLError if something is asked for (see `Population.asked`) that the method refuses."""

@@ -21,9 +21,7 @@ from fl.figures.style import check_file, save
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
-from surgery import (
-    block_similarity,
-)
+from surgery import block_similarity
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         names = Config.read(folder).algorithm if (folder / "config.yaml").exists() else ()
         mine = []
         for path in found:
+            config = Config.read(path)
+            config.check()
             rows = read(path / "metrics.csv")
             if not any("accuracy" in row for row in rows):
                 raise FLError(f"{path} has no evaluated round yet")
-            config = Config.read(path)
-            config.check()
             if len(config.runs()) != 1:
                 raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run does not have")
             mine.append(Run(path, config, rows))

@@ -1,4 +1,4 @@
-"""What a run is told: settings, recipes, the command line, YAML. Only this room and `fl.runs` know `Config`."""
+"""What a run is told: settings, recipes, the command line, YAML. No room above this one knows `Config`."""
 
 from fl.config.config import Config
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from fl.algorithms import ALGORITHMS
+from fl.algorithms import ALGORITHMS, OPTIONS
 from fl.base.errors import FLError
 from fl.config.checks import check
 from fl.config.fields import Fields, MethodOptions
@@ -89,3 +89,8 @@ class Config(MethodOptions, Fields):
             raise FLError(f"{folder} is no run folder: it has no config.yaml that can be read") from None
         except FLError as error:
             raise FLError(f"{path}: {error}") from None
+
+
+for _name in OPTIONS:  # a method's options must not hide a setting, or what settings can do
+    if hasattr(Fields, _name) or _name in vars(Config):
+        raise FLError(f"a method with options cannot be called {_name!r}, which settings have already: rename it")

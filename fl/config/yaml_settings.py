@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from fl.base.errors import FLError
 
@@ -38,7 +38,8 @@ def filled(default: Any, values: Any, where: str) -> Any:
             continue
         if isinstance(old, tuple):
             value = tuple(value) if isinstance(value, list) else (value,)
-            kind = get_args(get_args(kinds[name])[0])[0]  # of Annotated[tuple[kind, ...], ...]
+            hint = kinds[name]  # tuple[kind, ...], or that annotated
+            kind = get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint)[0]
             value = tuple(float(v) if kind is float and type(v) is int else v for v in value)
             fits = all(type(item) is kind for item in value)
         elif name == "dropout":

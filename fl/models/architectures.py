@@ -30,7 +30,7 @@ _SEEDS = 32  # of which it is kept
 
 @dataclass(frozen=True)
 class ArchitectureOptions:
-    """What the clients of fedfa, heterofl, fedrolex, nefl and flexifed may choose among."""
+    """What the clients of methods with models of different architectures may choose among."""
 
     widths: Rates = (1.0,)
     """rates of the width of the model that --width and --depth describe"""

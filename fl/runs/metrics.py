@@ -29,13 +29,17 @@ def columns() -> dict[str, type]:
     """The columns of metrics.csv, those that methods have of their own among them, and what kind of numbers they hold.
 
     `macs` are the multiply-accumulates of a participant's forward passes in training, on average; a step costs about
-    three times as many. `attack_success` is the share of test images that a trigger turns into its class. Of FeMAM,
-    `level` is the one that trained in a round (1, 2, ...), and `models_used` the mean number of models that a client
-    predicts with.
+    three times as many. `attack_success` is the share of test images that a trigger turns into its class.
+
+    Raises FLError for a method that names one of these as its own.
     """
-    own = [getattr(method, "columns", {}) for method in ALGORITHMS.values()]
+    mine: dict[str, type] = {}
+    for name, method in ALGORITHMS.items():
+        own = getattr(method, "columns", {})
+        if taken := [column for column in own if column in {*_FIRST, *_LOCAL}]:
+            raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
+        mine |= own
     whole = dict.fromkeys(("round", "dropped"), int)
-    mine = {name: kind for some in own for name, kind in some.items()}
     return dict.fromkeys(_FIRST, float) | whole | mine | dict.fromkeys(_LOCAL, float)
 
 
@@ -99,11 +103,11 @@ def read(path: Path) -> list[Row]:
     try:
         with open(path, newline="") as file:
             table = csv.DictReader(file)
-            known = columns()
-            if set(table.fieldnames or ()) - set(known):
+            if "round" not in (table.fieldnames or ()):
                 raise ValueError
             lines = [row for row in table if None not in row.values()]
         rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
-        return [{key: known[key](value) for key, value in row.items()} for row in rows]
+        known = columns()  # those of methods that are not here any more are floats
+        return [{key: known.get(key, float)(value) for key, value in row.items()} for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         raise FLError(f"{path} cannot be read: it is no table of rounds") from None

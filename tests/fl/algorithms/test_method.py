@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from fl_flags import TINY
 from fleets import SPECS, fleet_federation
 
 from fl import Config, FLError, algorithms
-from fl.algorithms import ALGORITHMS, MIXED, OPTIONS
+from fl.algorithms import ALGORITHMS, MIXED, OPTIONS, FedProxOptions
+from fl.algorithms.method import Method
 from fl.base.rng import Rng
 from fl.federation.attack import Attack
 from fl.federation.defence import Defence
+from fl.federation.population import ASKED
 from fl.federation.presence import Presence
 
 ROOT = Path(__file__).parents[3]
@@ -97,8 +100,9 @@ def test_a_method_is_made_with_the_options_of_its_name(name):
         value = dataclasses.replace(getattr(config, name))  # equal, and another object
         config = dataclasses.replace(config, **{name: value})
     spy = functools.wraps(method.make)(lambda *given: given)
-    given = dataclasses.replace(method, make=spy)("a federation", config)
-    assert given[0] == "a federation"
+    fed = SimpleNamespace(asked=set())
+    given = dataclasses.replace(method, make=spy)(fed, config)
+    assert given[0] is fed
     assert [id(options) for options in given[1:]] == ([] if method.options is None else [id(value)])
 
 
@@ -109,19 +113,84 @@ def test_what_methods_are_made_of_can_be_imported():
         assert getattr(algorithms, type(options).__name__) is type(options)
 
 
-REFUSED = {
-    "fedgen": ({"masked": True}, "--masked-loss"),
-    "femam": ({"masked": True}, "--masked-loss"),
-    "local": ({"defence": Defence(rule="median")}, "--attack and --defence"),
-    "clusamp": ({"presence": Presence(torch.ones(4), torch.full((4,), 9))}, "--joining and --leaving"),
+ASKING = {
+    "masked": {"masked": True},
+    "tampering": {"defence": Defence(rule="median")},
+    "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
+REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in method.refuses]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, make_federation):
-    asked, flags = REFUSED[name]
-    with pytest.raises(FLError, match=f"{name} .*: leave {flags} out"):
-        ALGORITHMS[name].make(make_federation("cnn", **asked))
+@pytest.mark.parametrize(("name", "what"), REFUSALS)
+def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, what, make_federation):
+    fed = make_federation("cnn", **ASKING[what])
+    assert fed.asked == {what}
+    for make in (ALGORITHMS[name].make, lambda fed: ALGORITHMS[name](fed, Config())):
+        with pytest.raises(FLError, match=f"{name} .*: leave {ASKED[what]} out"):
+            make(fed)
+
+
+def test_who_refuses_what():
+    assert set(REFUSALS) == {
+        ("fedgen", "masked"), ("femam", "masked"), ("local", "tampering"), ("clusamp", "presence"),
+    }  # fmt: skip
+    assert set(ASKING) == set(ASKED)
+    asking = {
+        "masked": {"masked_loss": True},
+        "tampering": {"defence": Defence(rule="median")},
+        "presence": {"leaving": 0.5},
+    }
+    for what, settings in asking.items():
+        assert Config(**settings).asked == {what}
+
+
+def named(name):
+    def make(fed, options=None):
+        return options
+
+    make.__name__ = name
+    return make
+
+
+@dataclasses.dataclass
+class Loose:
+    a: int = 1
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (lambda fed: None, {}, "make is a function with a name"),
+        (functools.partial(named("x")), {}, "make is a function with a name"),
+        (named("x"), {"options": Loose()}, "options are a frozen dataclass"),
+        (named("x"), {"options": Attack}, "options are a frozen dataclass"),
+        (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
+        (named("x"), {"clients": "mixd"}, "clients is one of one, own, mixed, got 'mixd'"),
+        (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
+        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, tampering, presence"),
+    ],
+)
+def test_what_is_no_method_is_refused(make, given, said):
+    with pytest.raises(FLError, match=said):
+        Method(make, **given)
+
+
+def test_a_method_that_is_put_in_has_its_default_options(make_federation):
+    fed = make_federation("cnn")
+    assert Method(named("new"), FedProxOptions(mu=3.0))(fed, Config()) == FedProxOptions(mu=3.0)
+
+
+@pytest.mark.parametrize("name", ["model", "check", "attack", "cohort", "title"])
+def test_a_method_cannot_hide_a_setting(name):
+    """The settings' file is run anew, with such a method among those that there are."""
+    source = (ROOT / "fl/config/config.py").read_text()
+    assert "for _name in OPTIONS" in source
+    space = {"__name__": "fl.config.again"}
+    with pytest.raises(FLError, match=f"cannot be called '{name}'"):
+        exec(
+            source.replace("from fl.algorithms import ALGORITHMS, OPTIONS", f"ALGORITHMS, OPTIONS = {{}}, ['{name}']"),
+            space,
+        )
 
 
 def test_local_refuses_an_attack(make_federation):

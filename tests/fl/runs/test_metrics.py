@@ -28,3 +28,20 @@ def test_columns_of_methods_come_before_those_of_clients():
     names = list(columns())
     assert names[0] == "round"
     assert names.index("server_step") < names.index("level") < names.index("local_valid_accuracy")
+
+
+def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"drift": float}))
+        metrics = Metrics(tmp_path / "metrics.csv")
+        metrics.add({"round": 1, "drift": 0.25})
+    assert read(tmp_path / "metrics.csv") == [{"round": 1, "drift": 0.25}]
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(FLError, match="no table of rounds"):
+        read(tmp_path / "other.csv")
+
+
+def test_a_method_cannot_take_a_column_that_every_run_has(tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"loss": int}))
+    with pytest.raises(FLError, match="mine names 'loss' as a column of its own"):
+        Metrics(tmp_path / "metrics.csv")
