@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fl.algorithms import ALGORITHMS
@@ -60,24 +60,28 @@ class Metrics:
             raise FLError(f"{path} does not hold rounds 1 to {keep}, which the checkpoint has done: put the table back")
         if wanted is not None:
             self.rows = [{k: v for k, v in row.items() if PART.get(k, "") in {"", *wanted(row)}} for row in self.rows]
+        self.columns = list(columns())
+        self._check({name for row in self.rows for name in row})
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
-            self.columns = list(columns())
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 
     def add(self, row: Row) -> None:
         """Append the row of a round. Raises FLError for a metric that no method has a column for."""
-        if strange := [name for name in row if name not in self.columns]:
-            raise FLError(
-                f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
-                f"Method(..., columns={{{strange[0]!r}: float}})"
-            )
+        self._check(row)
         self.rows.append(row)
         with open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
             file.flush()
             os.fsync(file.fileno())  # the table must not fall behind a checkpoint that is safe on disk
+
+    def _check(self, names: Iterable[str]) -> None:
+        if strange := [name for name in names if name not in self.columns]:
+            raise FLError(
+                f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
+                f"Method(..., columns={{{strange[0]!r}: float}})"
+            )
 
 
 def selected(rows: Sequence[Row]) -> Row:
@@ -103,7 +107,7 @@ def read(path: Path) -> list[Row]:
     try:
         with open(path, newline="") as file:
             table = csv.DictReader(file)
-            if "round" not in (table.fieldnames or ()):
+            if table.fieldnames and "round" not in table.fieldnames:
                 raise ValueError
             lines = [row for row in table if None not in row.values()]
         rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
