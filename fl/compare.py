@@ -16,6 +16,7 @@ import tyro
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.figures.comparison import check, compare
+from fl.figures.style import check_new
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ def run(arguments: Arguments) -> int:
     if not arguments.folders:
         raise FLError("give at least one run folder")
     check(arguments.against, arguments.target)
-    if arguments.out.exists():
-        raise FLError(f"{arguments.out} exists already: choose another --out")
+    check_new(arguments.out)
     print(compare(arguments.folders, arguments.out, arguments.against, arguments.target))
     print(f"\nfigure: {arguments.out}")
     return 0

@@ -18,7 +18,8 @@ import tyro
 from fl.analysis.structure import agreement, describe, find
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.figures.style import check_file
+from fl.figures.structure import draw
+from fl.figures.style import check_new
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,9 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Draw and print."""
-    from fl.figures.structure import draw  # which imports this module
-
     if not arguments.folders:
         raise FLError("give at least one run folder")
-    if arguments.out.exists():
-        raise FLError(f"{arguments.out} exists already: choose another --out")
-    check_file(arguments.out)
+    check_new(arguments.out)
     found = find(arguments.folders)
     draw(list(found.values()), arguments.out)
     if arguments.json:

@@ -17,7 +17,7 @@ from fl.base.flags import Depths, Rates
 from fl.base.rng import Rng
 from fl.figures.scales import histograms
 from fl.figures.similarity import heat_maps
-from fl.figures.style import check_file, save
+from fl.figures.style import check_new, save
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
@@ -60,9 +60,7 @@ class Similarity:
             raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if not self.width:
             raise FLError("give at least one --width")
-        if self.out.exists():
-            raise FLError(f"{self.out} exists already: choose another --out")
-        check_file(self.out)
+        check_new(self.out)
         device = pick_device(self.device)
         found = []
         for folder in self.folders:
@@ -96,9 +94,7 @@ class Scales:
 
     def run(self) -> int:
         """Measure, print and draw."""
-        if self.out.exists():
-            raise FLError(f"{self.out} exists already: choose another --out")
-        check_file(self.out)
+        check_new(self.out)
         members = scales.read(self.folders)
         variation = scales.measure(members)
         save(histograms(members), self.out)

@@ -91,6 +91,13 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=150, format=kind)
 
 
+def check_new(path: Path) -> None:
+    """Raise FLError for a figure's path that is taken, and as `check_file`."""
+    if path.exists():
+        raise FLError(f"{path} exists already: choose another --out")
+    check_file(path)
+
+
 def check_file(path: Path) -> str:
     """The kind of file that a figure's path asks for; FLError if matplotlib does not write it, or the folder lacks.
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -242,6 +243,9 @@ def test_batch_norm_in_channels_last_does_not_starve_on_many_streams(tmp_path, n
     flags = ["--model", "resnet20", "--participants", "16", "--backend", "graphs", "--rounds", "3", "--channels-last"]
     flags += ["--precision", name, "--device", "cuda", "--out", str(tmp_path), "--name", "a"]
     subprocess.run([sys.executable, "-m", "fl.run", *flags], check=True, timeout=120)
+    rows = read(tmp_path / "a" / "metrics.csv")
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert all(math.isfinite(row["train_loss"]) for row in rows)
 
 
 def test_surgery_stays_on_the_device(cuda):
