@@ -9,11 +9,12 @@ python -m fl.sweep attack.share 0,0.05,0.2 --algorithm fedfa,heterofl           
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
 from fl.analysis.groups import find_runs
+from fl.base.checks import role
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.config import Config
@@ -52,9 +53,7 @@ def run(argv: list[str]) -> int:
     loaded: dict[tuple, Dataset] = {}
 
     def load(config: Config) -> Dataset:
-        key = (  # all that Config.load reads
-            config.dataset, config.data_root, config.download, config.text, config.pad, config.pool, config.samples,
-        )  # fmt: skip
+        key = tuple(getattr(config, field.name) for field in fields(config) if role(field).data)
         if key not in loaded:
             loaded[key] = config.load().to(pick_device(config.device))
         return loaded[key]

@@ -39,7 +39,7 @@ def clusamp(fed: Federation) -> Algorithm:
     Raises:
         FLError: if that is more than the memory of the device.
     """
-    METHOD.check(fed.asked)
+    METHOD.check(fed)
     learnt = {name: p for name, p in fed.model.named_parameters() if p.requires_grad}
     n, numbers = len(fed.clients), sum(p.numel() for p in learnt.values())
     needed, there = 2 * 4 * n * numbers + 4 * 8 * n * n, memory(fed.data.x.device)

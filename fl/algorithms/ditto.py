@@ -1,13 +1,12 @@
 """Ditto: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization" (ICML 2021), algorithm 1."""
 
-import math
 from dataclasses import dataclass
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import take, trained_or_same, updated
-from fl.base.errors import FLError
+from fl.base.flags import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
 from surgery import broadcast
@@ -17,7 +16,7 @@ from surgery import broadcast
 class DittoOptions:
     """Ditto."""
 
-    lam: float = 0.1
+    lam: AtLeast0 = 0.1
     """how strongly a client's own model is drawn to the global one (FeMAM's paper: 0.1); 0 trains it alone"""
 
 
@@ -31,8 +30,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
 
     lam = 0 is FedAvg beside Local.
     """
-    if not 0 <= options.lam < math.inf:
-        raise FLError(f"--ditto.lam is a weight of 0 or more, got {options.lam}")
+    METHOD.check(fed, options)
     objective = proximal(options.lam)
 
     def round(server, clients, rng):

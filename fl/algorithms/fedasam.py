@@ -2,7 +2,6 @@
 section 4.2, with the adaptive sharpness of Kwon et al., "ASAM" (ICML 2021), equation 5.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
+from fl.base.flags import AtLeast0
 from fl.engine.objectives import Ascent
 from fl.federation import Federation
 from surgery import State, broadcast
@@ -20,9 +19,9 @@ from surgery import State, broadcast
 class FedASAMOptions:
     """FedASAM."""
 
-    rho: float = 0.1
+    rho: AtLeast0 = 0.1
     """how far clients look for a higher loss before they take its gradient; 0 is FedAvg"""
-    eta: float = 0.0
+    eta: AtLeast0 = 0.0
     """added to the magnitude of every weight, so that small ones are moved as well"""
 
 
@@ -33,9 +32,7 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
     themselves. The averaging of weights over rounds, which the paper combines with it (FedASAM + SWA), is not part
     of it.
     """
-    for name, value in (("rho", options.rho), ("eta", options.eta)):
-        if not 0 <= value < math.inf:
-            raise FLError(f"--fedasam.{name} is a number of 0 or more, got {value}")
+    METHOD.check(fed, options)
     ascent = adaptive_ascent(options.rho, options.eta)
 
     def round(server, clients, rng):

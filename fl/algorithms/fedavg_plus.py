@@ -6,7 +6,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.plus import fine_tuned
-from fl.base.errors import FLError
+from fl.base.flags import Natural
 from fl.federation import Federation
 from surgery import broadcast
 
@@ -15,14 +15,13 @@ from surgery import broadcast
 class FedAvgPlusOptions:
     """FedAvg+."""
 
-    epochs: int = 2
+    epochs: Natural = 2
     """epochs for which every client fine-tunes the global model before it predicts (FeMAM's paper: 2); 0 is FedAvg"""
 
 
 def fedavg_plus(fed: Federation, options: FedAvgPlusOptions = FedAvgPlusOptions()) -> Algorithm:
     """FedAvg; a client predicts with the global model fine-tuned on its own data, see `fine_tuned`."""
-    if options.epochs < 0:
-        raise FLError(f"--fedavg-plus.epochs is a number of epochs of 0 or more, got {options.epochs}")
+    METHOD.check(fed, options)
     return fine_tuned(fed, fedavg(fed), options.epochs, lambda server: broadcast(server["global"], len(fed.clients)))
 
 

@@ -4,13 +4,14 @@ algorithm 1; its released code where the paper is silent.
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
+from fl.base.flags import AtLeast0, number
 from fl.federation import Federation
 from surgery import Stack, State, average, broadcast, stack
 from surgery.transfer import upload
@@ -20,10 +21,10 @@ from surgery.transfer import upload
 class FedExPOptions:
     """FedExP."""
 
-    eps: float = 0.001
+    eps: AtLeast0 = 0.001
     """added to the squared length of the mean update: the larger, the smaller the server's steps (the released
     code: 0.001 for CIFAR and 0.1 for EMNIST, times the number of participants)"""
-    max_step: float = 0.0
+    max_step: Annotated[float, number(float, least=1, zero=True)] = 0.0
     """largest step of the server; 0: no bound, 1 takes FedAvg's steps"""
     last_two: bool = True
     """deploy the mean of the last two iterates, of which one alone may swing to and fro"""
@@ -40,10 +41,7 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
 
     The round's metrics tell its `server_step`.
     """
-    if not 0 <= options.eps < math.inf:
-        raise FLError(f"--fedexp.eps is a squared length of 0 or more, got {options.eps}")
-    if options.max_step and not 1 <= options.max_step < math.inf:
-        raise FLError(f"--fedexp.max-step is a step of 1 or more, or 0 for no bound, got {options.max_step}")
+    METHOD.check(fed, options)
     learnt = [name for name, p in fed.model.named_parameters() if p.requires_grad]
 
     def init():

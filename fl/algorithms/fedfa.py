@@ -3,11 +3,12 @@
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import Deployed, train_submodels
-from fl.base.errors import FLError
+from fl.base.flags import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import alone
 from surgery import layers, submodel_factors
@@ -21,15 +22,11 @@ class FedFAOptions:
 
     graft: bool = True
     """whether a client's last block of a section counts for the deeper ones that it lacks (algorithm 2)"""
-    scale: str = "norm"
+    scale: Annotated[str, one_of(*_SCALES)] = "norm"
     """what clients' layers are brought to the same of before they are averaged: norm (of algorithm 1, line 18), rms
     (the norm by the root of the number of weights, which does not enlarge a layer for being narrow) or none"""
-    quantile: float = 0.95
+    quantile: Annotated[float, number(float, above=0, most=1), OnlyWith("scale", "norm", "rms")] = 0.95
     """share of a layer's weights, the smallest in magnitude, that its norm is taken over"""
-
-    def unread(self, name: str) -> str:
-        """Why an option says nothing beside the others; "" where it does."""
-        return "--fedfa.scale is none: give norm or rms" if name == "quantile" and self.scale == "none" else ""
 
 
 def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
@@ -49,10 +46,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
 
     With one architecture and scale="none" this is FedAvg.
     """
-    if options.scale not in _SCALES:
-        raise FLError(f"unknown --fedfa.scale {options.scale!r}: there are {', '.join(_SCALES)}")
-    if not 0 < options.quantile <= 1:
-        raise FLError(f"--fedfa.quantile is a share above 0 and up to 1, got {options.quantile}")
+    METHOD.check(fed, options)
     fleet = fed.architectures
     kinds = [kind.plan if options.graft else alone(kind.plan) for kind in fleet.architectures]
     learnt = dict(fed.model.named_parameters())

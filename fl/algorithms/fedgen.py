@@ -6,6 +6,7 @@ clients' context like any other state.
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
+from fl.base.flags import Above0, AtLeast0, AtLeast1, number
 from fl.base.rng import Rng
 from fl.engine import Adam
 from fl.engine.objectives import Batch, Call, Objective
@@ -31,28 +33,28 @@ _MEMORY = ("first", "second", "steps")
 class FedGenOptions:
     """FedGen."""
 
-    alpha: float = 0.2
+    alpha: AtLeast0 = 0.2
     """weight of the clients' cross entropy on generated latents (FedMR's released code: 0.2 for CIFAR-10, 10 for
     CIFAR-100 and FEMNIST; FedGen's: 10, which is too much for --momentum 0.9 and the default learning rate)"""
-    beta: float = 0.2
+    beta: AtLeast0 = 0.2
     """weight of the clients' divergence from generated latents of their own labels (FedMR's released code: 0.2 for
     CIFAR-10, 1 for CIFAR-100, 10 for FEMNIST; FedGen's: 10, or 1 for EMNIST)"""
-    decay: float = 0.98
+    decay: Annotated[float, number(float, above=0, most=1)] = 0.98
     """factor of alpha, beta and the generator's learning rate after each round (the released code; 1 keeps them, as
     FedMR's does)"""
-    noise: int = 100
+    noise: AtLeast1 = 100
     """normal numbers that the generator gets beside the label (FedMR's released code; FedGen's: 32 or 64)"""
-    hidden: int = 512
+    hidden: AtLeast1 = 512
     """width of the generator's hidden layer (both released codes, for CIFAR-10)"""
-    steps: int = 50
+    steps: AtLeast1 = 50
     """steps of the generator's training a round (both released codes)"""
-    batch: int = 32
-    """latents of such a step (the released code; FedMR's: 128)"""
-    lr: float = 3e-4
+    batch: Annotated[int, number(int, least=2)] = 32
+    """latents of such a step, two or more for its batch norm (the released code; FedMR's: 128)"""
+    lr: Above0 = 3e-4
     """Adam's learning rate for the generator (both released codes; FedMR's for CIFAR-100: 1e-4)"""
-    weight_decay: float = 1e-2
+    weight_decay: AtLeast0 = 1e-2
     """Adam's weight decay for the generator (both released codes)"""
-    diversity: float = 1.0
+    diversity: AtLeast0 = 1.0
     """weight of the generator's diversity loss (both released codes)"""
 
 
@@ -76,8 +78,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.
     """
-    METHOD.check(fed.asked)
-    _check(options)
+    METHOD.check(fed, options)
     weight, bias = _head(fed)
     like = dict(fed.model.named_parameters())[weight]
     device, classes, objective = like.device, fed.data.classes, distilling(weight, bias)
@@ -259,20 +260,6 @@ def _ends(fed: Federation, module: nn.Linear) -> bool:
         return False
     expected = F.linear(seen[-1], module.weight, module.bias)
     return logits.shape == expected.shape and torch.allclose(logits, expected, rtol=1e-3, atol=1e-5)
-
-
-def _check(options: FedGenOptions) -> None:
-    for name in ("alpha", "beta", "weight_decay", "diversity"):
-        if not 0 <= getattr(options, name) < math.inf:
-            flag = name.replace("_", "-")
-            raise FLError(f"--fedgen.{flag} is a weight of 0 or more, got {getattr(options, name)}")
-    for name, least in (("noise", 1), ("hidden", 1), ("steps", 1), ("batch", 2)):  # batch norm takes no single latent
-        if getattr(options, name) < least:
-            raise FLError(f"--fedgen.{name} is a number of {least} or more, got {getattr(options, name)}")
-    if not 0 < options.decay <= 1:
-        raise FLError(f"--fedgen.decay is a factor above 0, at most 1, got {options.decay}")
-    if not 0 < options.lr < math.inf:
-        raise FLError(f"--fedgen.lr is a learning rate above 0, got {options.lr}")
 
 
 METHOD = Method(fedgen, FedGenOptions(), refuses={"masked": "adds a loss of logits that it does not mask"})

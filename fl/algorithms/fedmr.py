@@ -3,10 +3,12 @@
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.base.errors import FLError, naming
+from fl.base.flags import Natural, Share, one_of
 from fl.federation import Federation
 from fl.federation.own import shared
 from fl.secure import recombine, require
@@ -17,15 +19,15 @@ from surgery import broadcast, layers, permutations, segments, shuffle
 class FedMROptions:
     """FedMR."""
 
-    fraction: float = 0.0
+    fraction: Share = 0.0
     """share of the layers that travel together (Fig. 11's px); 0 shuffles each layer on its own, 1 is Indep"""
-    unit: str = "layer"
+    unit: Annotated[str, one_of("layer", "block", "tensor")] = "layer"
     """what is shuffled as one piece: layer (with all its tensors), block (residual blocks whole) or tensor (each on
     its own, as the released code does)"""
-    stage1_rounds: int = 0
+    stage1_rounds: Natural = 0
     """rounds at the start that average instead of recombining (section 4.3; the paper: 100 for ResNet-20 and
     VGG-16, 0 for the CNN)"""
-    secure: int = 0
+    secure: Natural = 0
     """repeats of secure recombination among the clients before they upload, so that the server receives recombined
     models only (Appendix B); 0: none; needs the extra `secure`; a client then uploads its number of pieces times the
     longest piece (VGG-16 for CIFAR-10: 14.5 times its model)"""
@@ -43,8 +45,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     server received, so metrics of clients' models are of recombined ones. A client uploads its number of pieces times
     the longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
     """
-    if options.stage1_rounds < 0:
-        raise FLError(f"--fedmr.stage1-rounds is a number of rounds, got {options.stage1_rounds}")
+    METHOD.check(fed, options)
     with naming("--fedmr.unit"):
         every = layers(fed.model, unit=options.unit)
     with naming("--fedmr.fraction"):
@@ -76,8 +77,6 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 
 
 def _check_secure(options: FedMROptions, participants: int, pieces: int) -> None:
-    if options.secure < 0:
-        raise FLError(f"--fedmr.secure is a number of repeats, 0 for none, got {options.secure}")
     if not options.secure:
         return
     if participants < 2:

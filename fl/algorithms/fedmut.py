@@ -1,7 +1,7 @@
 """FedMut: Hu et al., "FedMut: Generalized Federated Learning via Stochastic Mutation" (AAAI 2024), algorithm 1."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.base.errors import FLError, naming
+from fl.base.errors import naming
+from fl.base.flags import AtLeast0, AtLeast1, Share, one_of
 from fl.federation import Federation
 from surgery import broadcast, layers, permutations
 from surgery.transfer import upload
@@ -19,15 +20,15 @@ from surgery.transfer import upload
 class FedMutOptions:
     """FedMut."""
 
-    radius: float = 5.0
+    radius: AtLeast0 = 5.0
     """length of a mutation, in the global model's last step (FedMut's paper and code: 4, FedMR's code: 5); 0 is
     FedAvg"""
-    unit: str = "layer"
+    unit: Annotated[str, one_of("layer", "block", "tensor")] = "layer"
     """what gets one sign: layer (with all its tensors), block (residual blocks whole) or tensor (each on its own, as
     the released code does)"""
-    beta: float = 0.3
+    beta: Share = 0.3
     """by how much backward mutations are shorter at first (the paper's beta_0: 0.3, and 0.5 for ResNet-18)"""
-    beta_rounds: int = 100
+    beta_rounds: AtLeast1 = 100
     """rounds in which beta falls to 0 (FedMut's code: 50; FedMR's: 100)"""
 
 
@@ -38,12 +39,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
     become negative (the released code shifts them too). Mutants do not exist before the second round, when the global
     model has taken a step. The average is weighted by the number of samples, as FedAvg's (the released code's is not).
     """
-    if not 0 <= options.radius < math.inf:
-        raise FLError(f"--fedmut.radius is a length of 0 or more, got {options.radius}")
-    if not 0 <= options.beta <= 1:
-        raise FLError(f"--fedmut.beta is a share in [0, 1], got {options.beta}")
-    if options.beta_rounds < 1:
-        raise FLError(f"--fedmut.beta-rounds is a number of rounds of 1 or more, got {options.beta_rounds}")
+    METHOD.check(fed, options)
     learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
     with naming("--fedmut.unit"):
         groups = [[name for name in layer.tensors if name in learnt] for layer in layers(fed.model, unit=options.unit)]

@@ -1,12 +1,11 @@
 """FedProx: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), algorithm 2."""
 
-import math
 from dataclasses import dataclass
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
+from fl.base.flags import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
 from surgery import broadcast
@@ -16,14 +15,13 @@ from surgery import broadcast
 class FedProxOptions:
     """FedProx."""
 
-    mu: float = 0.01
+    mu: AtLeast0 = 0.01
     """weight of the proximal term (FedMR's paper: 0.01 for CIFAR-10, 0.001 for CIFAR-100, 0.1 for FEMNIST)"""
 
 
 def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algorithm:
     """FedAvg whose clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
-    if not 0 <= options.mu < math.inf:
-        raise FLError(f"--fedprox.mu is a weight of 0 or more, got {options.mu}")
+    METHOD.check(fed, options)
     objective = proximal(options.mu)
 
     def round(server, clients, rng):

@@ -8,6 +8,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier, row, take, trained_only, updated
 from fl.base.errors import FLError
+from fl.base.flags import AtLeast1
 from fl.federation import Federation, traffic
 from fl.federation.own import personal
 from surgery import broadcast
@@ -17,7 +18,7 @@ from surgery import broadcast
 class FedRepOptions:
     """FedRep."""
 
-    head_epochs: int = 2
+    head_epochs: AtLeast1 = 2
     """epochs for which a client trains its head before it trains the body for --local-epochs (FeMAM's paper: 2)"""
 
 
@@ -37,8 +38,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     Raises:
         FLError: for a model of which the head, or all but the head, has nothing to train.
     """
-    if options.head_epochs < 1:
-        raise FLError(f"--fedrep.head-epochs is a number of epochs of 1 or more, got {options.head_epochs}")
+    METHOD.check(fed, options)
     head = classifier(fed.model)
     learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
     if learnt.isdisjoint(head) or learnt.issubset(head):

@@ -1,8 +1,7 @@
 """FeMAM: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), algorithm 2."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -10,10 +9,10 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm, Levels
 from fl.algorithms.method import Method
 from fl.algorithms.parts.additive import Cache, Validation
-from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts_of
+from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate, centre, starts_of
 from fl.algorithms.parts.personal import put, row, take
 from fl.base.errors import FLError
-from fl.base.flags import Lengths, Names
+from fl.base.flags import AtLeast0, Lengths, Names, number, one_of
 from fl.base.rng import Rng
 from fl.engine.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
 from fl.federation import Federation, traffic
@@ -33,11 +32,11 @@ class FeMAMOptions:
     level_rounds: Lengths = ()
     """rounds of each level, such as 400,50 (50 for all further ones), or until each has converged; the last level
     trains to the end"""
-    window: int = 10
+    window: Annotated[int, number(int, least=2)] = 10
     """rounds over which convergence is judged (the paper: 50)"""
-    variance: float = 1.0
+    variance: AtLeast0 = 1.0
     """a level has converged when the mean validation accuracy in % varied by less than this (squared) in the window"""
-    lam: float = 0.02
+    lam: AtLeast0 = 0.02
     """pull of a cluster model on its clients while they train (Eq. 5's lambda)"""
     lam_everywhere: bool = False
     """the pull on all levels, as the released code has it"""
@@ -47,14 +46,14 @@ class FeMAMOptions:
     """after a level, take its model away from the clients whose validation loss it does not lower (Eq. 9)"""
     epsilon: float = 0.0
     """by how much it is to lower it"""
-    combine: str = "sum"
+    combine: Annotated[str, one_of("sum", "mean")] = "sum"
     """of logits over a client's levels: sum, or mean as the released code has it"""
-    start: str = "random"
+    start: Annotated[str, one_of("random", "global")] = "random"
     """what a new level begins from: random weights, or global, those of the first level (as the released code does)"""
-    clustering: str = "nearest"
+    clustering: Annotated[str, one_of(*ASSIGNMENTS)] = "nearest"
     """how clients are assigned: nearest (cluster model, Eq. 4, after K-means in a level's first round) or kmeans
     (afresh in each round, as the released code does)"""
-    compare: str = "all"
+    compare: Annotated[str, one_of(*COMPARED)] = "all"
     """the weights by which clients are assigned: all, or the classifier's, divided by their sum's absolute value (as
     the released code does)"""
 
@@ -80,7 +79,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
     With the only level `global` this is FedAvg, with `personal` Local, with a number of clusters (and lam 0) FeSEM.
     """
-    METHOD.check(fed.asked)
+    METHOD.check(fed, options)
     _check(fed, options)
     kinds, last = options.levels, len(options.levels) - 1
     widths = [int(kind) if kind.isdecimal() else {"global": 1, "personal": len(fed.clients)}[kind] for kind in kinds]
@@ -248,12 +247,6 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
             "1 or more, at most one for each level but the last, which trains to the end, or converged"
         )
-    for name, least in (("window", 2), ("variance", 0), ("lam", 0)):
-        if not least <= getattr(options, name) < math.inf:
-            raise FLError(f"--femam.{name} must be {least} or more, got {getattr(options, name)}")
-    for name, values in (("combine", ("sum", "mean")), ("start", ("random", "global"))):
-        if getattr(options, name) not in values:
-            raise FLError(f"--femam.{name} is {' or '.join(values)}, got {getattr(options, name)!r}")
     if len(kinds) > 1 and (fed.augment.crop or fed.augment.flip or fed.augment.mask):
         raise FLError(
             "FeMAM remembers what earlier levels say of each sample, which augmentation changes: leave --crop and "

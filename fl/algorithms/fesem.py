@@ -1,14 +1,16 @@
 """FeSEM: Xie et al., "Multi-Center Federated Learning" (2021), the clustered rival of FeMAM."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fl.algorithms.algorithm import Algorithm, Levels
 from fl.algorithms.method import Method
-from fl.algorithms.parts.clustering import Clustering, centre, starts_of
+from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, centre, starts_of
 from fl.algorithms.parts.personal import row
 from fl.base.errors import FLError
+from fl.base.flags import AtLeast1, one_of
 from fl.federation import Federation
 from fl.federation.own import Level, Own
 from surgery import broadcast, unstack
@@ -18,12 +20,12 @@ from surgery import broadcast, unstack
 class FeSEMOptions:
     """FeSEM."""
 
-    clusters: int = 5
+    clusters: AtLeast1 = 5
     """number of cluster models"""
-    clustering: str = "nearest"
+    clustering: Annotated[str, one_of(*ASSIGNMENTS)] = "nearest"
     """how clients are assigned: nearest (to the cluster models, after K-means in the first round) or kmeans (afresh in
     every round)"""
-    compare: str = "all"
+    compare: Annotated[str, one_of(*COMPARED)] = "all"
     """the weights that are compared: all, or the classifier's, divided by their sum's absolute value"""
 
 
@@ -38,7 +40,8 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     Args:
         flags: what the options are called on the command line.
     """
-    if not 1 <= options.clusters <= len(fed.clients):
+    METHOD.check(fed, options)
+    if options.clusters > len(fed.clients):
         raise FLError(f"--{flags}.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
     clustering = Clustering.make(fed, options.clustering, options.compare, flags)
     sizes = fed.clients.train.sizes

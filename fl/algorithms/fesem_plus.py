@@ -7,7 +7,7 @@ from fl.algorithms.fesem import FeSEMOptions, fesem
 from fl.algorithms.method import Method
 from fl.algorithms.parts.clustering import starts_of
 from fl.algorithms.parts.plus import fine_tuned
-from fl.base.errors import FLError
+from fl.base.flags import Natural
 from fl.federation import Federation
 
 
@@ -15,7 +15,7 @@ from fl.federation import Federation
 class FeSEMPlusOptions(FeSEMOptions):
     """FeSEM+."""
 
-    epochs: int = 2
+    epochs: Natural = 2
     """epochs for which every client fine-tunes its cluster's model before it predicts (FeMAM's paper: 2); 0 is FeSEM"""
 
 
@@ -23,8 +23,7 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
     """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`. One that never
     took part begins with the mean of the cluster models.
     """
-    if options.epochs < 0:
-        raise FLError(f"--fesem-plus.epochs is a number of epochs of 0 or more, got {options.epochs}")
+    METHOD.check(fed, options)
     everybody = list(range(len(fed.clients)))
 
     def starts(server):

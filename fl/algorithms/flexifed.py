@@ -4,7 +4,7 @@ Architectures" (WWW 2023), section 4.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import Deployed, train_submodels
 from fl.base.errors import FLError
+from fl.base.flags import one_of
 from fl.federation import Federation
 from fl.models.fleet import Fleet
 from surgery import Submodel, layers, state
@@ -25,7 +26,7 @@ Signature: TypeAlias = tuple[str, str, tuple[tuple[int, ...], ...]]  # name, kin
 class FlexiFedOptions:
     """FlexiFed."""
 
-    strategy: str = "max"
+    strategy: Annotated[str, one_of(*STRATEGIES)] = "max"
     """what is averaged: basic (the leading layers that all architectures have in common), clustered (these, and the
     others among clients of the same architecture) or max (each layer among all whose layers up to it are equal)"""
 
@@ -44,8 +45,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
     Raises:
         FLError: if architectures have no first layer in common, or nobody has the largest.
     """
-    if options.strategy not in STRATEGIES:
-        raise FLError(f"unknown --flexifed.strategy {options.strategy!r}: there are {', '.join(STRATEGIES)}")
+    METHOD.check(fed, options)
     fleet = fed.architectures
     largest = _largest(fed, fleet)
     plans = _plans(fleet, options.strategy)

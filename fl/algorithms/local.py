@@ -16,7 +16,7 @@ def local(fed: Federation) -> Algorithm:
     A client that never took part has the initial model still. What a stranger would get is the mean of all clients'
     models by their numbers of training samples; nobody trains from it.
     """
-    METHOD.check(fed.asked)
+    METHOD.check(fed)
     return on_their_own(fed)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from fl.algorithms.algorithm import Algorithm
+from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.federation.population import ASKED
@@ -61,14 +62,23 @@ class Method:
     def __call__(self, fed: Federation, config: Any) -> Algorithm:
         """The algorithm, with the options that settings have under the method's name, else with its defaults.
 
-        Raises FLError for what it refuses. A function that is also called on its own begins with
-        `METHOD.check(fed.asked)`.
+        Raises FLError as `check` does.
         """
-        self.check(fed.asked)
-        return self.make(fed) if self.options is None else self.make(fed, getattr(config, self.name, self.options))
+        options = getattr(config, self.name, self.options)
+        self.check(fed, options)
+        return self.make(fed) if self.options is None else self.make(fed, options)
 
-    def check(self, asked: Collection[str]) -> None:
-        """Raise FLError if something is asked for (see `Population.asked`) that the method refuses."""
+    def check(self, fed: Federation, options: Any = None) -> None:
+        """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits.
+
+        The function that makes a method begins with this line, so that it says so from Python as well.
+        """
+        self.refuse(fed.asked)
+        if options is not None:
+            check_values(options, self.name)
+
+    def refuse(self, asked: Collection[str]) -> None:
+        """Raise FLError if something is asked for (see `Population.asked`) that the method cannot do."""
         for what, reason in self.refuses.items():
             if what in asked:
                 raise FLError(f"{self.name} {reason}: leave {ASKED[what]} out, or take another --algorithm")

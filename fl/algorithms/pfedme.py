@@ -2,7 +2,6 @@
 released code where the paper is silent.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import updated
-from fl.base.errors import FLError
+from fl.base.flags import Above0, AtLeast0, AtLeast1
 from fl.engine import Optimizer
 from fl.engine.objectives import Batch, Call, Objective, cross_entropy
 from fl.engine.optimizers import Memory
@@ -26,16 +25,16 @@ from surgery import State, broadcast
 class PFedMeOptions:
     """pFedMe."""
 
-    lam: float = 0.1
+    lam: Above0 = 0.1
     """how strongly a client's personal model and its copy of the global one are drawn to each other (FeMAM's paper:
     0.1; pFedMe's: 15)"""
-    mu: float = 0.01
+    mu: AtLeast0 = 0.01
     """weight of the personal model's squared length (FeMAM's paper: 0.01; the released code: 0.001)"""
-    inner_steps: int = 5
+    inner_steps: AtLeast1 = 5
     """steps of the personal model on each batch (the paper's K)"""
-    outer_lr: float = 0.0
+    outer_lr: AtLeast0 = 0.0
     """learning rate of the client's copy of the global model, which goes with --lr-schedule; 0: as --lr"""
-    mixing: float = 1.0
+    mixing: Above0 = 1.0
     """the server's step from the old global model to the clients' mean (the paper's beta; above 1 it goes beyond)"""
 
 
@@ -57,7 +56,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     those that are sent, the copies; the loss is that of the personal models, all terms included. Each client trains in
     the memory of two models. With outer_lr lam = 1, one inner step and mu = 0 it is FedAvg.
     """
-    _check(options)
+    METHOD.check(fed, options)
     learnt = [name for name, p in fed.model.named_parameters() if p.requires_grad]
     pull = options.lam * (options.outer_lr / fed.optimizer.lr if options.outer_lr else 1.0)
     optimizer = Envelope(fed.optimizer.lr, fed.optimizer, options.inner_steps, pull)
@@ -157,20 +156,6 @@ def _halves(values: Sequence) -> tuple[Sequence, Sequence]:
     """What is theta's and what is w's."""
     half = len(values) // 2
     return values[:half], values[half:]
-
-
-def _check(options: PFedMeOptions) -> None:
-    for name in ("mu", "outer_lr"):
-        if not 0 <= getattr(options, name) < math.inf:
-            flag = name.replace("_", "-")
-            raise FLError(f"--pfedme.{flag} is a number of 0 or more, got {getattr(options, name)}")
-    for name in ("lam", "mixing"):
-        if not 0 < getattr(options, name) < math.inf:
-            raise FLError(
-                f"--pfedme.{name} is a number above 0, got {getattr(options, name)}: with 0 nothing is shared"
-            )
-    if options.inner_steps < 1:
-        raise FLError(f"--pfedme.inner-steps is a number of steps of 1 or more, got {options.inner_steps}")
 
 
 METHOD = Method(pfedme, PFedMeOptions(), clients="own")

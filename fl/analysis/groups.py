@@ -1,21 +1,19 @@
 """Runs of folders, in groups that differ in their seed alone."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from fl.algorithms import is_mixed
 from fl.analysis.costs import target_lines, target_text, totals, up_to
 from fl.analysis.outcome import Run, aligned
+from fl.base.checks import role
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.data import is_text
 from fl.runs.metrics import Row, read
 
-NOT_COMPARED = {
-    "algorithm", "seeds", "out", "name", "resume", "device", "backend", "data_root", "download",
-    "checkpoint_every", "eval_every", "models_every", "chunk", "channels_last", "deterministic",
-}  # fmt: skip
+NOT_COMPARED = {field.name for field in fields(Config) if not role(field).compared}
 """Settings in which runs of one group may differ: what is computed does not depend on them, or they name the group."""
 _COMMON = ("attack", "defence")  # groups of settings that every method reads
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}

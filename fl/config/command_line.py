@@ -7,23 +7,12 @@ from pathlib import Path
 
 import tyro
 
+from fl.base.checks import changed, role
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.config.recipes import RECIPES, overview
 from fl.config.recipes import describe as describe_recipe
 from fl.config.yaml_settings import flat
-
-_MAY_CHANGE = {
-    "rounds",
-    "eval_every",
-    "models_every",
-    "checkpoint_every",
-    "chunk",
-    "device",
-    "data_root",
-    "download",
-    "resume",
-}
 
 
 def parse(
@@ -57,14 +46,14 @@ def parse(
     folder = Path(config.resume)
     saved = read(folder)
     resumed = _cli(argv, replace(saved, resume=None), prog, about)
-    changed = [f.name for f in fields(Config) if getattr(resumed, f.name) != getattr(saved, f.name)]
-    if fixed := [name for name in changed if name not in _MAY_CHANGE]:
+    different = [*changed(resumed, saved)]
+    if fixed := [f.name for f in fields(Config) if f.name in different and not role(f).resumable]:
         was, now = (flat(asdict(config)) for config in (saved, resumed))
         flag = next(f for f in was if was[f] != now[f] and f.split(".")[0] == fixed[0].replace("_", "-"))
         raise FLError(f"--{flag} cannot change when a run is resumed (it had {was[flag]})")
-    if "rounds" in changed and resumed.lr_schedule != "constant":
+    if "rounds" in different and resumed.lr_schedule != "constant":
         raise FLError(f"--rounds cannot change with --lr-schedule {resumed.lr_schedule}, which depends on their number")
-    if "rounds" in changed and (resumed.joining or resumed.leaving):
+    if "rounds" in different and (resumed.joining or resumed.leaving):
         raise FLError("--rounds cannot change with --joining or --leaving, whose rounds are drawn among them")
     return resumed, folder
 

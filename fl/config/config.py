@@ -22,17 +22,8 @@ class Config(MethodOptions, Fields):
         check(self)
 
     def check_options(self, start: "Config", swept: str = "") -> None:
-        """Also for options of methods that are not run, and those that nothing reads beside the others of their group;
-        where one of the group is swept, another of its values may read them.
-        """
-        super().check_options(start)
-        for group in ("attack", "defence", *self.algorithm):
-            mine, usual = getattr(self, group, None), getattr(start, group, None)
-            if not hasattr(mine, "unread") or swept.startswith(f"{group}."):
-                continue
-            for name in (field.name for field in dataclasses.fields(mine)):
-                if getattr(mine, name) != getattr(usual, name) and (reason := mine.unread(name)):
-                    raise FLError(f"--{group}.{name} is not read, since {reason}, or leave it out")
+        """Also for options of methods that are not run."""
+        super().check_options(start, swept)
         for name in ALGORITHMS:
             if name not in self.algorithm and getattr(self, name, None) != getattr(start, name, None):
                 said, usual = (flat({name: dataclasses.asdict(getattr(c, name))}) for c in (self, start))

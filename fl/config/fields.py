@@ -1,18 +1,33 @@
 """Every setting of a run: the fields are the flags of `python -m fl.run`."""
 
 from dataclasses import dataclass, field, make_dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, get_args
 
 import tyro
 
+import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS, OPTIONS
 from fl.base.errors import FLError
-from fl.base.flags import Depths, Integers, Names, Rates
+from fl.base.flags import (
+    Above0,
+    AtLeast0,
+    AtLeast1,
+    Depths,
+    Natural,
+    OnlyWith,
+    Rates,
+    Role,
+    Share,
+    number,
+    one_of,
+    several,
+)
 from fl.config.settings import DataSettings
 from fl.data import is_text
-from fl.engine import SGD, Adam, Optimizer
-from fl.engine.schedule import Schedule, schedule
+from fl.engine import SGD, Adam, Optimizer, backend_names
+from fl.engine.precision import NAMES as PRECISIONS
+from fl.engine.schedule import SCHEDULES, Schedule, schedule
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
@@ -40,11 +55,18 @@ MethodOptions.__doc__ = "The options of every method.\n\nAttributes:\n" + "".joi
 )
 
 
+_SGD, _STEP = OnlyWith("optimizer", "sgd"), OnlyWith("lr_schedule", "step")
+_EXECUTION, _FREE = Role(compared=False), Role(compared=False, resumable=True)
+_Methods = Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS)]
+_Betas = Annotated[tuple[float, ...], several(float, "FLOAT,FLOAT", least=0, below=1)]
+_HeldOut = Annotated[float, number(float, least=0, below=1)]
+
+
 @dataclass(frozen=True)
 class Fields(DataSettings):
     """The flags of `python -m fl.run`, their defaults, and what is made of a few of them at a time."""
 
-    algorithm: Annotated[Names, tyro.conf.arg(help=_methods())] = ("fedmr",)
+    algorithm: Annotated[_Methods, Role(compared=False), tyro.conf.arg(help=_methods())] = ("fedmr",)
     model: str = "cnn"
     """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; for text
     transformer, or transformer_masked (15% of the tokens are hidden, and all are asked for)"""
@@ -52,98 +74,92 @@ class Fields(DataSettings):
     """rates of the hidden widths: one for all, or one for each section of the model"""
     depth: Depths = ()
     """blocks of the model's sections: one number for all sections, or one for each"""
-    stem: str = "default"
+    stem: Annotated[str, one_of("default", "imagenet", "cifar")] = "default"
     """imagenet halves images once or twice before the first section, cifar keeps them; or the model's default"""
-    norm: str = "default"
-    """norm layers: batch, static_batch, group, layer, none, or the model's default"""
+    norm: Annotated[str, one_of("default", *get_args(zoo.norms.Norm))] = "default"
+    """norm layers, or the model's default"""
     dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """dropout's rate [the model's own]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
     participants: int | float = 5
     """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
-    joining: float = 0.0
+    joining: Share = 0.0
     """share of the clients who join only after some round, which is drawn"""
-    leaving: float = 0.0
+    leaving: Share = 0.0
     """share of the clients who leave after some round"""
-    rounds: int = 40
+    rounds: Annotated[AtLeast1, Role(resumable=True)] = 40
     """communication rounds"""
-    local_epochs: int = 5
+    local_epochs: AtLeast1 = 5
     """passes of a client over its data in a round"""
-    batch_size: int = 10
+    batch_size: AtLeast1 = 10
     """samples of a step"""
-    crop: int = 0
+    crop: Natural = 0
     """augmentation: pixels of zeros around an image, which is then cut back at a random place; 0: none"""
     flip: bool = False
     """augmentation: mirror half of the images"""
-    optimizer: str = "sgd"
-    """the clients' optimizer, sgd or adam; what it remembers of a round is gone in the next"""
-    lr: float = 0.02
+    optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
+    """the clients' optimizer; what it remembers of a round is gone in the next"""
+    lr: Above0 = 0.02
     """the clients' learning rate (for adam rather 0.001)"""
-    momentum: float = 0.9
+    momentum: Annotated[AtLeast0, _SGD] = 0.9
     """sgd: momentum"""
-    nesterov: bool = False
+    nesterov: Annotated[bool, _SGD] = False
     """sgd: Nesterov's momentum"""
-    betas: Rates = (0.9, 0.999)
+    betas: Annotated[_Betas, OnlyWith("optimizer", "adam")] = (0.9, 0.999)
     """adam: decay of its two moments"""
-    weight_decay: float = 0.0
+    weight_decay: AtLeast0 = 0.0
     """weight decay (added to the gradient)"""
-    clip: float = 0.0
+    clip: AtLeast0 = 0.0
     """largest norm of a client's gradient; 0 does not clip"""
     masked_loss: bool = False
     """whether clients train with logits of 0 for the classes that they do not have (HeteroFL, FedFA)"""
-    lr_schedule: str = "constant"
-    """how the learning rate changes over rounds: constant, step (times --lr-factor at --lr-steps) or cosine"""
-    lr_factor: float = 0.1
+    lr_schedule: Annotated[str, one_of(*SCHEDULES)] = "constant"
+    """how the learning rate changes over rounds: not, by --lr-factor after each of --lr-steps, or as a cosine down to
+    nearly 0"""
+    lr_factor: Annotated[float, number(float, above=0, most=1), _STEP] = 0.1
     """step: what the learning rate is multiplied by"""
-    lr_steps: Rates = (0.5, 0.75)
+    lr_steps: Annotated[tuple[float, ...], several(float, "0<FLOAT<1,...", above=0, below=1), _STEP] = (0.5, 0.75)
     """step: after which shares of the rounds"""
 
-    local_valid: float = 0.0
+    local_valid: _HeldOut = 0.0
     """share of each client's samples held out to validate on"""
-    local_test: float = 0.0
+    local_test: _HeldOut = 0.0
     """share of each client's samples held out to test on"""
 
     attack: AttackOptions = AttackOptions()
     defence: Defence = Defence()
 
-    seeds: Integers = (0,)
+    seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32), Role(compared=False)] = (0,)
     """one run each; a seed fixes the split, the initial weights, the sampling and the batches"""
-    eval_every: int = 1
+    eval_every: Annotated[AtLeast1, _FREE] = 1
     """rounds between evaluations of the global model (and of clients' held-out data)"""
-    models_every: int = 1
+    models_every: Annotated[Natural, _FREE] = 1
     """rounds between evaluations of each of the participants' models; 0 leaves them out (not their similarity)"""
-    checkpoint_every: int = 10
+    checkpoint_every: Annotated[AtLeast1, _FREE] = 10
     """rounds between checkpoints (one more at the end, and on Ctrl-C)"""
 
-    device: str = "auto"
+    device: Annotated[str, _FREE] = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one"""
-    chunk: int = 0
+    chunk: Annotated[Natural, _FREE] = 0
     """clients of a round that train at a time, to save memory; 0: all"""
-    backend: str = "auto"
+    backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
     """how a round's clients train: loop (one after another), workers (in threads, on the CPU), vmap (as one program),
     graphs (CUDA graphs), or what was measured to be fastest"""
-    precision: str = "float32"
+    precision: Annotated[str, one_of(*PRECISIONS)] = "float32"
     """float32; tf32 (on CUDA); bf16, with weights in float32"""
-    channels_last: bool = False
+    channels_last: Annotated[bool, _EXECUTION] = False
     """memory layout of images and convolutions: channels as the last axis (not with vmap)"""
-    deterministic: bool = True
+    deterministic: Annotated[bool, _EXECUTION] = True
     """on CUDA: cuDNN takes only convolutions that add in one order, as repeating a run takes; without it some are
     faster"""
-    out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
+    out: Annotated[str, _EXECUTION, tyro.conf.arg(metavar="FOLDER")] = "runs"
     """parent of run folders"""
-    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    name: Annotated[str | None, _EXECUTION, tyro.conf.arg(metavar="NAME")] = None
     """the run folder's name; must be new [made from the settings]"""
-    resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    resume: Annotated[str | None, _FREE, tyro.conf.arg(metavar="FOLDER")] = None
     """continue the run in this folder, with its settings; --rounds may be raised where the --lr-schedule is constant
     and nobody joins or leaves"""
-
-    read_by: ClassVar[dict[tuple[str, str], tuple[str, ...]]] = {
-        **DataSettings.read_by,
-        ("optimizer", "sgd"): ("momentum", "nesterov"),
-        ("optimizer", "adam"): ("betas",),
-        ("lr_schedule", "step"): ("lr_factor", "lr_steps"),
-    }
 
     def __post_init__(self) -> None:
         for name, kind in (("width", float), ("depth", int)):  # Config(width=0.5, depth=2) says what it means

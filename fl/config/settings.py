@@ -1,90 +1,76 @@
 """Settings of the data and of who holds what: flags that `fl.run` and `fl.data` share."""
 
-import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import tyro
 
 from fl import data
+from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
-from fl.base.flags import Integers, Sizes, choice
+from fl.base.flags import Above0, AtLeast1, Integers, Natural, OnlyWith, Role, Sizes, number, one_of
 from fl.data import Dataset, TextOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
+
+_LOADED = Role(data=True)
+_WHERE = Role(data=True, compared=False, resumable=True)
 
 
 @dataclass(frozen=True)
 class DataSettings:
     """A data set and its partition over clients."""
 
-    dataset: str = "digits"
+    dataset: Annotated[str, _LOADED] = "digits"
     """digits (bundled), mnist, fashion-mnist, emnist-balanced, cifar10, cifar100, femnist, tiny-imagenet, ...; text:
     pydoc (bundled), wikitext-2, shakespeare, text:FILE"""
-    clients: int = 20
+    clients: AtLeast1 = 20
     """number of clients that share out the training data"""
-    partition: str = "dirichlet"
+    partition: Annotated[str, one_of(*KINDS)] = "dirichlet"
     """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several), contiguous (pieces of the
     data set in its order) or natural; text knows only iid, contiguous and natural"""
-    alpha: float = 0.5
+    alpha: Annotated[Above0, OnlyWith("partition", "dirichlet")] = 0.5
     """dirichlet: concentration; smaller is more heterogeneous"""
-    unequal: bool = False
+    unequal: Annotated[bool, OnlyWith("partition", "iid")] = False
     """iid: sizes between n and 2n instead of equal ones (FedFA)"""
-    class_share: float = 0.2
+    class_share: Annotated[float, number(float, above=0, most=1), OnlyWith("partition", "shards")] = 0.2
     """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
-    clusters: Integers = (5,)
+    clusters: Annotated[Integers, OnlyWith("partition", "clusters")] = (5,)
     """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
-    cluster_classes: Sizes = ()
+    cluster_classes: Annotated[Sizes, OnlyWith("partition", "clusters")] = ()
     """clusters: classes of each cluster, one number a level; auto: an equal share, or the paper's"""
-    samples: int = 0
+    samples: Annotated[Natural, _LOADED] = 0
     """samples that are shared out, drawn at random; 0: all"""
-    pool: bool = False
+    pool: Annotated[bool, _LOADED] = False
     """share out the test set as well: what clients hold out (--local-test) is then all there is to test on (FeMAM)"""
-    min_samples: int = 10
+    min_samples: AtLeast1 = 10
     """samples that every client gets at least"""
-    data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    data_root: Annotated[str | None, _WHERE, tyro.conf.arg(metavar="FOLDER")] = None
     """where data sets lie [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
-    download: bool = True
+    download: Annotated[bool, _WHERE] = True
     """fetch a data set that is missing"""
-    pad: int = 0
+    pad: Annotated[Natural, _LOADED] = 0
     """pixels put around every image, like those at its edge, for models that want larger ones (vgg16: 32x32)"""
-    text: TextOptions = TextOptions()
+    text: Annotated[TextOptions, _LOADED] = TextOptions()
 
     def check_data(self) -> None:
         """Raise FLError for a data set or a partition that there is not; how many samples there are is not known."""
         data.check_name(self.dataset)
-        choice("partition", [self.partition], KINDS)
+        check_values(self)
         if data.is_text(self.dataset):
             check_text_kind(self.partition)
-        self.text.check()
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
-        for flag, least in (("clients", 1), ("min_samples", 1), ("samples", 0), ("pad", 0)):
-            if getattr(self, flag) < least:
-                raise FLError(f"--{flag.replace('_', '-')} must be {least} or more, got {getattr(self, flag)}")
-        if not 0 < self.alpha < math.inf:
-            raise FLError(f"--alpha must be a finite number above 0, got {self.alpha}")
 
-    read_by: ClassVar[dict[tuple[str, str], tuple[str, ...]]] = {
-        ("partition", "dirichlet"): ("alpha",),
-        ("partition", "iid"): ("unequal",),
-        ("partition", "shards"): ("class_share",),
-        ("partition", "clusters"): ("clusters", "cluster_classes"),
-    }
-    """From the value of a setting to the options that are read with it only."""
+    def check_options(self, start: "DataSettings", swept: str = "") -> None:
+        """Raise FLError for an option that was changed from `start` while nothing reads it.
 
-    def check_options(self, start: "DataSettings") -> None:
-        """Raise FLError for an option that was changed from `start` while nothing reads it, see `read_by`."""
+        Args:
+            swept: the flag that will have several values, some of which may read it.
+        """
         if self.text != start.text and not data.is_text(self.dataset):
             raise FLError(f"--text options are for data sets of text, not for {self.dataset}: leave them out")
-        if self.text.vocabulary != start.text.vocabulary and self.text.tokens == "byte":
-            raise FLError("--text.vocabulary is for --text.tokens word, not for byte: leave one of them out")
-        for (setting, value), names in self.read_by.items():
-            for name in names:
-                got = getattr(self, setting)
-                if got != value and getattr(self, name) != getattr(start, name):
-                    flag, setting = (f"--{part.replace('_', '-')}" for part in (name, setting))
-                    raise FLError(f"{flag} is for {setting} {value}, not for {got}: leave one of them out")
+        check_read(self, start, swept=swept)
 
     def load(self) -> Dataset:
         """The data set."""

@@ -2,8 +2,10 @@
 
 import dataclasses
 from dataclasses import replace
+from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin
 
+from fl.base.checks import flag_of
 from fl.base.errors import FLError
 
 
@@ -18,38 +20,49 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Flags and values, those of methods as `method.option`."""
     result = {}
     for name, value in values.items():
-        inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
-        result |= {key.replace("_", "-"): v for key, v in inner.items()}
+        if isinstance(value, dict):
+            result |= {flag_of(option, name): inner for option, inner in value.items()}
+        else:
+            result[flag_of(name)] = value
     return result
 
 
 def filled(default: Any, values: Any, where: str) -> Any:
-    """A dataclass with the given values, each of the kind that its default has."""
-    known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
-    kinds = {f.name: f.type for f in dataclasses.fields(default)}
-    if not isinstance(values, dict) or (strange := [name for name in values if name not in known]):
-        what = f"unknown setting {where}{strange[0]}" if isinstance(values, dict) else f"{where or 'it'} is no mapping"
-        raise FLError(f"not the settings of a run: {what}")
+    """A dataclass with the given values, each of the type that its field has."""
+    types = {field.name: field.type for field in dataclasses.fields(default)}
+    if not isinstance(values, dict):
+        raise FLError(f"not the settings of a run: {where or 'it'} is no mapping")
+    if strange := [name for name in values if name not in types]:
+        raise FLError(f"not the settings of a run: unknown setting {where}{strange[0]}")
     result = {}
     for name, value in values.items():
-        old = known[name]
-        if dataclasses.is_dataclass(old):
+        if dataclasses.is_dataclass(old := getattr(default, name)):
             result[name] = filled(old, value, f"{name}.")
             continue
-        if isinstance(old, tuple):
-            value = tuple(value) if isinstance(value, list) else (value,)
-            hint = kinds[name]  # tuple[kind, ...], or that annotated
-            kind = get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint)[0]
-            value = tuple(float(v) if kind is float and type(v) is int else v for v in value)
-            fits = all(type(item) is kind for item in value)
-        elif name == "dropout":
-            fits = value is None or type(value) in (int, float)
-        elif old is None:
-            fits = value is None or isinstance(value, str)
-        else:
-            number = isinstance(old, float) or name == "participants"
-            fits = type(value) is type(old) or (number and type(value) in (int, float))
-        if not fits:
-            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}")
-        result[name] = float(value) if isinstance(old, float) else value
+        try:
+            result[name] = _of_type(types[name], value)
+        except TypeError:
+            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}") from None
     return replace(default, **result)
+
+
+def _of_type(kind: Any, value: Any) -> Any:
+    """A value of YAML as the one that a type has: a whole number may stand for a float, a list for a tuple, and a
+    single value for a tuple of one. TypeError for one that the type does not have.
+
+    >>> _of_type(tuple[float, ...], [1, 0.5]), _of_type(int | float, 3), _of_type(float | None, 3)
+    ((1.0, 0.5), 3, 3.0)
+    """
+    if get_origin(kind) is Annotated:
+        return _of_type(get_args(kind)[0], value)
+    if get_origin(kind) is tuple:
+        items = value if isinstance(value, list) else [value]
+        return tuple(_of_type(get_args(kind)[0], item) for item in items)
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if type(value) in kinds:
+        return value
+    if type(value) is int and float in kinds:
+        return float(value)
+    if value is None and NoneType in kinds:
+        return None
+    raise TypeError

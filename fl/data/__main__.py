@@ -13,6 +13,7 @@ import tyro
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
+from fl.base.flags import number
 from fl.base.rng import Rng
 from fl.config.settings import DataSettings
 from fl.data import Dataset, is_text
@@ -25,7 +26,7 @@ from fl.partition.counts import counts
 class Look(DataSettings):
     """Deal a data set out to clients as `fl.run` does, and look at who holds what."""
 
-    seed: int = 0
+    seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
     """the split is a function of it, the same as that of `fl.run --seeds`"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object instead: samples of each client and class (of text one for all), and the true clusters"""
@@ -35,9 +36,7 @@ class Look(DataSettings):
     def run(self) -> int:
         """Carry out the command."""
         self.check_data()
-        self.check_options(DataSettings())
-        if not 0 <= self.seed < 2**32:
-            raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
+        self.check_options(Look())
         if self.plot and is_text(self.dataset):
             raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")
         dataset = self.load()

@@ -2,43 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl.base.checks import check_values
 from fl.base.errors import FLError
+from fl.base.flags import AtLeast1, OnlyWith, number, one_of
 from fl.data.dataset import Dataset
 from fl.data.tokens import encode_bytes, encode_words, vocabulary_of, words
-
-TOKENS = ("word", "byte")
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """Text."""
 
-    tokens: str = "word"
+    tokens: Annotated[str, one_of("word", "byte")] = "word"
     """what a token is: word or byte"""
-    vocabulary: int = 10_000
+    vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
     """word: the most frequent words that are told apart; all others are <unk>, as are those that the training part
     has once only; 0: no limit"""
-    length: int = 64
+    length: AtLeast1 = 64
     """tokens of a sequence, which is a sample"""
-
-    def check(self) -> None:
-        """Raise FLError for values that cannot be.
-
-        >>> TextOptions(length=0).check()
-        Traceback (most recent call last):
-        fl.base.errors.FLError: --text.length must be 1 or more, got 0
-        """
-        if self.tokens not in TOKENS:
-            raise FLError(f"unknown --text.tokens {self.tokens!r}: there are {', '.join(TOKENS)}")
-        if self.length < 1:
-            raise FLError(f"--text.length must be 1 or more, got {self.length}")
-        if self.vocabulary != 0 and self.vocabulary < 2:
-            raise FLError(f"--text.vocabulary must be 2 or more (one is <unk>), or 0 for all, got {self.vocabulary}")
 
 
 def dataset(
@@ -73,7 +60,7 @@ def dataset(
     >>> bytes(small.x[1].tolist()), bytes(small.y[1].tolist()), len(small.x), bytes(small.test_x[0].tolist())
     (b'def', b'efg', 11, b'ghi')
     """
-    options.check()
+    check_values(options, "text")
     by_word, vocabulary = options.tokens == "word", ()
     train, held = ([words(d, spaced) if by_word else encode_bytes(d) for d in part] for part in (documents, test or ()))
     if test is None:

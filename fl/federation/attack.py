@@ -1,62 +1,41 @@
 """Malicious clients, who train on spoilt data as well and send more of what they learnt there (FedFA, equation 1)."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.flags import AtLeast0, AtLeast1, Limits, Natural, OnlyWith, Share, one_of
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
 from fl.partition import Splits
 from surgery import Stack, State
 from surgery.transfer import upload
 
-KINDS = ("shuffle", "trigger")
 States: TypeAlias = Stack | Sequence[State]
+
+
+_ATTACKED = OnlyWith("share", Limits(above=0))
 
 
 @dataclass(frozen=True)
 class AttackOptions:
     """Malicious clients."""
 
-    share: float = 0.0
+    share: Share = 0.0
     """share of the clients who are malicious, drawn at random; 0: none (FedFA: 0, 0.01, 0.2)"""
-    amplify: float = 1.0
+    amplify: Annotated[AtLeast0, _ATTACKED] = 1.0
     """lambda of equation 1: how many times the update from spoilt data is added to the honest one (FedFA: 1, 20)"""
-    kind: str = "shuffle"
+    kind: Annotated[str, one_of("shuffle", "trigger"), _ATTACKED] = "shuffle"
     """what spoils a malicious client's data: shuffle (labels are dealt out anew among the malicious clients' samples)
     or trigger (a bright square in the corner of the images, all labelled --attack.target)"""
-    target: int = 0
+    target: Annotated[Natural, OnlyWith("kind", "trigger")] = 0
     """trigger: the class that it is to bring about"""
-    size: int = 3
+    size: Annotated[AtLeast1, OnlyWith("kind", "trigger")] = 3
     """trigger: pixels along its sides"""
-
-    def check(self) -> None:
-        """Raise FLError for values out of range."""
-        if not 0 <= self.share <= 1:
-            raise FLError(f"--attack.share is a share of the clients in [0, 1], got {self.share}")
-        if not 0 <= self.amplify < math.inf:
-            raise FLError(f"--attack.amplify is a number of 0 or more, got {self.amplify}")
-        if self.kind not in KINDS:
-            raise FLError(f"unknown --attack.kind {self.kind!r}: there are {', '.join(KINDS)}")
-        if self.size < 1 or self.target < 0:
-            raise FLError("--attack.size is at least 1 and --attack.target at least 0")
-
-    def unread(self, name: str) -> str:
-        """Why an option says nothing beside the others; "" where it does.
-
-        >>> AttackOptions().unread("amplify")
-        '--attack.share is 0: give a share of malicious clients, such as 0.2'
-        """
-        if name != "share" and not self.share:
-            return "--attack.share is 0: give a share of malicious clients, such as 0.2"
-        if name in ("target", "size") and self.kind != "trigger":
-            return f"--attack.kind is {self.kind}: give trigger"
-        return ""
 
 
 @dataclass(frozen=True)

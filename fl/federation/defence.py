@@ -1,44 +1,29 @@
 """Aggregation that withstands some malicious clients: an option of every method that averages."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fl.base.errors import FLError
+from fl.base.flags import AtLeast0, OnlyWith, number, one_of
 from surgery import Stack, State, Submodel, average, average_submodels, trimmed_mean, trimmed_mean_submodels
 from surgery.transfer import upload
-
-RULES = ("mean", "median", "trimmed")
 
 
 @dataclass(frozen=True)
 class Defence:
     """Defences against malicious clients. The default is none."""
 
-    rule: str = "mean"
+    rule: Annotated[str, one_of("mean", "median", "trimmed")] = "mean"
     """how models are averaged: mean, weighted by samples; median or trimmed, coordinate by coordinate among those who
     have it, without weights (Yin et al., ICML 2018)"""
-    trim: float = 0.2
+    trim: Annotated[float, number(float, least=0, below=0.5), OnlyWith("rule", "trimmed")] = 0.2
     """trimmed: share of the largest and of the smallest values that is left out, rounded down: 0.2 of four is
     none"""
-    clip: float = 0.0
+    clip: AtLeast0 = 0.0
     """longest update of a client, in multiples of the round's median; longer ones are cut to it; 0: none"""
-
-    def check(self) -> None:
-        """Raise FLError for values out of range."""
-        if self.rule not in RULES:
-            raise FLError(f"unknown --defence.rule {self.rule!r}: there are {', '.join(RULES)}")
-        if not 0 <= self.trim < 0.5:
-            raise FLError(f"--defence.trim is a share of at least 0 and below 0.5, got {self.trim}; or use median")
-        if not 0 <= self.clip < math.inf:
-            raise FLError(f"--defence.clip is a number of 0 or more, got {self.clip}")
-
-    def unread(self, name: str) -> str:
-        """Why an option says nothing beside the others; "" where it does."""
-        return f"--defence.rule is {self.rule}: give trimmed" if name == "trim" and self.rule != "trimmed" else ""
 
     def average(
         self,

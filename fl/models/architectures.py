@@ -11,8 +11,9 @@ import torch
 import tyro
 import yaml
 
+from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
-from fl.base.flags import Blocks, Rates
+from fl.base.flags import Blocks, OnlyWith, Rates, Share, one_of
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
 from fl.models.create import create
@@ -20,8 +21,6 @@ from fl.models.search import Space, largest_within, search, zico
 from fl.partition import Splits
 from zoo import Spec
 
-CHOICES = ("zico", "cycle", "random", "budget", "given")
-UNITS = ("macs", "parameters", "bytes")
 _BATCHES = 2  # that a score is taken over
 _KEPT = 64  # models that are kept for the next client; as many as `search` tries all of
 _CHOSEN: dict[tuple, list[Spec | None]] = {}  # what ZiCo said: every method with the seed and a check before ask again
@@ -39,31 +38,22 @@ class ArchitectureOptions:
     the model's own"""
     mixed: bool = False
     """whether every section may have a width and a depth of its own"""
-    choose: str = "zico"
+    choose: Annotated[str, one_of("zico", "cycle", "random", "budget", "given")] = "zico"
     """how clients choose: zico (the weak ones the smallest, the others what ZiCo scores best on their own data), cycle
     (in turn), random, budget (the largest that they can afford) or given (by --architectures.file)"""
-    weak: float = 0.5
+    weak: Annotated[Share, OnlyWith("choose", "zico")] = 0.5
     """zico: share of the clients that take the smallest"""
-    budgets: Rates = ()
+    budgets: Annotated[Rates, OnlyWith("choose", "budget")] = ()
     """budget: what clients can afford, in turn"""
-    unit: str = "macs"
+    unit: Annotated[str, one_of("macs", "parameters", "bytes"), OnlyWith("choose", "budget")] = "macs"
     """budget: in what it is counted: macs (of one sample), parameters or bytes"""
-    file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    file: Annotated[str | None, OnlyWith("choose", "given"), tyro.conf.arg(metavar="FILE")] = None
     """given: a YAML list with the width and the depth of each client, as [{width: 0.5, depth: 2}, ...]"""
 
     def check(self) -> None:
         """Raise FLError for values out of range, and options that would not be read."""
-        for flag, value, valid in (("choose", self.choose, CHOICES), ("unit", self.unit, UNITS)):
-            if value not in valid:
-                raise FLError(f"unknown --architectures.{flag} {value!r}: there are {', '.join(valid)}")
-        if not 0 <= self.weak <= 1:
-            raise FLError(f"--architectures.weak is a share of the clients in [0, 1], got {self.weak}")
-        for flag, reader in (("weak", "zico"), ("budgets", "budget"), ("unit", "budget"), ("file", "given")):
-            if self.choose != reader and getattr(self, flag) != getattr(ArchitectureOptions, flag):
-                raise FLError(
-                    f"--architectures.{flag} is for --architectures.choose {reader}, not for {self.choose}: leave one "
-                    "of them out"
-                )
+        check_values(self, "architectures")
+        check_read(self, ArchitectureOptions(), "architectures")
         for flag, reader in (("budgets", "budget"), ("file", "given")):
             if self.choose == reader and not getattr(self, flag):
                 raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}")

@@ -12,6 +12,7 @@ import yaml
 
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.analysis.groups import NOT_COMPARED, read_settings
+from fl.base.checks import unread
 from fl.base.errors import FLError
 from fl.base.flags import choice
 from fl.config import Config
@@ -66,8 +67,8 @@ class Sweep:
             raise FLError(f"{option} {self.values[0]}: give at least two values, or run this one with fl.run")
         self.methods()
         group, _, name = option.replace("-", "_").rpartition(".")
-        if hasattr(options := getattr(self.config, group, None), "unread") and (reason := options.unread(name)):
-            raise FLError(f"{option} is not read, since {reason}")
+        if reason := unread(getattr(self.config, group) if group else self.config, name, group):
+            raise FLError(reason)
         configs = [self.at(text) for text in self.values]
         for k, one in enumerate(configs):
             if one in configs[:k]:

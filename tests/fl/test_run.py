@@ -235,22 +235,22 @@ def snapshot(folder):
 
 
 BAD = [
-    (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg': there are clusamp, fedasam, fedavg, fedexp"),
+    (["--algorithm", "fedavgg"], "unknown --algorithm 'fedavgg': there are clusamp, fedasam, fedavg, fedexp"),
     (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
     (["--algorithm", "indep", "--fedmr.secure", "3"], "--fedmr.secure is for fedmr, which is not in --algorithm indep"),
     (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
     (["--lr-schedule", "linear"], "unknown --lr-schedule 'linear': there are constant, step, cosine"),
     (
         ["--lr-schedule", "step", "--lr-steps", "0.5,2"],
-        "--lr-steps in (0, 1), got 0.1 and 0.5,2.0",
+        "--lr-steps must be above 0 and below 1, got 0.5,2.0",
     ),
     (["--clip", "-1"], "--clip must be 0 or more"),
     (["--chunk", "-1"], "--chunk must be 0 or more"),
     (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, mnist, "),
     (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
-    (["--partition", "iidd"], "unknown partition 'iidd': there are iid, dirichlet"),
-    (["--backend", "gpu"], "unknown backend 'gpu': there are auto, loop, workers, vmap, graphs"),
-    (["--norm", "instance"], "unknown norm 'instance': there are default, none, batch, static_batch, group, layer"),
+    (["--partition", "iidd"], "unknown --partition 'iidd': there are iid, dirichlet"),
+    (["--backend", "gpu"], "unknown --backend 'gpu': there are auto, loop, workers, vmap, graphs"),
+    (["--norm", "instance"], "unknown --norm 'instance': there are default, none, batch, static_batch, group, layer"),
     (["--participants", "5"], "--participants 5 of --clients 4"),
     (["--participants", "1.5"], "share in (0, 1]"),
     (["--participants", "0"], "between 1 and all"),
@@ -269,9 +269,9 @@ BAD = [
     (["--seeds", "-1"], "--seeds must be at least 0"),
     (["--device", "quantum"], "device 'quantum' cannot be used"),
     (["--local-test", "1"], "below 1"),
-    (["--fedmr.fraction", "2"], "in [0, 1]"),
+    (["--fedmr.fraction", "2"], "--fedmr.fraction must be between 0 and 1, got 2.0"),
     (["--fedmr.unit", "block"], "no residual blocks"),
-    (["--fedmr.unit", "channel"], "unknown unit 'channel': choose layer, block or tensor"),
+    (["--fedmr.unit", "channel"], "unknown --fedmr.unit 'channel': there are layer, block, tensor"),
     (["--dataset", "cifar10", "--no-download", "--data-root", "/nowhere"], "cifar-10-batches-py/data_batch_1"),
     (["--resume", "/nowhere"], "no config.yaml"),
 ]
@@ -290,11 +290,14 @@ def test_bad_input_is_one_clear_line(tmp_path, capsys, flags, message):
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--attack.amplify 20", "--attack.amplify is not read, since --attack.share is 0: give a share"),
-        ("--attack.share 0.5 --attack.target 3", "--attack.target is not read, since --attack.kind is shuffle"),
-        ("--attack.kind trigger", "--attack.kind is not read"),
-        ("--defence.rule median --defence.trim 0.1", "--defence.trim is not read, since --defence.rule is median"),
-        ("--algorithm fedfa --fedfa.scale none --fedfa.quantile 0.5", "--fedfa.quantile is not read"),
+        ("--attack.amplify 20", "--attack.amplify is for --attack.share above 0, not for 0.0: leave"),
+        ("--attack.share 0.5 --attack.target 3", "--attack.target is for --attack.kind trigger, not for shuffle"),
+        ("--attack.kind trigger", "--attack.kind is for --attack.share above 0"),
+        ("--defence.rule median --defence.trim 0.1", "--defence.trim is for --defence.rule trimmed, not for median"),
+        (
+            "--algorithm fedfa --fedfa.scale none --fedfa.quantile 0.5",
+            "--fedfa.quantile is for --fedfa.scale norm or rms, not for none",
+        ),
     ],
 )
 def test_options_that_nothing_reads_are_refused(tmp_path, capsys, flags, reason):

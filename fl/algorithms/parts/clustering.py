@@ -20,8 +20,8 @@ from surgery import Stack, State, average, count, distance
 from surgery.transfer import upload
 
 _RESTARTS = 10  # of K-means, as the released code has it
-_HOW = ("nearest", "kmeans")
-_WHAT = ("all", "classifier")
+ASSIGNMENTS = ("nearest", "kmeans")
+COMPARED = ("all", "classifier")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,6 @@ class Clustering:
     @classmethod
     def make(cls, fed: Federation, how: str, what: str, flags: str) -> "Clustering":
         """By the values of the options --FLAGS.clustering and --FLAGS.compare."""
-        if how not in _HOW:
-            raise FLError(f"unknown --{flags}.clustering {how!r}: there are {', '.join(_HOW)}")
-        if what not in _WHAT:
-            raise FLError(f"unknown --{flags}.compare {what!r}: there are {', '.join(_WHAT)}")
         model = fed.model
         names = [name for name, _ in model.named_parameters()]  # running variances would outweigh the weights
         if what == "all":
