@@ -27,16 +27,14 @@ from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import beside, cross_entropy
 from fl.federation.training import Aim, make_group
-from fl.runs.assembly import build
-from fl.runs.client_scores import ClientTable
-from fl.runs.metrics import Metrics
 from fl.simulation.rounds import rounds as play
+from fl.simulation.simulation import Simulation
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
 ANY = {
     "fl/federation/divergence.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
-    "fl/simulation/rounds.py rounds": 1,  # the loss
+    "fl/simulation/rounds.py one_round": 1,  # the loss
     "fl/runs/evaluate.py mean_cosine": 1,
     "fl/runs/evaluate.py evaluate_models": 1,
     "fl/runs/evaluate.py _scores": 2,  # of the clients, and of the common test set
@@ -66,9 +64,7 @@ def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
     tiny = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
     config, _ = parse([*tiny, "--algorithm", name, "--backend", backend, *OF_METHOD.get(name, []), *flags])
     config = dataclasses.replace(config, rounds=rounds)
-    fed, algorithm = build(config)
-    metrics, table = Metrics(folder / "metrics.csv", keep=0), ClientTable(folder, fed, [])
-    played = play(config, fed, algorithm, algorithm.init(), 0, metrics, table)
+    played = play(Simulation.begin(config, folder / f"{name}-{backend}", resume=False))
     history = []
     for _ in range(rounds):
         with gpu.watch() as seen:

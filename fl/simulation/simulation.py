@@ -1,0 +1,99 @@
+"""A run while it goes on: what it is made of, and what it leaves in its folder."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl import data
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.base.files import write_json, write_text
+from fl.config import Config
+from fl.federation import Federation
+from fl.figures.curves import run_figure
+from fl.runs import checkpoint
+from fl.runs.assembly import build
+from fl.runs.client_scores import ClientTable
+from fl.runs.folder import begin, create_folder
+from fl.runs.metrics import Metrics
+from fl.runs.summary import summarise
+from fl.simulation.artifacts import leave_fleet, leave_structure
+
+_log = logging.getLogger("fl")
+
+
+@dataclass
+class Simulation:
+    """One method with one seed, in a folder.
+
+    Attributes:
+        config: with one algorithm and one seed.
+        server: what the server keeps after the last round that was done.
+        done: the number of that round.
+        metrics, table: the rows of all rounds so far, and the clients' scores.
+        saved: the round of the last checkpoint; None before the first.
+    """
+
+    config: Config
+    fed: Federation
+    algorithm: Algorithm
+    folder: Path
+    server: Server
+    done: int
+    metrics: Metrics = field(init=False)
+    table: ClientTable = field(init=False)
+    saved: int | None = None
+
+    @classmethod
+    def begin(cls, config: Config, folder: Path, resume: bool, dataset: data.Dataset | None = None) -> "Simulation":
+        """From the settings, and where it is resumed from the checkpoint in its folder.
+
+        Raises FLError for a folder that exists already, or, resuming, holds no run of this model and method.
+        """
+        dataset = dataset or config.load()
+        fed, algorithm = build(config, dataset)
+        server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
+        if not resume:
+            create_folder(folder)
+        used, known = fed.clients.total, len(dataset.y)
+        if used < known and config.partition != "natural":  # there --clients says how many of the owners take part
+            _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
+        run = cls(config, fed, algorithm, folder, server, done)
+        run.metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: run.due(row["round"]))
+        run.table = ClientTable(folder, fed, run.metrics.rows)
+        if fed.fleet:
+            leave_fleet(fed, algorithm, folder)
+        write_text(folder / "config.yaml", config.to_yaml())
+        return run
+
+    def due(self, number: int) -> set[str]:
+        """What is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
+        last, wanted = number == self.config.rounds, set()
+        if last or number % self.config.eval_every == 0:
+            wanted.add("global")
+        if self.config.models_every and (last or number % self.config.models_every == 0):
+            wanted.add("models")
+        return wanted
+
+    def save(self, statistics: bool = True) -> None:
+        """Write a checkpoint.
+
+        Args:
+            statistics: whether with those of the global model's static batch norms, which may have to be collected.
+        """
+        collected = self.fed.statistics(self.server["global"]) if statistics else {}
+        checkpoint.save(self.folder, self.server, self.done, self.fed.spec, collected)
+        self.saved = self.done
+
+    def close(self) -> dict:
+        """Leave the checkpoint of the last round, the summary, which is returned, and the figures."""
+        if self.saved != self.done:
+            self.save(statistics=False)  # first what cannot be made again
+            if self.fed.statistics(self.server["global"]):
+                self.save()
+        summary = summarise(self.config, self.metrics, self.done)
+        write_json(self.folder / "summary.json", summary)
+        if self.metrics.rows:
+            run_figure(self.metrics.rows, self.config.title(), self.folder / "curves.png")
+        if self.algorithm.levels:
+            leave_structure(self.config, self.fed, self.algorithm.levels(self.server), self.folder)
+        return summary
