@@ -1,0 +1,147 @@
+"""What types say of settings holds: in a Config, on the command line, and where a method is used from Python."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fl import Config, FLError
+from fl.algorithms import ALGORITHMS, OPTIONS
+from fl.base.checks import check_read, check_values, flag_of, marks, role, unread
+from fl.base.flags import Flag, Limits, OnlyWith
+from fl.config import command_line
+
+BOUND = st.none() | st.integers(-3, 3)
+LIMITED = [
+    (group, field, flag)
+    for group, settings in [("", Config()), *((f.name, f.default) for f in dataclasses.fields(Config))]
+    if dataclasses.is_dataclass(settings)
+    for field in dataclasses.fields(settings)
+    for flag in marks(field, Flag)
+    if flag.items is not None
+]
+
+
+@given(BOUND, BOUND, BOUND, BOUND, st.booleans(), st.integers(-5, 5) | st.floats())
+@example(None, None, None, None, False, math.inf)
+def test_limits_are_what_they_say(least, above, most, below, zero, value):
+    inside = math.isfinite(value)
+    inside &= least is None or value >= least
+    inside &= above is None or value > above
+    inside &= most is None or value <= most
+    inside &= below is None or value < below
+    assert (value in Limits(least, above, most, below, zero)) == (inside or (zero and value == 0))
+
+
+@pytest.mark.parametrize("other", [True, "1", None, (1,)])
+def test_what_is_no_number_is_in_no_limits(other):
+    assert other not in Limits(least=0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "formula"),
+    [
+        (Limits(least=1), "1 or more", "X>=1"),
+        (Limits(above=0), "above 0", "X>0"),
+        (Limits(least=0, most=1), "between 0 and 1", "0<=X<=1"),
+        (Limits(above=0, most=1), "above 0 and at most 1", "0<X<=1"),
+        (Limits(least=0, below=0.5), "at least 0 and below 0.5", "0<=X<0.5"),
+        (Limits(most=2), "at most 2", "X<=2"),
+        (Limits(least=2, zero=True), "2 or more, or 0", "X>=2|0"),
+    ],
+)
+def test_limits_in_words(limits, said, formula):
+    assert str(limits) == said
+    assert limits.around("X") == formula
+
+
+def outside(flag, value):
+    """Values of the field's kind that it must not have."""
+    if not isinstance(flag.items, Limits):
+        return ["no such name"]
+    kind = type(value[0] if isinstance(value, tuple) else value)
+    beyond = [bound + step for bound in dataclasses.astuple(flag.items)[:4] if bound is not None for step in (-1, 0, 1)]
+    wrong = [kind(number) for number in beyond if kind(number) not in flag.items]
+    return [*wrong, *([math.nan, math.inf] if kind is float else [])]
+
+
+@pytest.mark.parametrize(("group", "field", "flag"), LIMITED, ids=[flag_of(f.name, g) for g, f, _ in LIMITED])
+def test_no_setting_takes_what_lies_outside(group, field, flag):
+    default = Config()
+    within = getattr(default, group) if group else default
+    wrong = outside(flag, getattr(within, field.name))
+    assert wrong
+    for bad in wrong:
+        value = (bad,) if isinstance(getattr(within, field.name), tuple) else bad
+        changed = dataclasses.replace(within, **{field.name: value})
+        config = dataclasses.replace(default, **{group: changed}) if group else changed
+        with pytest.raises(FLError, match=f"--{flag_of(field.name, group)}( |$)"):
+            config.check()
+        if group in OPTIONS:  # the method's own function, which needs no more than this to refuse
+            with pytest.raises(FLError, match=f"--{flag_of(field.name, group)} "):
+                ALGORITHMS[group].make(Asking(), changed)
+
+
+class Asking:
+    """A federation as far as a method may look at it before it has checked its options."""
+
+    asked = frozenset()
+    fleet = None
+
+
+def test_help_shows_what_values_there_are(capsys):
+    with pytest.raises(SystemExit):
+        command_line.parse(["--help"])
+    text = capsys.readouterr().out
+    for shown in (
+        "--lr FLOAT>0",
+        "--rounds INT>=1",
+        "{sgd,adam}",
+        "--fedgen.decay 0<FLOAT<=1",
+        "--attack.share 0<=FLOAT",
+    ):
+        assert shown in text
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    on: bool = False
+    kind: Annotated[str, OnlyWith("on", True)] = "a"
+    size: Annotated[int, OnlyWith("kind", "b", "c")] = 1
+
+
+def test_a_setting_is_read_only_if_what_it_needs_is_read():
+    assert unread(Chain(on=True, kind="b"), "size") == ""
+    assert unread(Chain(on=True), "size", "chain") == "--chain.size is for --chain.kind b or c, not for a"
+    assert unread(Chain(kind="b"), "size") == "--kind is for --on True, not for False"
+    assert unread(Chain(on=True), "size", "chain", swept="chain.kind") == ""
+    assert unread(Chain(), "size", "chain", swept="chain.kind") != ""
+
+
+def test_only_a_changed_setting_has_to_be_read():
+    check_read(Chain(), Chain())
+    check_read(Chain(size=2), Chain(size=2))
+    check_read(Chain(on=True, kind="c", size=2), Chain())
+    with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave one of them out"):
+        check_read(Chain(on=True, size=2), Chain())
+
+
+def test_all_settings_have_defaults_that_are_allowed():
+    check_values(Config())
+    for settings in [Config(), *OPTIONS.values()]:
+        for field in dataclasses.fields(settings):
+            assert all(hasattr(settings, mark.setting) for mark in marks(field, OnlyWith)), field.name
+
+
+def test_roles():
+    def named(what):
+        return {field.name for field in dataclasses.fields(Config) if what(role(field))}
+
+    where, often = {"data_root", "download"}, {"eval_every", "models_every", "checkpoint_every"}
+    assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool", "samples"} | where
+    assert named(lambda role: role.resumable) == {"rounds", "chunk", "device", "resume"} | where | often
+    how = {"out", "name", "resume", "device", "backend", "chunk", "channels_last", "deterministic"}
+    assert named(lambda role: not role.compared) == {"algorithm", "seeds"} | how | where | often
