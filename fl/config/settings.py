@@ -68,6 +68,7 @@ class DataSettings:
         Args:
             swept: the flag that will have several values, some of which may read it.
         """
+        check_values(self)
         if self.text != start.text and not data.is_text(self.dataset):
             raise FLError(f"--text options are for data sets of text, not for {self.dataset}: leave them out")
         check_read(self, start, swept=swept)

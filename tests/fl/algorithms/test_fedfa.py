@@ -24,7 +24,6 @@ from fl.algorithms import (
     heterofl,
     nefl,
 )
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.federation import training
@@ -178,16 +177,3 @@ def test_an_enlarged_client_is_brought_to_the_others_norm(monkeypatch):
     start = algorithm.init()
     after, _ = algorithm.round(start, COHORT, Rng(0, 1))
     assert_close(after["global"], {name: (3 + 100) / 4 * tensor for name, tensor in start["global"].items()})
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (FedFAOptions(scale="max"), "unknown --fedfa.scale 'max': there are norm, rms, none"),
-        (FedFAOptions(quantile=0.0), "--fedfa.quantile is a share above 0 and up to 1, got 0.0"),
-        (FedFAOptions(quantile=1.5), "got 1.5"),
-    ],
-)
-def test_bad_options_are_refused(options, complaint):
-    with pytest.raises(FLError, match=complaint):
-        fedfa(mixed("cnn"), options)

@@ -349,27 +349,6 @@ def test_half_precision_trains(make_federation, backend):
     torch.testing.assert_close(results[0][1].loss, results[1][1].loss, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("alpha", -1.0, "--fedgen.alpha is a weight of 0 or more, got -1"),
-        ("beta", float("nan"), "--fedgen.beta is a weight of 0 or more, got nan"),
-        ("weight_decay", -1.0, "--fedgen.weight-decay is a weight of 0 or more, got -1"),
-        ("diversity", float("inf"), "--fedgen.diversity is a weight of 0 or more, got inf"),
-        ("decay", 0.0, "--fedgen.decay is a factor above 0, at most 1, got 0"),
-        ("decay", 1.1, "--fedgen.decay is a factor above 0, at most 1, got 1.1"),
-        ("lr", 0.0, "--fedgen.lr is a learning rate above 0, got 0"),
-        ("noise", 0, "--fedgen.noise is a number of 1 or more, got 0"),
-        ("hidden", 0, "--fedgen.hidden is a number of 1 or more, got 0"),
-        ("steps", 0, "--fedgen.steps is a number of 1 or more, got 0"),
-        ("batch", 1, "--fedgen.batch is a number of 2 or more, got 1"),
-    ],
-)
-def test_bad_options_are_refused(make_federation, name, value, message):
-    with pytest.raises(FLError, match=message):
-        fedgen(make_federation("cnn"), dataclasses.replace(SMALL, **{name: value}))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])

@@ -141,12 +141,5 @@ def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
 
 def test_bad_settings_are_refused(make_federation):
     fed = make_federation("cnn")
-    for options, flag in (
-        (FedMutOptions(radius=-1.0), "radius"),
-        (FedMutOptions(beta=1.5), "beta"),
-        (FedMutOptions(beta_rounds=0), "beta-rounds"),
-    ):
-        with pytest.raises(FLError, match=f"--fedmut.{flag} is .* got "):
-            fedmut(fed, options)
     with pytest.raises(FLError, match=r"--fedmut.unit: .*no residual blocks"):
         fedmut(fed, FedMutOptions(unit="block"))

@@ -602,8 +602,8 @@ def test_what_cannot_be_done_is_refused(make_federation):
         (FeMAMOptions(LEVELS, level_rounds=(3, 1, 1)), "--femam.level-rounds 3,1,1"),
         (FeMAMOptions(()), "--femam.level-rounds"),
         (FeMAMOptions(LEVELS, window=1), "--femam.window"),
-        (FeMAMOptions(LEVELS, combine="max"), "--femam.combine is sum or mean"),
-        (FeMAMOptions(LEVELS, start="zero"), "--femam.start is random or global"),
+        (FeMAMOptions(LEVELS, combine="max"), "unknown --femam.combine 'max': there are sum, mean"),
+        (FeMAMOptions(LEVELS, start="zero"), "unknown --femam.start 'zero'"),
         (FeMAMOptions(LEVELS, clustering="ward"), "--femam.clustering"),
         (FeMAMOptions(LEVELS, compare="biases"), "--femam.compare"),
     ):

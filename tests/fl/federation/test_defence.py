@@ -220,7 +220,7 @@ def test_every_method_runs_defended(make_federation, name):
 def test_bad_defences_are_refused():
     for defence, message in (
         (Defence("krum"), "unknown --defence.rule 'krum': there are mean, median, trimmed"),
-        (Defence("trimmed", 0.5), "--defence.trim .* got 0.5; or use median"),
+        (Defence("trimmed", 0.5), "--defence.trim must be at least 0 and below 0.5, got 0.5"),
         (Defence(clip=-1.0), "--defence.clip .* got -1"),
     ):
         with pytest.raises(FLError, match=message):

@@ -179,8 +179,13 @@ def test_options_that_are_refused_before_anything_is_loaded(options, message):
     config = Config(algorithm=("fedfa",), model="preresnet20", architectures=ArchitectureOptions(**options))
     with pytest.raises(FLError, match=message):
         config.check()
+
+
+def test_methods_with_one_model_refuse_architectures():
+    options = ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
+    config = Config(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=options)
     with pytest.raises(FLError, match=r"--architectures are for fedfa.*fedavg gives all clients one model"):
-        replace(config, algorithm=("fedfa", "fedavg")).check()
+        config.check()
 
 
 FAMILIES = {
