@@ -18,9 +18,10 @@ import tyro
 from fl.analysis.directions import grid
 from fl.analysis.groups import common, find_runs
 from fl.analysis.landscape import landscape, table, titles, write_grid
+from fl.base.checks import check_values
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import choice
+from fl.base.flags import Above0, Natural, number, one_of
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_file
 from fl.runs.assembly import pick_device
@@ -31,9 +32,9 @@ class Arguments:
     """Loss landscapes around the final global models of runs, side by side on the same two random directions.
 
     Directions are filter-normalised (Li et al., NeurIPS 2018): Gaussian, each filter scaled to the norm of the model's
-    own; biases, norm layers and buffers do not move. Distances are in these norms: 1 is as far as the weights are
-    long. How sharp a model lies is told as the mean rise of the loss over all grid points within the radius. The
-    figure is written, and beside it the grid as a table (.csv).
+    own; biases, norm layers and buffers do not move. Distances are in units of these norms: at distance 1 the model
+    has moved by as much as its weights are long. The sharpness of a model is the mean rise of the loss over all grid
+    points within the radius. The grid is written as a table (.csv) beside the figure.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
@@ -41,37 +42,30 @@ class Arguments:
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("landscape.png")
     """the figure; it and the .csv beside it must be new"""
     points: int = 21
-    """points of each axis, odd"""
-    radius: float = 1.0
+    """points of each axis, an odd number"""
+    radius: Above0 = 1.0
     """half the side of the square, in norms of the model's own filters"""
-    part: str = "test"
-    """samples of the loss: test (the common test set) or train (those that all clients train on)"""
-    samples: int = 1000
-    """how many of them, drawn by --seed, the same for models of the same split; 0: all"""
-    seed: int = 0
-    """of the directions and the samples"""
-    together: int = 0
-    """models computed side by side; 0: 16 on CUDA, one on the CPU"""
+    part: Annotated[str, one_of("test", "train")] = "test"
+    """samples to compute the loss on: the common test set, or those that clients train on"""
+    samples: Natural = 1000
+    """how many of them, drawn by --seed, the same ones for models of the same split; 0 is all"""
+    seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
+    """draws the directions and the samples"""
+    together: Natural = 0
+    """compute this many models side by side; 0 is 16 on CUDA and one on the CPU"""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one"""
+    """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """where data sets lie [as each run had it]"""
+    """folder of the data sets [that of each run]"""
     download: bool = True
-    """fetch a data set that is missing"""
+    """download a data set that is missing"""
 
     def check(self) -> None:
-        """Raise FLError for what cannot be done, before anything is computed."""
+        """Raise FLError for arguments that cannot be, before anything is computed."""
         if not self.folders:
             raise FLError("give at least one run folder")
+        check_values(self)
         grid(self.points, self.radius)
-        if not 0 < self.radius < math.inf:
-            raise FLError(f"--radius must be a finite number above 0, got {self.radius}")
-        choice("--part", [self.part], ("test", "train"))
-        for flag in ("samples", "together"):
-            if getattr(self, flag) < 0:
-                raise FLError(f"--{flag} must be 0 or more, got {getattr(self, flag)}")
-        if not 0 <= self.seed < 2**32:
-            raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         check_file(self.out)
         for path in (self.out, self.out.with_suffix(".csv")):
             if path.exists():
@@ -91,8 +85,8 @@ def run(arguments: Arguments) -> int:
     for run, what in zip(runs, asked):
         if what != asked[0]:
             raise FLError(
-                f"{runs[0].folder} and {run.folder} are asked for other things ({asked[0][0]} and {what[0]}, text cut "
-                "otherwise, or masked): such losses do not compare; give runs of one data set and task"
+                f"{runs[0].folder} and {run.folder} have other data or another task ({asked[0][0]} and {what[0]}, text "
+                "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task"
             )
     dataset = settings[0].load().to(device)
     how = arguments.points, arguments.radius, arguments.part, arguments.samples, arguments.seed, arguments.together
@@ -102,7 +96,7 @@ def run(arguments: Arguments) -> int:
     chance = math.log(dataset.classes)
     for one in found:
         if not one.centre < 0.99 * chance:
-            print(f"\n{one.title} is no better than chance ({chance:.3f}): that it is flat says nothing")
+            print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing that it is flat")
     draw_figure(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
     write_grid(found, arguments.out.with_suffix(".csv"))
     print(f"\nfigure: {arguments.out}\ngrid:   {arguments.out.with_suffix('.csv')}")

@@ -1,4 +1,4 @@
-"""What a run is told: settings, recipes, the command line, YAML. No room above this one knows `Config`."""
+"""The settings of a run: recipes, the command line, YAML. No room above this one knows `Config`."""
 
 from fl.config.config import Config
 

@@ -1,4 +1,4 @@
-"""Which settings of a run cannot be run, and what to set instead."""
+"""Settings that do not go together, and what to set instead."""
 
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.method import Method
@@ -16,26 +16,26 @@ def check(config: Fields) -> None:
     if not config.algorithm or not config.seeds:
         raise FLError("give at least one --algorithm and one of --seeds")
     if len(set(config.algorithm)) < len(config.algorithm) or len(set(config.seeds)) < len(config.seeds):
-        raise FLError("--algorithm and --seeds name each method and seed once")
+        raise FLError("--algorithm and --seeds: name each method and each seed only once")
     if len(config.betas) != 2:
-        raise FLError(f"--betas are two numbers, got {','.join(map(str, config.betas))}")
+        raise FLError(f"--betas takes two numbers, got {','.join(map(str, config.betas))}")
     if config.nesterov and not config.momentum:
         raise FLError("--nesterov needs a --momentum above 0")
     if is_text(config.dataset) and (config.crop or config.flip):
         raise FLError("--crop and --flip are for images, and the data set is text: leave them out")
     if config.pool and not config.local_test:
-        raise FLError("--pool leaves nothing to test on but what clients hold out: give --local-test, such as 0.17")
+        raise FLError("--pool leaves no test set, so clients have to hold samples out: give --local-test, such as 0.17")
     if is_text(config.dataset) and config.masked_loss:
         raise FLError("--masked-loss is for classes of images, and the data set is text: leave it out")
     uniform = [name for name in config.algorithm if not is_mixed(name)]
     if uniform and config.architectures != ArchitectureOptions():
         able = ", ".join(filter(is_mixed, ALGORITHMS))
         raise FLError(
-            f"--architectures are for {able}: {uniform[0]} gives all clients one model; leave them out, or make a "
-            "method of your own Method(..., clients='mixed')"
+            f"--architectures are for {able}: {uniform[0]} gives all clients one model; leave them out, or make "
+            "your own method a Method(..., clients='mixed')"
         )
     for name in config.algorithm:
-        if isinstance(method := ALGORITHMS[name], Method):  # no plain function that somebody put in
+        if isinstance(method := ALGORITHMS[name], Method):  # not a plain function that somebody put in
             method.refuse(config.asked)
     config.architectures.check()
     config.schedule()

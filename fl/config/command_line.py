@@ -25,9 +25,12 @@ def parse(
     """(settings, folder to resume or None) from the command line.
 
     Args:
-        swept: the option that will have several values.
-        read: the settings of a folder to resume.
-        prog, about: of the help.
+        read: the settings in the folder of a run to resume.
+        prog, about: the command and its description, for --help.
+        swept: the option that a sweep gives several values.
+
+    Raises:
+        FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
     """
     start, recipe = Config(), argv and not argv[0].startswith("-")
     if recipe:
@@ -42,7 +45,7 @@ def parse(
         config.check_options(start, swept)
         return config, None
     if recipe:
-        raise FLError("--resume takes the settings of the folder: leave the recipe out")
+        raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = read(folder)
     resumed = _cli(argv, replace(saved, resume=None), prog, about)
@@ -52,9 +55,9 @@ def parse(
         flag = next(f for f in was if was[f] != now[f] and f.split(".")[0] == fixed[0].replace("_", "-"))
         raise FLError(f"--{flag} cannot change when a run is resumed (it had {was[flag]})")
     if "rounds" in different and resumed.lr_schedule != "constant":
-        raise FLError(f"--rounds cannot change with --lr-schedule {resumed.lr_schedule}, which depends on their number")
+        raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
     if "rounds" in different and (resumed.joining or resumed.leaving):
-        raise FLError("--rounds cannot change with --joining or --leaving, whose rounds are drawn among them")
+        raise FLError("--rounds cannot change: the rounds of --joining and --leaving were drawn among them")
     return resumed, folder
 
 
@@ -64,5 +67,5 @@ def _cli(argv: list[str], default: Config, prog: str, about: str) -> Config:
         prog=prog,
         args=argv,
         default=default,
-        description=f"{about}\n\nrecipes, overridden by flags (`NAME --help` tells all about one):\n{overview()}",
+        description=f"{about}\n\nrecipes, to be overridden by flags (`NAME --help` describes one):\n{overview()}",
     )

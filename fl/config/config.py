@@ -1,4 +1,4 @@
-"""The settings of a run: checked, and as they are written."""
+"""The settings of a run: check them, write them as YAML, read them."""
 
 import dataclasses
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ class Config(MethodOptions, Fields):
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
 
     def check(self) -> None:
-        """Raise FLError for a setting that cannot be run, before anything is loaded or written."""
+        """Raise FLError for settings that cannot be run, before anything is loaded or written."""
         check(self)
 
     def check_options(self, start: "Config", swept: str = "") -> None:
-        """Also for options of methods that are not run."""
+        """Raise FLError for an option, also of a method, that was changed from `start` while nothing reads it."""
         super().check_options(start, swept)
         for name in ALGORITHMS:
             if name not in self.algorithm and getattr(self, name, None) != getattr(start, name, None):
@@ -50,16 +50,16 @@ class Config(MethodOptions, Fields):
         return f"{','.join(self.algorithm)}-{dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self) -> str:
-        """The settings as YAML; `from_yaml` is the inverse. `resume` is no setting and left out."""
+        """The settings as YAML, without `resume`, which says where they come from. `from_yaml` is the inverse."""
         values = dataclasses.asdict(replace(self, resume=None))
         del values["resume"]
         return yaml.safe_dump(with_lists(values), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str) -> "Config":
-        """The settings from YAML; what it leaves out has its default.
+        """The settings from YAML; settings that it leaves out have their defaults.
 
-        Raises FLError for text that is no YAML, unknown settings and values of a wrong kind.
+        Raises FLError for text that is not YAML, unknown settings and values of a wrong type.
 
         >>> Config.from_yaml(Config(lr=0.5).to_yaml()) == Config(lr=0.5)
         True
@@ -67,7 +67,7 @@ class Config(MethodOptions, Fields):
         try:
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise FLError(f"not the settings of a run: no YAML ({' '.join(str(error).split())})") from None
+            raise FLError(f"not the settings of a run: this is not YAML ({' '.join(str(error).split())})") from None
         return filled(cls(), values, "")
 
     @classmethod
@@ -77,11 +77,11 @@ class Config(MethodOptions, Fields):
         try:
             return cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError):
-            raise FLError(f"{folder} is no run folder: it has no config.yaml that can be read") from None
+            raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
         except FLError as error:
             raise FLError(f"{path}: {error}") from None
 
 
-for _name in OPTIONS:  # a method's options must not hide a setting, or what settings can do
+for _name in OPTIONS:  # a method's options must not hide a setting or a method of Config
     if hasattr(Fields, _name) or _name in vars(Config):
-        raise FLError(f"a method with options cannot be called {_name!r}, which settings have already: rename it")
+        raise FLError(f"a method with options cannot be called {_name!r}, which is a setting already: rename it")

@@ -49,7 +49,7 @@ MethodOptions = make_dataclass(
     "MethodOptions", [(name, type(default), field(default=default)) for name, default in OPTIONS.items()], frozen=True
 )
 """The options of every method, under its name."""
-# Said here for --help, which would look for the source of this class, and has none to find.
+# For --help, which would otherwise look for the source code of this class and find none.
 MethodOptions.__doc__ = "The options of every method.\n\nAttributes:\n" + "".join(
     f"    {name}: {type(default).__doc__}\n" for name, default in OPTIONS.items()
 )
@@ -64,102 +64,102 @@ _HeldOut = Annotated[float, number(float, least=0, below=1)]
 
 @dataclass(frozen=True)
 class Fields(DataSettings):
-    """The flags of `python -m fl.run`, their defaults, and what is made of a few of them at a time."""
+    """The flags of `python -m fl.run` with their defaults, and the objects that are made from several of them."""
 
     algorithm: Annotated[_Methods, Role(compared=False), tyro.conf.arg(help=_methods())] = ("fedmr",)
     model: str = "cnn"
     """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; for text
-    transformer, or transformer_masked (15% of the tokens are hidden, and all are asked for)"""
+    transformer, or transformer_masked (15% of the tokens are hidden, and the model predicts all of them)"""
     width: Rates = (1.0,)
-    """rates of the hidden widths: one for all, or one for each section of the model"""
+    """shares of the hidden widths: one number for all, or one for each section of the model"""
     depth: Depths = ()
-    """blocks of the model's sections: one number for all sections, or one for each"""
+    """blocks in a section of the model: one number for all sections, or one for each"""
     stem: Annotated[str, one_of("default", "imagenet", "cifar")] = "default"
-    """imagenet halves images once or twice before the first section, cifar keeps them; or the model's default"""
+    """first layers: imagenet halves images once or twice, cifar keeps their size, default is the model's own choice"""
     norm: Annotated[str, one_of("default", *get_args(zoo.norms.Norm))] = "default"
-    """norm layers, or the model's default"""
+    """norm layers; default is the model's own choice"""
     dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """dropout's rate [the model's own]"""
+    """rate of dropout [the model's own]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
     participants: int | float = 5
     """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
     joining: Share = 0.0
-    """share of the clients who join only after some round, which is drawn"""
+    """share of the clients who join late, after a round that is drawn for each of them"""
     leaving: Share = 0.0
-    """share of the clients who leave after some round"""
+    """share of the clients who leave early, after a round that is drawn for each of them"""
     rounds: Annotated[AtLeast1, Role(resumable=True)] = 40
-    """communication rounds"""
+    """number of communication rounds"""
     local_epochs: AtLeast1 = 5
-    """passes of a client over its data in a round"""
+    """how often a client goes through its data in a round"""
     batch_size: AtLeast1 = 10
-    """samples of a step"""
+    """samples in a training step"""
     crop: Natural = 0
-    """augmentation: pixels of zeros around an image, which is then cut back at a random place; 0: none"""
+    """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: bool = False
-    """augmentation: mirror half of the images"""
+    """augmentation: mirror every second image, at random"""
     optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
-    """the clients' optimizer; what it remembers of a round is gone in the next"""
+    """the clients' optimizer; it starts afresh in every round"""
     lr: Above0 = 0.02
-    """the clients' learning rate (for adam rather 0.001)"""
+    """the clients' learning rate (with adam, 0.001 is a good start)"""
     momentum: Annotated[AtLeast0, _SGD] = 0.9
     """sgd: momentum"""
     nesterov: Annotated[bool, _SGD] = False
     """sgd: Nesterov's momentum"""
     betas: Annotated[_Betas, OnlyWith("optimizer", "adam")] = (0.9, 0.999)
-    """adam: decay of its two moments"""
+    """adam: decay rates of the two moments"""
     weight_decay: AtLeast0 = 0.0
-    """weight decay (added to the gradient)"""
+    """weight decay, added to the gradient"""
     clip: AtLeast0 = 0.0
-    """largest norm of a client's gradient; 0 does not clip"""
+    """clip a client's gradient to this norm; 0 is off"""
     masked_loss: bool = False
-    """whether clients train with logits of 0 for the classes that they do not have (HeteroFL, FedFA)"""
+    """set the logits of classes that a client does not have to 0 while it trains (HeteroFL, FedFA)"""
     lr_schedule: Annotated[str, one_of(*SCHEDULES)] = "constant"
-    """how the learning rate changes over rounds: not, by --lr-factor after each of --lr-steps, or as a cosine down to
-    nearly 0"""
+    """how the learning rate changes over rounds: step multiplies it by --lr-factor after each of --lr-steps, cosine
+    lowers it to nearly 0"""
     lr_factor: Annotated[float, number(float, above=0, most=1), _STEP] = 0.1
-    """step: what the learning rate is multiplied by"""
+    """step: factor of the learning rate"""
     lr_steps: Annotated[tuple[float, ...], several(float, "0<FLOAT<1,...", above=0, below=1), _STEP] = (0.5, 0.75)
-    """step: after which shares of the rounds"""
+    """step: the shares of the rounds after which the learning rate drops"""
 
     local_valid: _HeldOut = 0.0
-    """share of each client's samples held out to validate on"""
+    """share of each client's samples that is held out for validation"""
     local_test: _HeldOut = 0.0
-    """share of each client's samples held out to test on"""
+    """share of each client's samples that is held out for testing"""
 
     attack: AttackOptions = AttackOptions()
     defence: Defence = Defence()
 
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32), Role(compared=False)] = (0,)
-    """one run each; a seed fixes the split, the initial weights, the sampling and the batches"""
+    """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
     eval_every: Annotated[AtLeast1, _FREE] = 1
-    """rounds between evaluations of the global model (and of clients' held-out data)"""
+    """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""
     models_every: Annotated[Natural, _FREE] = 1
-    """rounds between evaluations of each of the participants' models; 0 leaves them out (not their similarity)"""
+    """evaluate each participant's model every so many rounds; 0 is never (their similarity is always measured)"""
     checkpoint_every: Annotated[AtLeast1, _FREE] = 10
-    """rounds between checkpoints (one more at the end, and on Ctrl-C)"""
+    """write a checkpoint every so many rounds, and one at the end or on Ctrl-C"""
 
     device: Annotated[str, _FREE] = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one"""
+    """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
     chunk: Annotated[Natural, _FREE] = 0
-    """clients of a round that train at a time, to save memory; 0: all"""
+    """train this many clients at a time, to save memory; 0 is all of a round's"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
-    """how a round's clients train: loop (one after another), workers (in threads, on the CPU), vmap (as one program),
-    graphs (CUDA graphs), or what was measured to be fastest"""
+    """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one program),
+    graphs (CUDA graphs); auto is the one that was measured to be fastest"""
     precision: Annotated[str, one_of(*PRECISIONS)] = "float32"
-    """float32; tf32 (on CUDA); bf16, with weights in float32"""
+    """numbers to compute with: float32, tf32 (on CUDA), or bf16 with weights in float32"""
     channels_last: Annotated[bool, _EXECUTION] = False
-    """memory layout of images and convolutions: channels as the last axis (not with vmap)"""
+    """keep channels as the last axis of images and convolutions in memory (not with vmap)"""
     deterministic: Annotated[bool, _EXECUTION] = True
-    """on CUDA: cuDNN takes only convolutions that add in one order, as repeating a run takes; without it some are
-    faster"""
+    """on CUDA: take only convolutions that add numbers in a fixed order, so that a run can be repeated exactly; without
+    it some are faster"""
     out: Annotated[str, _EXECUTION, tyro.conf.arg(metavar="FOLDER")] = "runs"
-    """parent of run folders"""
+    """folder in which run folders are made"""
     name: Annotated[str | None, _EXECUTION, tyro.conf.arg(metavar="NAME")] = None
-    """the run folder's name; must be new [made from the settings]"""
+    """name of the run folder, which must be new [made from the settings]"""
     resume: Annotated[str | None, _FREE, tyro.conf.arg(metavar="FOLDER")] = None
-    """continue the run in this folder, with its settings; --rounds may be raised where the --lr-schedule is constant
-    and nobody joins or leaves"""
+    """continue the run in this folder, with its settings; --rounds can be raised if --lr-schedule is constant and no
+    client joins or leaves"""
 
     def __post_init__(self) -> None:
         for name, kind in (("width", float), ("depth", int)):  # Config(width=0.5, depth=2) says what it means
@@ -179,7 +179,7 @@ class Fields(DataSettings):
 
     @property
     def asked(self) -> set[str]:
-        """What not every method can do and these settings ask for, as `Population.asked` of what they make."""
+        """What these settings ask for that not every method can do, see `Population.asked`."""
         wanted = {
             "masked": self.masked_loss,
             "tampering": self.attack.share or self.defence != Defence(),
@@ -192,7 +192,7 @@ class Fields(DataSettings):
         share = isinstance(self.participants, float)
         if share and not 0 < self.participants <= 1:
             raise FLError(
-                f"--participants {self.participants} is neither a count (without decimal point) nor a share in (0, 1]"
+                f"--participants {self.participants} is neither a count (5) nor a share above 0 and at most 1 (0.25)"
             )
         k = max(1, round(self.participants * self.clients)) if share else int(self.participants)
         if not 1 <= k <= self.clients:
@@ -200,7 +200,7 @@ class Fields(DataSettings):
         return k
 
     def spec(self, num_classes: int | None = None, in_channels: int | None = None, image_size: int | None = None):
-        """The `zoo.Spec` of the model, for data with such images and classes, or for text."""
+        """The `zoo.Spec` of the model, for data with these images and classes, or for text."""
         if not self.width:
             raise FLError("give at least one --width")
         return models.make_spec(

@@ -27,34 +27,36 @@ class DataSettings:
     clients: AtLeast1 = 20
     """number of clients that share out the training data"""
     partition: Annotated[str, one_of(*KINDS)] = "dirichlet"
-    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several), contiguous (pieces of the
-    data set in its order) or natural; text knows only iid, contiguous and natural"""
+    """how samples are dealt out: evenly (iid), by class (dirichlet, shards), to clusters of clients on one level or
+    several (clusters), as pieces of the data set in its order (contiguous), or to the owners that the data set names
+    (natural); for text only iid, contiguous and natural"""
     alpha: Annotated[Above0, OnlyWith("partition", "dirichlet")] = 0.5
     """dirichlet: concentration; smaller is more heterogeneous"""
     unequal: Annotated[bool, OnlyWith("partition", "iid")] = False
-    """iid: sizes between n and 2n instead of equal ones (FedFA)"""
+    """iid: clients of sizes between n and 2n instead of equal ones (FedFA)"""
     class_share: Annotated[float, number(float, above=0, most=1), OnlyWith("partition", "shards")] = 0.2
     """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
     clusters: Annotated[Integers, OnlyWith("partition", "clusters")] = (5,)
-    """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
+    """clusters: how many; several numbers are levels from coarse to fine, such as 2,5,9 (FeMAM)"""
     cluster_classes: Annotated[Sizes, OnlyWith("partition", "clusters")] = ()
-    """clusters: classes of each cluster, one number a level; auto: an equal share, or the paper's"""
+    """clusters: classes of each cluster, one number for each level; auto is an equal share, or the paper's number"""
     samples: Annotated[Natural, _LOADED] = 0
-    """samples that are shared out, drawn at random; 0: all"""
+    """share out only this many samples, drawn at random; 0 is all"""
     pool: Annotated[bool, _LOADED] = False
-    """share out the test set as well: what clients hold out (--local-test) is then all there is to test on (FeMAM)"""
+    """share out the test set as well; models are then tested only on what clients hold out (--local-test) (FeMAM)"""
     min_samples: AtLeast1 = 10
-    """samples that every client gets at least"""
+    """least number of samples of a client"""
     data_root: Annotated[str | None, _WHERE, tyro.conf.arg(metavar="FOLDER")] = None
-    """where data sets lie [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
+    """folder of the data sets [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
     download: Annotated[bool, _WHERE] = True
-    """fetch a data set that is missing"""
+    """download a data set that is missing"""
     pad: Annotated[Natural, _LOADED] = 0
-    """pixels put around every image, like those at its edge, for models that want larger ones (vgg16: 32x32)"""
+    """enlarge every image by this many pixels on each side, repeating its edge, for models that need larger images
+    (vgg16: 32x32)"""
     text: Annotated[TextOptions, _LOADED] = TextOptions()
 
     def check_data(self) -> None:
-        """Raise FLError for a data set or a partition that there is not; how many samples there are is not known."""
+        """Raise FLError for settings of the data that cannot be, without looking at the data."""
         data.check_name(self.dataset)
         check_values(self)
         if data.is_text(self.dataset):

@@ -31,7 +31,7 @@ def filled(default: Any, values: Any, where: str) -> Any:
     """A dataclass with the given values, each of the type that its field has."""
     types = {field.name: field.type for field in dataclasses.fields(default)}
     if not isinstance(values, dict):
-        raise FLError(f"not the settings of a run: {where or 'it'} is no mapping")
+        raise FLError(f"not the settings of a run: {where or 'it'} is not a mapping")
     if strange := [name for name in values if name not in types]:
         raise FLError(f"not the settings of a run: unknown setting {where}{strange[0]}")
     result = {}

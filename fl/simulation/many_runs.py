@@ -20,38 +20,37 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def resumable(folder: Path, module: str) -> Iterator[None]:
-    """Ctrl-C within says how to go on."""
+    """On Ctrl-C inside this block, say where the results are and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
         if folder.exists():
             where = shlex.quote(str(folder))
-            print(f"\nstopped; what is done is in {where}\ngo on with:  python -m {module} --resume {where}")
+            print(f"\nstopped; results so far are in {where}\ncontinue with:  python -m {module} --resume {where}")
         raise
 
 
 def train_all(
     runs: Mapping[Path, Config], settings: Path, text: str, resume: bool, load: Callable[[Config], data.Dataset]
 ) -> list[Path]:
-    """Run all of several runs, each in its folder; those that are done, or begun, are taken up where they are.
-
-    One that diverges is told and left out, and the others go on.
+    """Carry out several runs, each in its folder. Finished runs are kept, interrupted ones are resumed; a run that
+    diverges is logged and left out.
 
     Args:
-        runs: folder -> settings with one method and one seed.
-        settings: the file that says what all of them are, in the folder above them, which is new unless `resume`.
-        text: its content.
-        load: the data set of a run.
+        runs: the settings (with one method and one seed) of the run in each folder.
+        settings: the file that describes all of them, in the folder above theirs, which must be new unless `resume`.
+        text: the content of that file.
+        load: loads the data set of a run.
 
     Returns:
-        The folders of those that came to their end.
+        The folders of the runs that finished.
 
     Raises:
-        FLError: as `simulate`, and if all diverged.
+        FLError: as `simulate` does, and if all runs diverge.
     """
     if not resume and settings.parent.exists():
-        create_folder(settings.parent)  # which says so
-    for path, one in runs.items():  # what the last of them refuses is told before the first trains
+        create_folder(settings.parent)  # which raises the error
+    for path, one in runs.items():  # an error in the last of them must come before the first trains
         dataset = load(one)
         fed, algorithm = build(one, dataset)
         begin(one, path, algorithm, fed.spec)

@@ -40,7 +40,7 @@ def rounds(run: Simulation) -> Iterator[int]:
 def one_round(run: Simulation, number: int) -> Row:
     """Train a cohort, apply the server's rule and evaluate what is due; returns the round's row of metrics."""
     fed, algorithm = run.fed, run.algorithm
-    fed.meter.read()  # what evaluation trained (fine-tuned models) is no part of a round
+    fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
     started = time.perf_counter()
     rng = Rng(run.config.seeds[0], number)
     clients = algorithm.choose(fed, run.server, rng)

@@ -24,7 +24,7 @@ FILE = "sweep.yaml"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept: an option (a flag without dashes), its values as they were written, and all other settings."""
+    """An option (a flag without its dashes), its values as they were written, and all other settings."""
 
     option: str
     values: tuple[str, ...]
@@ -44,7 +44,7 @@ class Sweep:
         return sweep
 
     def check(self) -> None:
-        """Raise FLError for an option that is none or is not swept, and for values that it cannot have."""
+        """Raise FLError for an unknown option, one that cannot be swept, and values that it cannot have."""
         option, known = self.option, flat(asdict(Config()))
         fixed = {name.replace("_", "-") for name in NOT_COMPARED}
         if option in fixed:
@@ -60,9 +60,7 @@ class Sweep:
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FLError(
-                f"unknown option to sweep {option!r}: {hint}They are the flags that python -m fl.sweep --help lists"
-            )
+            raise FLError(f"unknown option {option!r}: {hint}python -m fl.sweep --help lists all that can be swept")
         if len(self.values) < 2:
             raise FLError(f"{option} {self.values[0]}: give at least two values, or run this one with fl.run")
         self.methods()
@@ -72,7 +70,7 @@ class Sweep:
         configs = [self.at(text) for text in self.values]
         for k, one in enumerate(configs):
             if one in configs[:k]:
-                raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice, give it once")
+                raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice: give it once")
 
     def at(self, text: str) -> Config:
         """The settings with one value; FLError where the flag does not take it."""
@@ -136,9 +134,9 @@ class Sweep:
             saved = yaml.safe_load(path.read_text())
             option, values, settings = saved["option"], tuple(map(str, saved["values"])), saved["settings"]
         except (OSError, UnicodeDecodeError):
-            raise FLError(f"{folder} is no folder of a sweep: it has no {FILE} that can be read") from None
+            raise FLError(f"{folder} is not the folder of a sweep: it has no {FILE} that can be read") from None
         except (yaml.YAMLError, KeyError, TypeError):
-            raise FLError(f"{path} is no sweep: put back the file that fl.sweep wrote") from None
+            raise FLError(f"{path} is not a sweep: put back the file that fl.sweep wrote") from None
         try:
             sweep = cls(option, values, Config.from_yaml(yaml.safe_dump(settings)))
             sweep.check()

@@ -236,7 +236,7 @@ def snapshot(folder):
 
 BAD = [
     (["--algorithm", "fedavgg"], "unknown --algorithm 'fedavgg': there are clusamp, fedasam, fedavg, fedexp"),
-    (["--algorithm", "fedavg,fedavg"], "each method and seed once"),
+    (["--algorithm", "fedavg,fedavg"], "name each method and each seed only once"),
     (["--algorithm", "indep", "--fedmr.secure", "3"], "--fedmr.secure is for fedmr, which is not in --algorithm indep"),
     (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
     (["--lr-schedule", "linear"], "unknown --lr-schedule 'linear': there are constant, step, cosine"),
@@ -252,7 +252,7 @@ BAD = [
     (["--backend", "gpu"], "unknown --backend 'gpu': there are auto, loop, workers, vmap, graphs"),
     (["--norm", "instance"], "unknown --norm 'instance': there are default, none, batch, static_batch, group, layer"),
     (["--participants", "5"], "--participants 5 of --clients 4"),
-    (["--participants", "1.5"], "share in (0, 1]"),
+    (["--participants", "1.5"], "neither a count (5) nor a share above 0 and at most 1"),
     (["--participants", "0"], "between 1 and all"),
     (["--alpha", "0.001", "--clients", "50"], "use a larger --alpha"),
     (["--clients", "1000"], "use fewer clients"),
@@ -393,10 +393,10 @@ def test_yaml_round_trip_and_strangers():
     [
         ("rounds: abc", "rounds cannot be 'abc'"),
         ("seeds: [a]", "seeds cannot be"),
-        ("fedmr: 3", "fedmr. is no mapping"),
+        ("fedmr: 3", "fedmr. is not a mapping"),
         ("fedmr: {speed: 3}", "unknown setting fedmr.speed"),
-        ("a: [", "no YAML"),
-        ("- 1", "no mapping"),
+        ("a: [", "not YAML"),
+        ("- 1", "it is not a mapping"),
     ],
 )
 def test_broken_settings_of_a_folder_are_told(tmp_path, capsys, text, message):

@@ -212,7 +212,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
         (["--resume", str(broken), "--lr", "1"], "--lr cannot change"),
         (["--resume", str(broken), "--fedmr.stage1-rounds", "3"], "--fedmr.stage1-rounds is what is swept"),
         (["participants", "1,2", "--resume", str(broken)], "leave 'participants' out"),
-        (["--resume", str(broken / "fedmr.stage1-rounds=0")], "is no folder of a sweep"),
+        (["--resume", str(broken / "fedmr.stage1-rounds=0")], "is not the folder of a sweep"),
     ):
         assert sweep.main(arguments) == 2
         assert message in capsys.readouterr().err
@@ -248,7 +248,7 @@ def test_a_sweep_survives_being_written(tmp_path):
     (tmp_path / "sweep.yaml").write_text(made.write())
     assert Sweep.read(tmp_path) == made
     assert made.values == ("2,5", "3")
-    for text, message in (("a: [", "is no sweep"), ("- 1", "is no sweep"), ("option: lr", "is no sweep")):
+    for text, message in (("a: [", "is not a sweep"), ("- 1", "is not a sweep"), ("option: lr", "is not a sweep")):
         (tmp_path / "sweep.yaml").write_text(text)
         with pytest.raises(FLError, match=message):
             Sweep.read(tmp_path)
@@ -258,8 +258,8 @@ BAD = [
     ([], "name the option to sweep and its values first"),
     (["--participants", "1,2"], "name the option to sweep and its values first"),
     (["participants"], "name the option to sweep and its values first"),
-    (["participant", "1,2"], "unknown option to sweep 'participant': did you mean 'participants'?"),
-    (["fedmr.speed", "1,2"], "unknown option to sweep 'fedmr.speed'"),
+    (["participant", "1,2"], "unknown option 'participant': did you mean 'participants'?"),
+    (["fedmr.speed", "1,2"], "unknown option 'fedmr.speed'"),
     (["participants", "1,x"], "participants cannot be 'x'"),
     (["rounds", "1,2.5"], "rounds cannot be '2.5': --rounds takes a whole number"),
     (["lr", "0.1,"], "lr cannot be ''"),
@@ -336,7 +336,7 @@ def test_a_sweep_file_that_was_changed_is_refused(tmp_path, capsys):
     file = folder / "sweep.yaml"
     file.write_text(file.read_text().replace("option: lr", "option: nonsense"))
     assert sweep.main(["--resume", str(folder)]) == 2
-    assert "unknown option to sweep 'nonsense'" in capsys.readouterr().err
+    assert "unknown option 'nonsense'" in capsys.readouterr().err
     assert swept(tmp_path, "lr", "0.1,0.2", "--rounds", "1", code=2) == folder
     assert "exists already" in capsys.readouterr().err
 

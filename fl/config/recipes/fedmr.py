@@ -1,7 +1,8 @@
 """FedMR's experiments (Hu et al., KDD 2024): the rows of Table 1, and its methods on Fashion-MNIST.
 
 Section 5.1: 100 clients (FEMNIST: 180 writers), one in ten a round, SGD with learning rate 0.01 and momentum 0.9, batch
-size 50, five local epochs, no augmentation. The paper does not say how many rounds; 500 is the released code's default.
+size 50, five local epochs, no augmentation. The paper does not give the number of rounds; 500 is the released code's
+default.
 """
 
 from collections.abc import Callable

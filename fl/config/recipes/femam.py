@@ -2,8 +2,8 @@
 its Tables C.2 to C.4, and its methods on digits and Fashion-MNIST.
 
 Section 5.1 and appendix C.1: 50 clients who all take part, two local epochs, SGD with learning rate 0.01, 700 rounds,
-four runs; training and test set are pooled and every client holds out a part of its own to validate and to test on. Of
-batch size and momentum the paper does not speak: 32 and none are those of the released code.
+four runs. Training and test set are pooled, and every client holds out a part of its own samples for validation and for
+testing. The paper does not give the batch size and the momentum; 32 and none are those of the released code.
 """
 
 from collections.abc import Callable, Iterator
