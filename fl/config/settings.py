@@ -1,7 +1,7 @@
 """Settings of the data and of who holds what: flags that `fl.run` and `fl.data` share."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -9,33 +9,46 @@ import tyro
 
 from fl import data
 from fl.base.errors import FLError
-from fl.base.flags import Integers, Sizes, choice
+from fl.base.flags import choice
 from fl.data import Dataset, TextOptions
+from fl.data.registry import overview as data_sets
 from fl.partition import KINDS, Partition, check_text_kind, deal
+from fl.partition.deal import overview as partitions
 
 
 @dataclass(frozen=True)
-class DataSettings:
-    """A data set and its partition over clients."""
+class Who:
+    """Which data set is dealt out, to how many clients, and how."""
 
-    dataset: str = "digits"
-    """digits (bundled), mnist, fashion-mnist, emnist-balanced, cifar10, cifar100, femnist, tiny-imagenet, ...; text:
-    pydoc (bundled), wikitext-2, shakespeare, text:FILE"""
+    dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
     clients: int = 20
     """number of clients that share out the training data"""
-    partition: str = "dirichlet"
-    """how samples are dealt out: iid, dirichlet, shards, clusters (on one level or several), contiguous (pieces of the
-    data set in its order) or natural; text knows only iid, contiguous and natural"""
-    alpha: float = 0.5
-    """dirichlet: concentration; smaller is more heterogeneous"""
-    unequal: bool = False
-    """iid: sizes between n and 2n instead of equal ones (FedFA)"""
-    class_share: float = 0.2
-    """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
-    clusters: Integers = (5,)
-    """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
-    cluster_classes: Sizes = ()
-    """clusters: classes of each cluster, one number a level; auto: an equal share, or the paper's"""
+    partition: Annotated[str, tyro.conf.arg(help=f"how samples are dealt out: {partitions()}")] = "dirichlet"
+
+
+def _hides_no_option(cls: type, **_: object) -> None:
+    """A partition's option must not have the name of a setting, which would take its place."""
+    for kind in KINDS:
+        for name in KINDS[kind].reads:
+            others = [other for other in KINDS if other != kind and name in KINDS[other].reads]
+            if others or hasattr(Who, name) or name in vars(cls):
+                raise FLError(f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it")
+
+
+PartitionOptions = make_dataclass(
+    "PartitionOptions",
+    [],
+    bases=tuple(type(kind.options) for kind in reversed(KINDS.values()) if kind.options is not None),
+    namespace={"__init_subclass__": classmethod(_hides_no_option)},
+    frozen=True,
+)
+"""The options of every partition, side by side: they are flat flags. Help finds what their own files say of them."""
+
+
+@dataclass(frozen=True)
+class DataSettings(PartitionOptions, Who):
+    """A data set and its partition over clients."""
+
     samples: int = 0
     """samples that are shared out, drawn at random; 0: all"""
     pool: bool = False
@@ -66,10 +79,7 @@ class DataSettings:
             raise FLError(f"--alpha must be a finite number above 0, got {self.alpha}")
 
     read_by: ClassVar[dict[tuple[str, str], tuple[str, ...]]] = {
-        ("partition", "dirichlet"): ("alpha",),
-        ("partition", "iid"): ("unequal",),
-        ("partition", "shards"): ("class_share",),
-        ("partition", "clusters"): ("clusters", "cluster_classes"),
+        ("partition", name): kind.reads for name, kind in KINDS.items() if kind.reads
     }
     """From the value of a setting to the options that are read with it only."""
 
@@ -93,18 +103,9 @@ class DataSettings:
 
     def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
         """The samples of each client, and the true structure."""
+        options = {name: getattr(self, name) for name in KINDS[self.partition].reads}
         return deal(
-            dataset.y,
-            self.partition,
-            self.clients,
-            rng,
-            minimum=self.min_samples,
-            alpha=self.alpha,
-            unequal=self.unequal,
-            class_share=self.class_share,
-            clusters=self.clusters,
-            cluster_classes=self.cluster_classes,
-            owners=dataset.owners,
+            dataset.y, self.partition, self.clients, rng, minimum=self.min_samples, owners=dataset.owners, **options
         )
 
     def spread(self) -> str:
@@ -113,10 +114,4 @@ class DataSettings:
         >>> DataSettings(partition="clusters", clusters=(2, 5, 9)).spread()
         'clusters2,5,9'
         """
-        detail = {
-            "iid": "-unequal" if self.unequal else "",
-            "dirichlet": f"{self.alpha:g}",
-            "shards": f"{self.class_share:g}",
-            "clusters": ",".join(map(str, self.clusters)),
-        }
-        return self.partition + detail.get(self.partition, "")
+        return self.partition + KINDS[self.partition].word(self)

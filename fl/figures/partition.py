@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl.figures.style import save
 from fl.partition.counts import counts
-from fl.partition.deal import Partition
+from fl.partition.kind import Partition
 
 
 def draw(partition: Partition, labels: Tensor, classes: int, title: str, path: Path) -> None:
