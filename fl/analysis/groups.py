@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fl.algorithms import is_mixed
 from fl.analysis.costs import target_lines, target_text, totals, up_to
-from fl.analysis.outcome import Run, aligned
+from fl.analysis.outcome import Run
 from fl.base.errors import FLError
+from fl.base.tables import wrapped
 from fl.config import Config
 from fl.data import is_text
 from fl.runs.metrics import Row, read
@@ -105,7 +106,7 @@ def target_table(groups: dict[str, list[Run]], target: float) -> str:
                 "such as 0.7"
             )
     results = {label: [up_to(target, run.config, run.rows) for run in runs] for label, runs in groups.items()}
-    return f"{target_text(target)}\n{aligned(target_lines(results))}"
+    return f"{target_text(target)}\n{wrapped(target_lines(results))}"
 
 
 def along(run: Run, against: str) -> list[Row]:

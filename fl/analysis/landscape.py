@@ -1,6 +1,5 @@
 """The loss around trained models, along two random directions."""
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,8 @@ from torch.func import functional_call
 from fl.analysis.directions import grid, random_direction, rise, surface
 from fl.analysis.groups import group
 from fl.analysis.outcome import Run
-from fl.base.files import replacing
 from fl.base.rng import Rng, draw
+from fl.base.tables import aligned, write_csv
 from fl.data import Dataset
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
@@ -62,22 +61,20 @@ def table(found: Sequence[Landscape]) -> str:
     model       loss   mean rise   largest
     fedmr     1.0000     -0.5000    0.0000
     """
-    width = max(len("model"), *(len(one.title) for one in found))
-    lines = [f"{'model':{width}}{'loss':>11}{'mean rise':>12}{'largest':>10}"]
-    return "\n".join(
-        lines + [f"{one.title:{width}}{one.centre:11.4f}{one.mean:12.4f}{one.largest:10.4f}" for one in found]
-    )
+    lines = [["model", "loss", "mean rise", "largest"]]
+    lines += [[one.title, f"{one.centre:.4f}", f"{one.mean:.4f}", f"{one.largest:.4f}"] for one in found]
+    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10])
 
 
 def write_grid(found: Sequence[Landscape], path: Path) -> None:
     """All losses as a table: model, folder, a, b, loss; the model's weights moved by a and b along the directions."""
-    with replacing(path) as temporary, open(temporary, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["model", "folder", "a", "b", "loss"])
-        for one in found:
-            axis = one.axis.tolist()
-            for a, row in zip(axis, one.values.tolist()):
-                writer.writerows([one.title, one.folder, a, b, loss] for b, loss in zip(axis, row))
+    rows = [
+        [one.title, one.folder, a, b, loss]
+        for one in found
+        for a, row in zip(one.axis.tolist(), one.values.tolist())
+        for b, loss in zip(one.axis.tolist(), row)
+    ]
+    write_csv(path, ["model", "folder", "a", "b", "loss"], rows)
 
 
 def landscape(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fl.base.errors import FLError
+from fl.base.tables import aligned
 from fl.runs import checkpoint
 from fl.runs.folder import load_model
 from surgery import Submodel, SurgeryError, Variation, layers, narrow, scale_variation, sections, state, ungraft
@@ -84,8 +85,7 @@ def table(members: Sequence[Member], variation: Variation) -> str:
     cells += [["-", f"{row.mean():.4f}", f"{ratio:.3f}"] for row, ratio in zip(variation.distance, variation.ratio)]
     for one, last in zip(members, cells):
         rows.append([one.name, brief(one.spec.width), brief(one.spec.depth), f"{one.parameters:,}", *last])
-    widths = [max(map(len, column)) + 2 for column in zip(*rows)]
-    return "\n".join(row[0].ljust(widths[0]) + "".join(map(str.rjust, row[1:], widths[1:])) for row in rows)
+    return aligned(rows)
 
 
 def brief(values: Sequence[float] | None) -> str:

@@ -11,6 +11,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from fl.base.errors import FLError
 from fl.base.files import write_json
+from fl.base.tables import aligned
+from fl.runs.artifact import Artifact, Snapshot
 
 FILE = "structure.json"
 
@@ -64,6 +66,14 @@ class Structure:
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.truth[0])
+
+    @classmethod
+    def of(cls, run: Snapshot) -> "Structure | None":
+        """The structure of a run; None if its method does not give clients models on levels."""
+        if not run.algorithm.levels:
+            return None
+        (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
+        return cls(name, levels.names, run.fed.truth.tolist(), levels.models, levels.trained, seed, run.config.title())
 
     def save(self, folder: Path) -> None:
         """Write structure.json into a run folder, atomically."""
@@ -182,15 +192,12 @@ def describe(structure: Structure) -> str:
         f"{structure.algorithm}, seed {structure.seed}: {structure.trained} of {len(structure.levels)} levels trained"
     )
     columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
-    lines = [
-        f"{head}, {structure.clients} clients",
-        f"{'level':11}{'models in use':>13}{'clients':>12}" + "".join(f"{name:>12}" for name in [*columns, "best"]),
-    ]
+    lines = [["level", "models in use", "clients", *columns, "best"]]
     for number, row in enumerate(agreement(structure), 1):
         level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
-        cells = "".join(f"{'-' if value is None else f'{value:.2f}':>12}" for value in [*row.rand, row.best])
-        lines.append(f"{level:11}{row.models:13}{row.kept:12.0%}{cells}")
-    return "\n".join(lines)
+        indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
+        lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
+    return f"{head}, {structure.clients} clients\n{aligned(lines, [11, 13, *[12] * (len(columns) + 2)])}"
 
 
 def find(folders: Sequence[Path]) -> dict[Path, Structure]:
@@ -208,3 +215,11 @@ def find(folders: Sequence[Path]) -> dict[Path, Structure]:
         for path in inside:
             found.setdefault(path.resolve(), path)
     return {path: Structure.read(path) for path in found.values()}
+
+
+def _leave(run: Snapshot) -> None:
+    if structure := Structure.of(run):
+        structure.save(run.folder)
+
+
+ARTIFACT = Artifact(_leave)

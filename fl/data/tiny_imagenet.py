@@ -93,7 +93,7 @@ def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[s
     labels = {}
     for name, *rest in (line.split("\t") for line in _lines(source, file)):
         if not rest or rest[0] not in number:
-            raise source.damaged(file, f"the class of {name} is not in wnids.txt")
+            raise source.damaged(file, f"{name} has no class, or one that is not in wnids.txt")
         labels[name] = number[rest[0]]
     present = {image.name for image in (folder / "images").glob("*.JPEG")}
     if absent := labels.keys() - present:

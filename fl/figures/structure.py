@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from fl.analysis.structure import Structure, agreement
 from fl.base.errors import FLError
 from fl.figures.style import save
+from fl.runs.artifact import Artifact, Snapshot
 
 COLORS = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#870f2d", "#0000ff", "#69e1b4",
@@ -121,3 +122,11 @@ def cells(level: Sequence[int], kind: int | None = None) -> list[int]:
     """
     order = {model: place % len(COLORS) for place, model in enumerate(dict.fromkeys(m for m in level if m >= 0))}
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]
+
+
+def _leave(run: Snapshot) -> None:
+    if structure := Structure.of(run):
+        draw([structure], run.folder / "structure.png")
+
+
+ARTIFACT = Artifact(_leave)

@@ -10,30 +10,20 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
+from fl.analysis.costs import COSTS
 from fl.base.errors import FLError
 from fl.base.files import replacing
+from fl.runs.columns import columns
 
-LABELS = {
-    "accuracy": "test accuracy",
-    "local_test_accuracy": "mean test accuracy\non clients' own data",
-    "loss": "test loss",
-    "perplexity": "test perplexity",
-    "attack_success": "images with the trigger\ntaken for its class",
-    "models_cosine": "mean pairwise cosine of the models",
-}
-_ALONG = {
-    "round": "round",
-    "megabytes": "MB sent and received by a client (mean)",
-    "tmac": "TMAC of all clients, forward passes only",
-    "elapsed": "seconds",
-}
-"""What curves may be drawn against: columns of the rows, and how the axis is called."""
+_ALONG = {"round": "round"} | {name: cost.label for name, cost in COSTS.items()}
+"""The columns that curves can be drawn against, and the labels of that axis."""
 
 
 def finish(axis: Axes, key: str, along: str = "round") -> None:
-    """The axes of a metric's curves."""
-    dress(axis, LABELS[key], percent=key == "attack_success" or key.endswith("accuracy"), legend=False, along=along)
-    if key == "perplexity":
+    """The axes of the curves of a column."""
+    column = columns()[key]
+    dress(axis, column.label, percent=column.factor == 100, legend=False, along=along)
+    if column.log:
         axis.set_yscale("log")
 
 

@@ -1,6 +1,5 @@
 """clients.csv: what each client's own held-out samples say of a run."""
 
-import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fl.base.files import replacing
+from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.runs.evaluate import Scores, held_out
 from fl.runs.metrics import Row, selected
@@ -73,7 +73,4 @@ class ClientTable:
     def _write(self, table: np.ndarray) -> None:
         counts = table[:, : len(_COUNTS)].astype(np.int64).tolist()
         scores = table[:, len(_COUNTS) :].tolist()
-        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(self.columns)
-            writer.writerows([*whole, *parts] for whole, parts in zip(counts, scores))
+        write_csv(self.path, self.columns, ([*whole, *parts] for whole, parts in zip(counts, scores)))

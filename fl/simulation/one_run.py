@@ -6,14 +6,14 @@ from pathlib import Path
 from fl import data
 from fl.base.files import write_json, write_text
 from fl.config import Config
-from fl.figures.curves import run_figure
 from fl.runs import checkpoint
+from fl.runs.artifact import Snapshot
 from fl.runs.assembly import build
 from fl.runs.client_scores import ClientTable
 from fl.runs.folder import begin, create_folder
 from fl.runs.metrics import Metrics
 from fl.runs.summary import summarise
-from fl.simulation.artifacts import leave_fleet, leave_structure
+from fl.simulation.artifacts import leave
 from fl.simulation.rounds import due, rounds
 
 _log = logging.getLogger("fl")
@@ -46,8 +46,7 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     table = ClientTable(folder, fed, metrics.rows)
-    if fed.fleet:
-        leave_fleet(fed, algorithm, folder)
+    leave("start", Snapshot(config, fed, algorithm, server, metrics.rows, folder))
     write_text(folder / "config.yaml", config.to_yaml())
     finished, saved = done, None
     try:
@@ -63,8 +62,5 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
                 checkpoint.save(folder, server, finished, spec, statistics)
         summary = summarise(config, metrics, finished)
         write_json(folder / "summary.json", summary)
-        if metrics.rows:
-            run_figure(metrics.rows, config.title(), folder / "curves.png")
-        if algorithm.levels:
-            leave_structure(config, fed, algorithm.levels(server), folder)
+        leave("end", Snapshot(config, fed, algorithm, server, metrics.rows, folder))
     return summary

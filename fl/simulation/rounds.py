@@ -13,9 +13,9 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.federation import Federation
-from fl.federation.attack import triggered
 from fl.runs import evaluate
 from fl.runs.client_scores import ClientTable
+from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Metrics
 
 
@@ -72,9 +72,7 @@ def evaluate_round(
     row = evaluate.mean_cosine(fed, cohort)
     wanted = due(config, number)
     participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
-    if "global" in wanted and fed.attack and config.attack.kind == "trigger":
-        predict = partial(algorithm.predict, server, client=None)
-        row |= evaluate.attack_success(fed, predict, triggered(config.attack, fed.data), config.attack.target)
+    row |= measure_columns(Moment(config, fed, algorithm, server, cohort), wanted)
     if "global" in wanted:
         own = partial(algorithm.own, server) if algorithm.own else None
         scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client), own)
