@@ -68,7 +68,8 @@ class Kind:
 
     def __post_init__(self) -> None:
         options = self.options
-        if options is not None and (not dataclasses.is_dataclass(options) or type(options).__hash__ is None):
+        frozen = dataclasses.is_dataclass(options) and type(options).__hash__ is not None
+        if options is not None and (not frozen or isinstance(options, type)):
             raise FLError(f"not a partition: options must be a frozen dataclass with its defaults, got {options!r}")
 
     @property

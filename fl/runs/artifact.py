@@ -30,8 +30,8 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file, such as a figure, that a run leaves. A file of `fl/runs`, `fl/analysis` or `fl/figures` that has one calls
-    it ARTIFACT: that is all it takes to add one.
+    """What a run leaves, such as a figure. A file of `fl/runs`, `fl/analysis` or `fl/figures` that has one calls it
+    ARTIFACT: that is all it takes to add one.
 
     Attributes:
         write: writes the file into the run folder, or does nothing for runs that it is not about.

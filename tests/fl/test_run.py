@@ -427,8 +427,8 @@ def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
     for content, message in (
         (b"", "does not hold rounds 1 to 4"),
         (whole.splitlines()[0], "does not hold rounds 1 to 4"),
-        (b"\xff\xfe,\n1", "no table of rounds"),
-        (b"step,foo\n1,2", "no table of rounds"),
+        (b"\xff\xfe,\n1", "not a table of rounds"),
+        (b"step,foo\n1,2", "not a table of rounds"),
         (b"round,foo\n1,2\n2,2\n3,2\n4,2", "no column 'foo'"),
     ):
         path.write_bytes(content)
