@@ -23,15 +23,16 @@ from fl.runs.metrics import Row, selected
 def comparison_figure(
     groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
 ) -> None:
-    """Curves of several methods, mean and one standard deviation over their runs.
+    """Curves of several methods: mean and one standard deviation over their runs.
 
-    What clients score on their own test data is drawn where all runs have it. A vertical line is where the first run of
-    a method begins to train another level, and the legend says so.
+    Scores on clients' own test data are drawn if all runs have them. A vertical line marks the round in which the first
+    run of a method begins to train another level, and the legend says so.
 
     Args:
-        groups: label, whose first word is the method -> the rows of each of its runs (one run a seed).
-        along: the column that curves are drawn against. Where it stays 0, as what is sent by a method that sends
-            nothing, the method is a dashed horizontal line at the round that `fl.runs.metrics.selected` gives.
+        groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
+        along: the column that curves are drawn against. If it stays 0, such as the traffic of a method that sends
+            nothing, the method is a dashed horizontal line with the value of its selected round, see
+            `fl.runs.metrics.selected`.
     """
     keys = panels([set().union(*rows) for runs in groups.values() for rows in runs])
     wide = len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
@@ -77,7 +78,7 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
 
 
 def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str) -> None:
-    """The mean and one standard deviation over runs of a metric in their selected rounds, all along the axis."""
+    """A horizontal line: mean and one standard deviation over runs of a column in their selected rounds."""
     values = [row[key] for row in map(selected, runs) if key in row]
     if values:
         mean, std = np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0
@@ -86,8 +87,8 @@ def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, c
 
 
 def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target: float | None = None) -> str:
-    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table, with a second one
-    below if there is a target.
+    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table; with a target, a
+    second table is below it.
     """
     check(against, target)
     groups = group(find_runs(folders))
@@ -99,7 +100,7 @@ def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target:
 
 
 def check(against: str, target: float | None) -> None:
-    """Raise FLError for what curves are not drawn against, and for a target that nothing reaches."""
+    """Raise FLError if curves cannot be drawn against this, or the target makes no sense."""
     choice("--against", [against], AGAINST)
     if target is not None:
         check_target(target)
