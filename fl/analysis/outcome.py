@@ -8,6 +8,7 @@ import numpy as np
 
 from fl.analysis.costs import COSTS, totals
 from fl.base.columns import Column
+from fl.base.errors import FLError
 from fl.base.tables import wrapped
 from fl.config import Config
 from fl.runs.columns import columns
@@ -42,11 +43,16 @@ def _own() -> dict[str, str]:
 def others() -> dict[str, Column]:
     """All further columns that have a heading.
 
+    Raises FLError for one with the name of another result.
+
     >>> list(others())
     ['models_own_accuracy', 'models_perplexity', 'attack_success']
     """
     known = {*_scores(), *_own().values()}
-    return {name: column for name, column in columns().items() if column.heading and name not in known}
+    found = {name: column for name, column in columns().items() if column.heading and name not in known}
+    if taken := [name for name in found if name in {"late", "best", *_own(), *_COSTS}]:
+        raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
+    return found
 
 
 def results() -> dict[str, Column]:

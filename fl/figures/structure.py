@@ -115,7 +115,7 @@ def _panel(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | No
 
 
 def cells(level: Sequence[int], kind: int | None = None) -> list[int]:
-    """The colour of each client, -1 for no model. All models have the colour `kind` if that is given. Otherwise they are
+    """The colour of each client, -1 for no model. All models have the colour `kind` if that is given. Else they are
     numbered in the order in which they appear, so that clusters that agree with the truth look like it.
 
     >>> cells([4, 4, -1, 0, 4]), cells([3, -1], kind=OWN) == [OWN, -1]

@@ -58,6 +58,8 @@ class Kind:
         text: whether it can deal out text, which has no class labels.
         about: a few words for --help.
         word: options -> what titles say after its name.
+        partial: whether it deals out the samples of as many owners as there are clients, so that it is no surprise if
+            others are left.
     """
 
     deal: Callable[[Task, Any], Partition]
@@ -65,6 +67,7 @@ class Kind:
     text: bool = False
     about: str = ""
     word: Callable[[Any], str] = _no_word
+    partial: bool = False
 
     def __post_init__(self) -> None:
         options = self.options

@@ -48,4 +48,5 @@ KIND = Kind(
     lambda task, _: Partition(natural(task.owners, task.clients, task.minimum, task.rng), alone(task.clients)),
     text=True,
     about="the data's own owners, such as writers",
+    partial=True,
 )

@@ -75,7 +75,7 @@ def advice(config: Config, folder: Path) -> str:
         "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
         "settings": "python -m fl.run --help",
     }
-    if several or config.dataset != "digits" or is_mixed(config.algorithm[0]):
+    if several or config.dataset != Config.dataset or is_mixed(config.algorithm[0]):
         del lines["compare"]
     if config.lr_schedule != "constant" or config.joining or config.leaving:  # more rounds would change these
         del lines["train on"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from fl import data
 from fl.base.files import write_json, write_text
 from fl.config import Config
+from fl.partition import KINDS
 from fl.runs import checkpoint
 from fl.runs.artifact import Snapshot
 from fl.runs.assembly import build
@@ -42,7 +43,7 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     if not resume:
         create_folder(folder)
     used, known = fed.clients.total, len(dataset.y)
-    if used < known and config.partition != "natural":  # there --clients says how many of the owners take part
+    if used < known and not KINDS[config.partition].partial:
         _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
     metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: due(config, row["round"]))
     table = ClientTable(folder, fed, metrics.rows)

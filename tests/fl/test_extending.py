@@ -1,5 +1,6 @@
 """A method, a data set, a partition, a column of metrics.csv or a figure is one new file that nothing else names."""
 
+import ast
 import csv
 import json
 import os
@@ -14,10 +15,14 @@ import pytest
 import yaml
 from fl_flags import TINY
 
+from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms.method import Method
+from fl.analysis.outcome import others
 from fl.base.columns import Column
 from fl.base.declared import declared
 from fl.base.errors import FLError
 from fl.config.settings import DataSettings, PartitionOptions
+from fl.data import DATASETS, TEXTS
 from fl.partition import KINDS, Kind
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +35,9 @@ from dataclasses import dataclass
 
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
+from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms.method import Method
+from fl.analysis.outcome import others
 from fl.base.columns import Column
 from surgery import broadcast
 
@@ -102,6 +110,9 @@ KIND = Kind(deal, LargestOptions(), about="one client has most", word=lambda opt
     "runs/columns/certainty.py": '''
 """How sure the global model is."""
 
+from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms.method import Method
+from fl.analysis.outcome import others
 from fl.base.columns import Column
 
 
@@ -168,6 +179,19 @@ def test_each_is_one_new_file(tmp_path):
     assert (folder / "halfway-seed0/sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
+    names = {"data": {*DATASETS, *TEXTS}, "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
+    known = set()
+    for file in (ROOT / "fl").rglob("*.py"):
+        where = file.relative_to(ROOT)
+        for node in ast.walk(ast.parse(file.read_text())):
+            for room in names:
+                mine = room in where.parts or "recipes" in where.parts
+                if not mine and isinstance(node, ast.Constant) and node.value in names[room]:
+                    known.add((str(where), node.value))
+    assert known == {("fl/config/settings.py", "digits"), ("fl/config/settings.py", "dirichlet")}  # the defaults
+
+
 @dataclass(frozen=True)
 class Options:
     samples: int = 1
@@ -201,6 +225,12 @@ def test_options_of_a_partition_are_a_frozen_dataclass(options):
 def test_what_is_no_column_is_refused(wrong, said):
     with pytest.raises(FLError, match=said):
         Column(**wrong)
+
+
+def test_a_column_cannot_have_the_name_of_a_result(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"best": Column(heading="best")}))
+    with pytest.raises(FLError, match="a column cannot be called 'best'"):
+        others()
 
 
 def test_a_file_that_declares_something_else_is_named(tmp_path, monkeypatch):

@@ -231,7 +231,7 @@ def test_coverage_is_that_of_the_masks():
 
 def test_plans_must_be_of_one_model():
     one, two = (Submodel({"w": (Source("w", (None,)),)}, {"w": (size,)}) for size in (2, 3))
-    for plans, reason in (([], "at least one plan"), ([one, two], "different global models")):
+    for plans, reason in (([], "no plans to count"), ([one, two], "different global models")):
         with pytest.raises(FLError, match=reason):
             coverage(plans)
     with pytest.raises(FLError, match="no weights with two axes"):
