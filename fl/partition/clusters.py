@@ -27,9 +27,9 @@ class ClustersOptions:
     """Clusters of clients."""
 
     clusters: Integers = (5,)
-    """clusters: their number; several numbers are levels, from coarse to fine, such as 2,5,9 (FeMAM)"""
+    """clusters: how many; several numbers are levels from coarse to fine, such as 2,5,9 (FeMAM)"""
     cluster_classes: Sizes = ()
-    """clusters: classes of each cluster, one number a level; auto: an equal share, or the paper's"""
+    """clusters: classes of each cluster, one number for each level; auto is an equal share, or the paper's number"""
 
 
 def clusters(

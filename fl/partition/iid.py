@@ -15,7 +15,7 @@ class IIDOptions:
     """Random samples of the whole."""
 
     unequal: bool = False
-    """iid: sizes between n and 2n instead of equal ones (FedFA)"""
+    """iid: clients of sizes between n and 2n instead of equal ones (FedFA)"""
 
 
 def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, unequal: bool = False) -> Parts:
