@@ -35,9 +35,6 @@ from dataclasses import dataclass
 
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms import ALGORITHMS, fedavg
-from fl.algorithms.method import Method
-from fl.analysis.outcome import others
 from fl.base.columns import Column
 from surgery import broadcast
 
@@ -110,9 +107,6 @@ KIND = Kind(deal, LargestOptions(), about="one client has most", word=lambda opt
     "runs/columns/certainty.py": '''
 """How sure the global model is."""
 
-from fl.algorithms import ALGORITHMS, fedavg
-from fl.algorithms.method import Method
-from fl.analysis.outcome import others
 from fl.base.columns import Column
 
 
