@@ -24,10 +24,15 @@ def module(file: Path) -> str:
 FILES = {module(file): file for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
 
 
+def is_declared(node: ast.AST) -> bool:
+    """Whether it is a call of `fl.base.declared.declared`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declared"
+
+
 def imported(name: str) -> list[tuple[str, int]]:
     """(module, line) of everything of these packages that a module imports, wherever and whatever for."""
-    found = []
-    for node in ast.walk(ast.parse(FILES[name].read_text())):
+    found, tree = [], ast.parse(FILES[name].read_text())
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -37,8 +42,11 @@ def imported(name: str) -> list[tuple[str, int]]:
         else:
             continue
         found += [(one, node.lineno) for one in names if one.split(".")[0] in PACKAGES]
-    if name == "fl.algorithms":  # which imports whatever lies in it
-        found += [(one, 0) for one in FILES if one.rpartition(".")[0] == name and one != f"{name}.parts"]
+    packages = ["fl.algorithms"] if name == "fl.algorithms" else []
+    packages += [node.args[0].value for node in ast.walk(tree) if is_declared(node)]
+    for package in packages:  # of which it imports whatever lies in it
+        inside = [one for one in FILES if one.rpartition(".")[0] == package and not FILES[one].stem.startswith("__")]
+        found += [(one, 0) for one in inside if one != name]
     return found
 
 

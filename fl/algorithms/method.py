@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fl.algorithms.algorithm import Algorithm
 from fl.base.checks import check_values
+from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.federation.population import ASKED
@@ -21,15 +22,15 @@ class Method:
         make: (federation) or (federation, options) -> the algorithm. Its name is the method's.
         options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without.
         clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
-        columns: what its rounds bring along as `Trained.metrics` beside the traffic, for metrics.csv: from the name to
-            int or float.
+        columns: what its rounds add to `Trained.metrics`, for metrics.csv: from the name to int or float, or to a whole
+            `fl.base.columns.Column` if tables and figures are to show it.
         refuses: from what the method cannot do (see `fl.federation.population.ASKED`) to the reason.
     """
 
     make: Callable[..., Algorithm]
     options: Any = None
     clients: Literal["one", "own", "mixed"] = "one"
-    columns: Mapping[str, type] = field(default_factory=dict)
+    columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -43,7 +44,10 @@ class Method:
                 f"options are a frozen dataclass with its defaults, such as FedProxOptions(), got {self.options!r}",
             ),
             (self.clients not in KINDS, f"clients is one of {', '.join(KINDS)}, got {self.clients!r}"),
-            (set(self.columns.values()) - {int, float}, f"columns are int or float, got {dict(self.columns)}"),
+            (
+                [one for one in self.columns.values() if one not in (int, float) and not isinstance(one, Column)],
+                f"columns are int or float, or a Column, got {dict(self.columns)}",
+            ),
             (set(self.refuses) - set(ASKED), f"refuses names some of {', '.join(ASKED)}, got {dict(self.refuses)}"),
         ):
             if wrong:

@@ -1,4 +1,4 @@
-"""Measurements of models of different size, and of who covers what of the global one (FedFA's appendices 0.B and 0.F).
+"""What is computed of finished runs: results, costs, clusters of clients, loss landscapes, and models' similarity.
 
-`python -m fl.analysis` has the commands; `coverage` is for plans, from Python.
+`python -m fl.analysis` compares the weights of models of different size (FedFA's appendices 0.B and 0.F).
 """

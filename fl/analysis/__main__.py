@@ -26,17 +26,17 @@ from surgery import block_similarity
 
 @dataclass(frozen=True)
 class Similarity:
-    """Print and draw how alike the blocks of each section are: of runs untrained and trained, of --model untrained.
+    """Print and draw how alike the blocks of each section are: before and after training of runs, untrained of --model.
 
-    From -1 to 1: Pearson correlations of weight maps, which are matched one to one, and so are filters (FedFA, appendix
-    0.B). Random weights score far above 0 already, the more the wider the layers. Two 3x3 convolutions of 256 channels
-    take some seconds on a CPU core, of 512 minutes: wide and deep models want a GPU.
+    Values are from -1 to 1: Pearson correlations of weight maps, which are matched one to one, as are filters (FedFA,
+    appendix 0.B). Random weights score far above 0 already, and more so in wide layers. Two 3x3 convolutions of 256
+    channels take some seconds on a CPU core, and of 512 channels minutes: wide and deep models need a GPU.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
     """run folders"""
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """also this one, with random weights: of the zoo, timm:NAME or torchvision:NAME"""
+    """also this model, with random weights: one of the zoo, timm:NAME or torchvision:NAME"""
     width: Rates = (1.0,)
     """of --model: rates of the hidden widths, one for all or one for each section"""
     depth: Depths = ()
@@ -44,7 +44,7 @@ class Similarity:
     seed: int = 0
     """of --model's weights"""
     first: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """compare the first block of each section as well, where shapes agree"""
+    """compare the first block of each section as well, if its shapes agree"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("similarity.png")
     """the figure; must be new"""
     device: str = "auto"
@@ -55,7 +55,7 @@ class Similarity:
         if not self.folders and self.model is None:
             raise FLError("give run folders, or an untrained --model")
         if self.model is None and (self.width, self.depth, self.seed) != ((1.0,), (), 0):
-            raise FLError("--width, --depth and --seed are --model's: name one, or leave them out")
+            raise FLError("--width, --depth and --seed are for --model: give one, or leave them out")
         if not 0 <= self.seed < 2**32:
             raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if not self.width:
@@ -80,11 +80,11 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Scales:
-    """Print how far models of one family lie from the smallest of them, and draw how their weights are distributed.
+    """Print how far models of one family are from the smallest of them, and draw how their weights are distributed.
 
-    Magnitude: mean L1 norm of the smallest model's weight maps (kernels of one filter and input channel), averaged over
-    its convolutions. Distance: the same of its difference from the leading channels of the first blocks of a larger
-    model. Ratio: distance over magnitude.
+    Magnitude: the mean L1 norm of the smallest model's weight maps (kernels of one filter and input channel), averaged
+    over its convolutions. Distance: the same for the difference between its weights and a larger model's leading
+    channels in its first blocks. Ratio: distance over magnitude.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]

@@ -1,26 +1,36 @@
-"""What runs cost as they go on: traffic, multiply-accumulates and time, up to each round and up to a target."""
+"""What runs cost: traffic, multiply-accumulates and time, up to each round and up to a target."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
+from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.runs.metrics import Row
 
-_UNITS = (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6))  # from TMAC to the unit
+COSTS = {
+    "megabytes": Column(heading="MB", label="MB sent and received by a client (mean)"),
+    "tmac": Column(heading="TMAC", label="TMAC of all clients, forward passes only"),
+    "elapsed": Column(heading="seconds", digits=1, label="seconds"),
+}
+"""What `totals` adds up, and how tables and figures show it."""
+
+_UNITS = (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6))  # how many of the unit are a TMAC
 
 
 def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """What was spent up to each round; what some round did not count is left out.
+    """What was spent up to each round. A cost that some round did not count is left out.
 
     Returns:
-        megabytes: what a client of the whole population sent and received, on average: what a participant did, to and
-        from the server and other clients, times the share of clients that take part. tmac: 1e12 multiply-accumulates
-        of all clients together, in the forward passes of training alone, as FedFA counts them (section 4): a step,
-        forth and back, costs about three times as many. elapsed: seconds of training.
+        megabytes: what a client of the whole population sent and received, on average. That is what a participant
+        exchanged with the server and other clients, times the share of clients that take part. tmac: 1e12
+        multiply-accumulates of all clients together, in the forward passes of training only, as FedFA counts them
+        (section 4); a training step, forward and backward, costs about three times as many. elapsed: seconds of
+        training.
 
     >>> rows = [{"seconds": 2.0, "macs": 1e12}, {"seconds": 3.0, "macs": 1e12}]
     >>> totals(Config(participants=5), rows)
@@ -32,19 +42,21 @@ def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
     if all({"bytes_down", "bytes_up"} <= row.keys() for row in rows):
         share = config.cohort() / config.clients
         exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in rows]
-        steps = {"megabytes": [share * number / 1e6 for number in exchanged]} | steps  # what one sends, one receives
+        steps = {
+            "megabytes": [share * number / 1e6 for number in exchanged]
+        } | steps  # what one peer sends, another receives
     return {key: list(accumulate(values)) for key, values in steps.items()}
 
 
 def check_target(target: float) -> None:
-    """Raise FLError for what is neither an accuracy nor a perplexity."""
+    """Raise FLError for a number that is neither an accuracy nor a perplexity."""
     if not 0 < target < math.inf:
         raise FLError(f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1")
 
 
 def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float]:
-    """The first evaluated round in which the global model had an accuracy of the target or more, or a perplexity of it
-    or less where the target is above 1, and what was spent up to its end. Empty if it never had.
+    """The first evaluated round in which the global model reached the target, and what was spent up to its end. Empty
+    if it never did. A target above 1 is a perplexity, others are accuracies.
 
     >>> rows = [{"round": r, "seconds": 2.0, "accuracy": r / 10} for r in (1, 2, 3, 4)]
     >>> up_to(0.3, Config(), rows)
@@ -57,8 +69,8 @@ def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float
 
 
 def target_lines(results: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
-    """The cells of a table, its head first: a line a label, with means over the runs that reached the target, "-" where
-    none did. The number of seeds says how many did if not all.
+    """The cells of a table: headings, then a line for each label, with means over the runs that reached the target, or
+    "-" if none did. If only some did, the column of seeds says how many.
 
     Args:
         results: label -> what `up_to` says of each of its runs.
@@ -68,21 +80,19 @@ def target_lines(results: Mapping[str, Sequence[Mapping[str, float]]]) -> list[l
     """
     means = {label: _means(runs) for label, runs in results.items()}
     unit, factor = _unit([mean["tmac"] for mean in means.values() if "tmac" in mean])
-    columns = {"megabytes": ("MB", 1, 2), "tmac": (unit, factor, 2), "elapsed": ("seconds", 1, 1)}
+    columns = COSTS | {"tmac": replace(COSTS["tmac"], heading=unit, factor=factor)}
     keys = [key for key in columns if key == "elapsed" or any(key in mean for mean in means.values())]
-    lines = [["method", "seeds", "rounds", *(columns[key][0] for key in keys)]]
+    lines = [["method", "seeds", "rounds", *(columns[key].heading for key in keys)]]
     for label, runs in results.items():
         there, mean = sum(map(bool, runs)), means[label]
         cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
-        for key in keys:
-            _, times, digits = columns[key]
-            cells.append(f"{times * mean[key]:.{digits}f}" if key in mean else "-")
+        cells += [columns[key].number(mean[key]) if key in mean else "-" for key in keys]
         lines.append([label, f"{there}" if there == len(runs) else f"{there} of {len(runs)}", *cells])
     return lines
 
 
 def target_text(target: float) -> str:
-    """What stands above the table of `target_lines`.
+    """The sentence above the table of `target_lines`.
 
     >>> target_text(0.7).splitlines()[0]
     'up to the first evaluated round with a global test accuracy of 70% or more, mean over the seeds that had one;'
@@ -104,7 +114,7 @@ def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _unit(values: Sequence[float]) -> tuple[str, float]:
-    """The unit in which the smallest number of TMAC can be read, and how many of it are one.
+    """The largest unit in which no value is below 0.1, and how many of it are a TMAC.
 
     >>> _unit([3.0, 0.2]), _unit([3.0, 0.02]), _unit([])
     (('TMAC', 1), ('GMAC', 1000.0), ('TMAC', 1))

@@ -1,6 +1,7 @@
 """Which clients cover which part of the global model (FedFA, section 3.1 and Fig. 1: weak points).
 
-What few clients cover, few can change at will; a last block that stands for deeper ones covers these as well.
+A part that few clients cover can be changed at will by these few. A last block that is grafted onto deeper ones covers
+these as well.
 """
 
 import math
@@ -17,15 +18,15 @@ def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
     """How many clients cover each position of the first axis of each tensor of the global model.
 
     Args:
-        plans: one a client, all of one global model. Of a tensor that stands for several, as a last block's does, all
-            places count.
+        plans: one for each client, all of one global model. If a tensor is written to several places, as those of a
+            last block are, all of them count.
 
     Returns:
-        float64 [S0] for tensors [S0, ...], on the CPU; the mean over the other axes, so that a client with half of the
-        inputs of an output counts as half. Of scalars [1]. No tensor of the global model is made.
+        float64 [S0] for tensors [S0, ...], [1] for scalars, on the CPU. It is the mean over the other axes, so that a
+        client with half of the inputs of an output counts as half. No tensor of the global model is made.
 
     Raises:
-        FLError: for no plans, and for plans of different global models.
+        FLError: if there are no plans, or plans of different global models.
 
     >>> from surgery.submodel import Source
     >>> half = Submodel({"w": (Source("w", (((0, 2),), ((0, 1),))),)}, {"w": (4, 2)})
@@ -34,7 +35,7 @@ def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
     {'w': tensor([1.5000, 1.5000, 1.0000, 1.0000], dtype=torch.float64)}
     """
     if not plans:
-        raise FLError("nobody covers anything: give at least one plan")
+        raise FLError("there are no plans to count: give at least one")
     if any(plan.fingerprint != plans[0].fingerprint for plan in plans):
         raise FLError("the plans are of different global models: give those of one")
     shapes = plans[0].shapes

@@ -12,25 +12,25 @@ from fl.base.errors import FLError
 from surgery import State
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-_AGREE = 1e-2  # relative: how far a loss of models side by side may be from that of one alone (bf16 rounds by as much)
+_AGREE = 1e-2  # relative difference allowed between a loss computed side by side and alone (bf16 rounds as much)
 
 
 def random_direction(model: nn.Module, generator: torch.Generator) -> State:
     """A Gaussian direction, each filter scaled to the norm of the model's own (Li et al., "Visualizing the Loss
     Landscape of Neural Nets", NeurIPS 2018, section 4).
 
-    A filter is a slice along the first axis: what makes one output of a convolution or a linear layer, one row of an
-    embedding. Biases and the parameters of norm layers do not move, as in the released default; buffers neither.
+    A filter is a slice along the first axis: what makes one output of a convolution or a linear layer, or one row of an
+    embedding. Biases and the parameters of norm layers do not move, as in the released default, and neither do buffers.
 
     Args:
-        generator: on the CPU. With the same one, models of one architecture get the same direction up to the scale of
-            the filters.
+        generator: on the CPU. With the same generator, models of one architecture get the same direction up to the
+            scale of the filters.
 
     Returns:
         The tensors that move, by state name, with device and dtype of the parameters.
 
     Raises:
-        FLError: if nothing is left to move.
+        FLError: if no tensor is left to move.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
     >>> direction = random_direction(net, torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def grid(points: int, radius: float) -> Tensor:
     tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000], dtype=torch.float64)
     """
     if points < 3 or points % 2 == 0:
-        raise FLError(f"--points {points}: an axis has an odd number of points, 3 or more, so that one is the centre")
+        raise FLError(f"--points {points}: give an odd number, 3 or more, so that one point is the centre")
     half = points // 2
     return torch.arange(-half, half + 1, dtype=torch.float64) / half * radius
 
@@ -76,13 +76,13 @@ def surface(
     """loss(centre + a u + b v) for all a and b of the axis.
 
     Args:
-        loss: a state of the tensors that move -> a scalar on their device.
-        centre: the tensors that move, at least.
+        loss: from a state of the tensors that move to a scalar on their device.
+        centre: a state that has all tensors that move.
         directions: u and v, tensors by name.
         axis: float64 [P], P odd, 0 in the middle.
-        together: how many points are computed as one program (torch.func.vmap). One by one where the model does not
-            allow it or does not give the same loss in the centre, which is always computed alone.
-        label: of a progress bar; None shows none.
+        together: how many points are computed as one program (torch.func.vmap). The centre is always computed alone. If
+            the model does not allow vmap, or has another loss in the centre with it, all points are.
+        label: of a progress bar; None shows no bar.
 
     Returns:
         float64 [P, P] on the CPU; entry (i, j) is at a = axis[i], b = axis[j].
@@ -117,16 +117,16 @@ def surface(
 
 
 def _agrees(at: Callable[[Tensor], Tensor], points: Tensor, first: Tensor) -> bool:
-    """Whether the points can be computed side by side, with the value that the first of them has alone."""
+    """Whether the points can be computed side by side, and the first one has the same value as alone."""
     try:
         return torch.isclose(vmap(at)(points)[0], first, rtol=_AGREE, atol=1e-6).item()
-    except RuntimeError:  # what torch.func cannot do, or what does not fit into memory
+    except RuntimeError:  # torch.func cannot do it, or memory is too small
         return False
 
 
 def rise(values: Tensor, axis: Tensor, radius: float) -> tuple[float, float]:
-    """How sharp a minimum is: (mean, maximum) over the points at a distance of at most `radius`, the centre left out,
-    of the loss there less that in the centre. Distances count in norms of the weights' own filters.
+    """How sharp a minimum is: the loss at all points within `radius` of the centre, minus the loss in the centre, as
+    (mean, maximum). Distances are in norms of the weights' own filters.
 
     >>> rise(torch.tensor([[9.0, 3.0, 9.0], [3.0, 1.0, 3.0], [9.0, 5.0, 9.0]]), grid(3, 1.0), 1.0)
     (2.5, 4.0)

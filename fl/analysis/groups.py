@@ -1,4 +1,4 @@
-"""Runs of folders, in groups that differ in their seed alone."""
+"""Runs of folders, in groups that differ only in their seed."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -6,24 +6,26 @@ from pathlib import Path
 
 from fl.algorithms import is_mixed
 from fl.analysis.costs import target_lines, target_text, totals, up_to
-from fl.analysis.outcome import Run, aligned
+from fl.analysis.outcome import Run
 from fl.base.checks import role
 from fl.base.errors import FLError
+from fl.base.tables import wrapped
 from fl.config import Config
 from fl.data import is_text
 from fl.runs.metrics import Row, read
 
 NOT_COMPARED = {field.name for field in fields(Config) if not role(field).compared}
-"""Settings in which runs of one group may differ: what is computed does not depend on them, or they name the group."""
+"""Settings in which runs of one group may differ: results do not depend on them, or they name the group."""
 _COMMON = ("attack", "defence")  # groups of settings that every method reads
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
-"""What curves are drawn against, and the column of the rows that it is."""
+"""What curves can be drawn against, and the column of the rows for it."""
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the given folders, which are run folders or hold some; those of one command in its order of methods.
+    """The runs in the given folders, which are run folders or contain some. Runs of one command are in its order of
+    methods.
 
-    Raises FLError for a folder without runs, and for two runs of the same settings and seed.
+    Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """
     runs: dict[Path, Run] = {}
     for folder in folders:
@@ -49,9 +51,9 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by label: the method, and the settings in which the runs differ beside the seed.
+    """Runs by label: the method, and the settings other than the seed in which the runs differ.
 
-    Raises FLError for two runs of the same label and seed.
+    Raises FLError for two runs with the same label and seed.
     """
     tables = [read_settings(run.config) for run in runs]
     values: dict[str, set] = {}
@@ -70,13 +72,13 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _said(value: object) -> str:
-    """As a flag takes it."""
+    """A value as its flag is written."""
     return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def read_settings(config: Config) -> dict[str, object]:
-    """What a run is about; of the methods' own options only those of its method, of text's only if it is text, and of
-    architectures' only if the method's clients may differ in them.
+    """The settings that the results of a run depend on. Options of methods are those of its own method; options of text
+    are left out if the data is not text, and architectures if its method does not use them.
     """
     (method,) = config.algorithm
     groups = {method, *_COMMON} | ({"text"} if is_text(config.dataset) else set())
@@ -92,24 +94,23 @@ def read_settings(config: Config) -> dict[str, object]:
 
 
 def target_table(groups: dict[str, list[Run]], target: float) -> str:
-    """What runs took to a target, see `fl.analysis.costs.up_to`: FedFA's Table 2.
+    """What runs spent to reach a target, see `fl.analysis.costs.up_to`: FedFA's Table 2.
 
-    Raises FLError for a perplexity as the target of runs that have none.
+    Raises FLError if the target is a perplexity and a run has none.
     """
     for run in (run for runs in groups.values() for run in runs):
         if target > 1 and not any("perplexity" in row for row in run.rows):
             raise FLError(
-                f"--target {target:g} is a perplexity, which {run.folder} does not have: an accuracy is in (0, 1], "
-                "such as 0.7"
+                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
             )
     results = {label: [up_to(target, run.config, run.rows) for run in runs] for label, runs in groups.items()}
-    return f"{target_text(target)}\n{aligned(target_lines(results))}"
+    return f"{target_text(target)}\n{wrapped(target_lines(results))}"
 
 
 def along(run: Run, against: str) -> list[Row]:
-    """The rows of a run with the column that curves are drawn against, of `fl.analysis.costs.totals`.
+    """The rows of a run, with the column that curves are drawn against added from `fl.analysis.costs.totals`.
 
-    Raises FLError where the rows do not have it.
+    Raises FLError if it was not counted in every round.
     """
     if against == "rounds":
         return run.rows
@@ -124,7 +125,7 @@ def along(run: Run, against: str) -> list[Row]:
 
 
 def common(configs: Sequence[Config]) -> str:
-    """What runs have in common, as a title.
+    """A title made from the settings that all runs have in common.
 
     >>> common([Config(), Config(model="lenet")])
     'digits, dirichlet0.5, 20 clients, 5 a round'

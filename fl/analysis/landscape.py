@@ -1,6 +1,5 @@
 """The loss around trained models, along two random directions."""
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,8 @@ from torch.func import functional_call
 from fl.analysis.directions import grid, random_direction, rise, surface
 from fl.analysis.groups import group
 from fl.analysis.outcome import Run
-from fl.base.files import replacing
 from fl.base.rng import Rng, draw
+from fl.base.tables import aligned, write_csv
 from fl.data import Dataset
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
@@ -23,8 +22,8 @@ from fl.runs.folder import load_model
 from surgery import State, state
 
 _CHUNK = 500  # samples of one forward pass, as in evaluation
-_LOGITS = 2**24  # held at a time
-_ON_CUDA = 16  # models side by side; on the CPU one alone is faster, since vmap makes convolutions grouped ones
+_LOGITS = 2**24  # in memory at a time
+_ON_CUDA = 16  # models side by side; on the CPU one is faster, since vmap turns convolutions into grouped ones
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class Landscape:
     """The loss around a trained model.
 
     Attributes:
-        title: its label among the models.
-        folder: its run.
+        title: the model's label in tables and figures.
+        folder: of its run.
         axis: float64 [P].
         values: float64 [P, P], see `surface`.
-        samples: how many the loss is the mean of.
+        samples: how many samples the loss is the mean of.
         mean, largest: the rise of the loss within the radius, see `rise`.
     """
 
@@ -62,22 +61,20 @@ def table(found: Sequence[Landscape]) -> str:
     model       loss   mean rise   largest
     fedmr     1.0000     -0.5000    0.0000
     """
-    width = max(len("model"), *(len(one.title) for one in found))
-    lines = [f"{'model':{width}}{'loss':>11}{'mean rise':>12}{'largest':>10}"]
-    return "\n".join(
-        lines + [f"{one.title:{width}}{one.centre:11.4f}{one.mean:12.4f}{one.largest:10.4f}" for one in found]
-    )
+    lines = [["model", "loss", "mean rise", "largest"]]
+    lines += [[one.title, f"{one.centre:.4f}", f"{one.mean:.4f}", f"{one.largest:.4f}"] for one in found]
+    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10])
 
 
 def write_grid(found: Sequence[Landscape], path: Path) -> None:
-    """All losses as a table: model, folder, a, b, loss; the model's weights moved by a and b along the directions."""
-    with replacing(path) as temporary, open(temporary, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["model", "folder", "a", "b", "loss"])
-        for one in found:
-            axis = one.axis.tolist()
-            for a, row in zip(axis, one.values.tolist()):
-                writer.writerows([one.title, one.folder, a, b, loss] for b, loss in zip(axis, row))
+    """Write all losses as a table: model, folder, a, b, loss. Weights are moved by a and b along the directions."""
+    rows = [
+        [one.title, one.folder, a, b, loss]
+        for one in found
+        for a, row in zip(one.axis.tolist(), one.values.tolist())
+        for b, loss in zip(one.axis.tolist(), row)
+    ]
+    write_csv(path, ["model", "folder", "a", "b", "loss"], rows)
 
 
 def landscape(
@@ -95,12 +92,12 @@ def landscape(
     """Measure the loss around the global model of a run.
 
     Args:
-        title: its label among others.
+        title: the model's label.
         points, radius: see `fl.analysis.directions.grid`.
-        part: "test" or "train", whose samples the loss is of.
+        part: "test" or "train": the samples on which the loss is computed.
         number: how many of them; 0 for all.
         seed: of the directions and the samples.
-        together: models computed side by side; 0 for what suits the device.
+        together: how many models are computed side by side; 0 chooses by the device.
     """
     fed, _ = build(replace(run.config, device=device), dataset)
     where = fed.data.x.device
@@ -116,7 +113,7 @@ def landscape(
 
 
 def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Samples, with masks where the model is to see such, and their labels: all, or as many as asked for."""
+    """Samples (masked, for a model that is trained with masks) and their labels: all, or as many as asked for."""
     data = fed.data
     if part == "test":
         x, y = data.test_x, data.test_y
@@ -132,8 +129,8 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, 
 
 
 def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int = 1) -> Callable[[State], Tensor]:
-    """A function of some of a model's tensors: the mean cross entropy, float64, of all samples (of text, all tokens)
-    in evaluation mode, the other tensors being the model's own.
+    """A function of some of a model's tensors: the mean cross entropy, float64, of all samples (of text: all tokens) in
+    evaluation mode. The other tensors are the model's own.
 
     >>> from fl.data import load
     >>> data = load("digits")
@@ -156,7 +153,7 @@ def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: i
 
 
 def titles(runs: Sequence[Run]) -> list[str]:
-    """What tells each run from the others: the method, settings that differ, and the seed if there are several."""
+    """A title for each run: the method, the settings in which runs differ, and the seed if there are several."""
     labels = {id(run): label for label, members in group(runs).items() for run in members}
     several = len({run.config.seeds for run in runs}) > 1
     return [labels[id(run)] + (f", seed {run.config.seeds[0]}" if several else "") for run in runs]

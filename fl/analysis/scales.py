@@ -1,4 +1,4 @@
-"""How far apart the weights of models of different size lie (FedFA, appendix 0.F, Table 10 and Figs. 7-9)."""
+"""How far apart the weights of models of different size are (FedFA, appendix 0.F, Table 10 and Figs. 7-9)."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fl.base.errors import FLError
+from fl.base.tables import aligned
 from fl.runs import checkpoint
 from fl.runs.folder import load_model
 from surgery import Submodel, SurgeryError, Variation, layers, narrow, scale_variation, sections, state, ungraft
@@ -24,12 +25,12 @@ class Member(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """How many it has."""
+        """How many parameters it has."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
 def read(folders: Sequence[Path]) -> list[Member]:
-    """The models of run folders, the one with the fewest parameters first. Raises FLError if they are no family."""
+    """The models of run folders, in the order of their size. Raises FLError if they are not of one family."""
     if len(folders) < 2:
         raise FLError("give two run folders or more: the smallest model, and larger ones to compare with it")
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -51,7 +52,7 @@ def read(folders: Sequence[Path]) -> list[Member]:
 def place(small: nn.Module, large: nn.Module) -> Submodel:
     """The plan of a model within a wider and deeper one of its family: leading channels of the first blocks.
 
-    Raises FLError or SurgeryError if it is no such.
+    Raises FLError or SurgeryError if it does not fit into it.
 
     >>> import zoo
     >>> plan = place(zoo.create("resnet20", width=0.5, depth=1), zoo.create("resnet20", depth=2))
@@ -73,7 +74,7 @@ def measure(members: Sequence[Member]) -> Variation:
         try:
             plans.append(place(smallest.model, one.model))
         except (FLError, SurgeryError) as error:
-            raise FLError(f"{smallest.name} is no part of {one.name}: {error}") from None
+            raise FLError(f"{smallest.name} does not fit into {one.name}: {error}") from None
     return scale_variation([state(one.model) for one in members], plans)
 
 
@@ -84,12 +85,11 @@ def table(members: Sequence[Member], variation: Variation) -> str:
     cells += [["-", f"{row.mean():.4f}", f"{ratio:.3f}"] for row, ratio in zip(variation.distance, variation.ratio)]
     for one, last in zip(members, cells):
         rows.append([one.name, brief(one.spec.width), brief(one.spec.depth), f"{one.parameters:,}", *last])
-    widths = [max(map(len, column)) + 2 for column in zip(*rows)]
-    return "\n".join(row[0].ljust(widths[0]) + "".join(map(str.rjust, row[1:], widths[1:])) for row in rows)
+    return aligned(rows)
 
 
 def brief(values: Sequence[float] | None) -> str:
-    """Rates or depths, one number if all are the same.
+    """Rates or depths as text: one number if all are the same.
 
     >>> brief((0.5, 0.5)), brief((1, 2)), brief(None)
     ('0.5', '1,2', '-')

@@ -8,6 +8,7 @@ from torch import nn
 
 from fl import models
 from fl.base.rng import Rng
+from fl.base.tables import aligned
 from fl.config import Config
 from fl.runs import checkpoint
 from surgery import SectionSimilarity
@@ -28,7 +29,7 @@ def initial_model(folder: Path) -> nn.Module:
 
 
 def table(compared: Compared) -> str:
-    """A line for each convolution of each section: the mean over pairs of blocks, untrained, trained and the change.
+    """A line for each convolution of each section: the mean over pairs of blocks, untrained, trained, and the change.
 
     >>> layers = {"conv1.weight": torch.tensor([[1.0, 0.5], [0.5, 1.0]])}
     >>> print(table(Compared("a model", [SectionSimilarity("section1", ("section1.1", "section1.2"), layers)])))
@@ -38,21 +39,19 @@ def table(compared: Compared) -> str:
               all                1      0.5000
     """
     columns = ["untrained"] + (["trained", "change"] if compared.after else [])
-    names = [[_short(layer) for layer in section.layers] for section in compared.before]
-    first = max(7, *(len(section.name) for section in compared.before)) + 2
-    second = max(11, *(len(name) for layers in names for name in layers)) + 2
-    lines = [f"{'section':{first}}{'convolution':{second}}{'pairs':>7}" + "".join(f"{name:>12}" for name in columns)]
+    lines = [["section", "convolution", "pairs", *columns]]
     for at, before in enumerate(compared.before):
         upper = torch.triu_indices(len(before.blocks), len(before.blocks), 1)
         pairs = {layer: int((~matrix[*upper].isnan()).sum()) for layer, matrix in before.layers.items()}
         pairs |= {None: sum(pairs.values())}
         for number, layer in enumerate([*before.layers, None]):
             values = [before.mean(layer)] + ([compared.after[at].mean(layer)] if compared.after else [])
-            cells = "".join(f"{value:12.4f}" for value in values)
-            cells += f"{values[1] - values[0]:+12.4f}" if compared.after else ""
+            cells = [f"{value:.4f}" for value in values]
+            cells += [f"{values[1] - values[0]:+.4f}"] if compared.after else []
             name = before.name if number == 0 else ""
-            lines.append(f"{name:{first}}{_short(layer) if layer else 'all':{second}}{pairs[layer]:7}{cells}")
-    return "\n".join([compared.title, *lines])
+            lines.append([name, _short(layer) if layer else "all", str(pairs[layer]), *cells])
+    widths = [max(len(line[at]) for line in lines) + 2 for at in (0, 1)]
+    return f"{compared.title}\n{aligned(lines, [*widths, 7, *[12] * len(columns)], left=2)}"
 
 
 def _short(layer: str) -> str:

@@ -11,6 +11,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from fl.base.errors import FLError
 from fl.base.files import write_json
+from fl.base.tables import aligned
+from fl.runs.artifact import Artifact
+from fl.runs.simulation import Simulation
 
 FILE = "structure.json"
 
@@ -21,10 +24,10 @@ class Structure:
 
     Attributes:
         algorithm: the method.
-        levels: what each level holds: "global" (one model), a number (of cluster models) or "personal" (one a client).
+        levels: what each level has: "global" (one model), a number (of cluster models) or "personal" (one a client).
         truth: the cluster of each client on each level of the truth.
-        found: the model of each client on each level; -1 where it has none.
-        trained: how many levels have been trained, the first ones.
+        found: the model of each client on each level; -1 if it has none.
+        trained: how many levels have been trained, from the first on.
         seed, title: of the run.
 
     Raises FLError for values that do not fit together.
@@ -40,7 +43,7 @@ class Structure:
 
     def __post_init__(self) -> None:
         if wrong := self._wrong():
-            raise FLError(f"no structure of levels and clients: {wrong}")
+            raise FLError(f"not a structure of levels and clients: {wrong}")
 
     def _wrong(self) -> str | None:
         if any(type(text) is not str for text in (self.algorithm, self.title)) or type(self.seed) is not int:
@@ -65,13 +68,21 @@ class Structure:
         """How many clients there are."""
         return len(self.truth[0])
 
+    @classmethod
+    def of(cls, run: Simulation) -> "Structure | None":
+        """The structure of a run; None if its method does not give clients models on levels."""
+        if not run.algorithm.levels:
+            return None
+        (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
+        return cls(name, levels.names, run.fed.truth.tolist(), levels.models, levels.trained, seed, run.config.title())
+
     def save(self, folder: Path) -> None:
         """Write structure.json into a run folder, atomically."""
         write_json(folder / FILE, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> "Structure":
-        """The structure that a run folder holds. Raises FLError if it has none, or a damaged one."""
+        """The structure that a run folder holds. Raises FLError if it is missing or damaged."""
         path = folder / FILE
         try:
             return cls(**json.loads(path.read_text()))
@@ -79,7 +90,7 @@ class Structure:
             raise FLError(_missing(folder)) from None
         except TypeError:
             raise FLError(f"{path} is damaged (it has other fields): run it again") from None
-        except ValueError as error:  # no text, no JSON, or values that do not fit together
+        except ValueError as error:  # not text, not JSON, or values that do not fit together
             raise FLError(f"{path} is damaged ({error}): run it again") from None
 
 
@@ -89,19 +100,19 @@ def _is_level(name: object) -> bool:
 
 def _missing(folder: Path) -> str:
     return (
-        f"{folder} has no {FILE}: femam and fesem leave one, which give clients models on levels; run such a method "
-        "(again, if the folder is older than that file)"
+        f"{folder} has no {FILE}: only methods that give clients models on levels leave one, such as femam and fesem; "
+        "run such a method (again, if the folder is older than that file)"
     )
 
 
 class Agreement(NamedTuple):
-    """What a level came to.
+    """How a level agrees with the truth.
 
     Attributes:
         level: its name.
         models: how many are in use.
         kept: share of the clients that have one.
-        rand: adjusted Rand index against each level of the truth, None where it says nothing.
+        rand: adjusted Rand index against each level of the truth, None if that is not defined.
     """
 
     level: str
@@ -118,8 +129,8 @@ class Agreement(NamedTuple):
 def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
     """Adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those that have a model.
 
-    None where the truth says nothing about these clients: they are a single group, or each is on its own, or fewer than
-    two are left. A single model for all of them, or one for each, finds nothing of another truth: 0.
+    It is None if there is no truth to find: these clients are all in one group, or each is in a group of its own, or
+    there are fewer than two. If there is one, a single model for all of them, or a model for each, scores 0.
 
     Args:
         found: model of each client, -1 for none.
@@ -136,11 +147,12 @@ def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
 
 
 def agreement(structure: Structure) -> list[Agreement]:
-    """How each trained level agrees with the truth, and, if cluster models are among them, whole pathways do. Levels
-    that are global or personal look for no clusters, and have no index.
+    """How each trained level agrees with the truth and, if there are cluster models, how whole pathways do. Levels that
+    are global or personal do not look for clusters and have no index.
 
-    Clients have the same pathway if they have the same models, or none, on all cluster levels. It is compared with the
-    finest level of the truth, the one with most clusters; its `kept` is the share of clients with any cluster model.
+    Clients have the same pathway if they have the same models, or none, on all cluster levels. Pathways are compared
+    with the finest level of the truth, which has most clusters; their `kept` is the share of clients with any cluster
+    model.
 
     >>> truth, found = [[0, 0, 1, 1, 2, 2]], [[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]]
     >>> for row in agreement(Structure("femam", ["2", "2"], truth, found, trained=2, seed=0, title="")):
@@ -167,7 +179,7 @@ def agreement(structure: Structure) -> list[Agreement]:
 
 
 def describe(structure: Structure) -> str:
-    """A table: models in use on each level, the clients that have one, and adjusted Rand indices against the truth.
+    """A table: models in use on each level, clients that have one, and adjusted Rand indices against the truth.
 
     >>> truth = [[0, 0, 1, 1, 2, 2]]
     >>> found = [[0] * 6, [1, 1, 0, 0, 0, -1], [-1] * 6]
@@ -182,19 +194,16 @@ def describe(structure: Structure) -> str:
         f"{structure.algorithm}, seed {structure.seed}: {structure.trained} of {len(structure.levels)} levels trained"
     )
     columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
-    lines = [
-        f"{head}, {structure.clients} clients",
-        f"{'level':11}{'models in use':>13}{'clients':>12}" + "".join(f"{name:>12}" for name in [*columns, "best"]),
-    ]
+    lines = [["level", "models in use", "clients", *columns, "best"]]
     for number, row in enumerate(agreement(structure), 1):
         level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
-        cells = "".join(f"{'-' if value is None else f'{value:.2f}':>12}" for value in [*row.rand, row.best])
-        lines.append(f"{level:11}{row.models:13}{row.kept:12.0%}{cells}")
-    return "\n".join(lines)
+        indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
+        lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
+    return f"{head}, {structure.clients} clients\n{aligned(lines, [11, 13, *[12] * (len(columns) + 2)])}"
 
 
 def find(folders: Sequence[Path]) -> dict[Path, Structure]:
-    """The structures in the given folders, which are run folders or hold some; other methods' runs are passed over.
+    """The structures in the given folders, which are run folders or contain some; runs of other methods are skipped.
 
     Raises FLError for a folder without any.
     """
@@ -208,3 +217,11 @@ def find(folders: Sequence[Path]) -> dict[Path, Structure]:
         for path in inside:
             found.setdefault(path.resolve(), path)
     return {path: Structure.read(path) for path in found.values()}
+
+
+def _leave(run: Simulation) -> None:
+    if structure := Structure.of(run):
+        structure.save(run.folder)
+
+
+ARTIFACT = Artifact(_leave)

@@ -60,7 +60,8 @@ def unread(settings: Any, name: str, group: str = "", swept: str = "") -> str:
     '--attack.amplify is for --attack.share above 0, not for 0.0'
     """
     types = {field.name: field for field in fields(settings)}
-    for mark in marks(types[name], OnlyWith):
+    needs = getattr(settings, "needs", {})  # of options whose type does not say it
+    for mark in [*marks(types[name], OnlyWith), *([needs[name]] if name in needs else [])]:
         other = getattr(settings, mark.setting)
         flag, setting = flag_of(name, group), flag_of(mark.setting, group)
         if other not in mark.values and setting != swept:

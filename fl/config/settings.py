@@ -1,7 +1,7 @@
 """Settings of the data and of who holds what: flags that `fl.run` and `fl.data` share."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 import tyro
@@ -9,37 +9,51 @@ import tyro
 from fl import data
 from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
-from fl.base.flags import Above0, AtLeast1, Integers, Natural, OnlyWith, Role, Sizes, number, one_of
+from fl.base.flags import AtLeast1, Natural, OnlyWith, Role, one_of
 from fl.data import Dataset, TextOptions
+from fl.data.registry import overview as data_sets
 from fl.partition import KINDS, Partition, check_text_kind, deal
+from fl.partition.deal import overview as partitions
 
 _LOADED = Role(data=True)
 _WHERE = Role(data=True, compared=False, resumable=True)
 
 
 @dataclass(frozen=True)
-class DataSettings:
-    """A data set and its partition over clients."""
+class Who:
+    """Which data set is dealt out, to how many clients, and how."""
 
-    dataset: Annotated[str, _LOADED] = "digits"
-    """digits (bundled), mnist, fashion-mnist, emnist-balanced, cifar10, cifar100, femnist, tiny-imagenet, ...; text:
-    pydoc (bundled), wikitext-2, shakespeare, text:FILE"""
+    dataset: Annotated[str, _LOADED, tyro.conf.arg(help=data_sets())] = "digits"
     clients: AtLeast1 = 20
     """number of clients that share out the training data"""
-    partition: Annotated[str, one_of(*KINDS)] = "dirichlet"
-    """how samples are dealt out: evenly (iid), by class (dirichlet, shards), to clusters of clients on one level or
-    several (clusters), as pieces of the data set in its order (contiguous), or to the owners that the data set names
-    (natural); for text only iid, contiguous and natural"""
-    alpha: Annotated[Above0, OnlyWith("partition", "dirichlet")] = 0.5
-    """dirichlet: concentration; smaller is more heterogeneous"""
-    unequal: Annotated[bool, OnlyWith("partition", "iid")] = False
-    """iid: clients of sizes between n and 2n instead of equal ones (FedFA)"""
-    class_share: Annotated[float, number(float, above=0, most=1), OnlyWith("partition", "shards")] = 0.2
-    """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
-    clusters: Annotated[Integers, OnlyWith("partition", "clusters")] = (5,)
-    """clusters: how many; several numbers are levels from coarse to fine, such as 2,5,9 (FeMAM)"""
-    cluster_classes: Annotated[Sizes, OnlyWith("partition", "clusters")] = ()
-    """clusters: classes of each cluster, one number for each level; auto is an equal share, or the paper's number"""
+    partition: Annotated[str, one_of(*KINDS), tyro.conf.arg(help=f"how samples are dealt out: {partitions()}")] = (
+        "dirichlet"
+    )
+
+
+def _hides_no_option(cls: type, **_: object) -> None:
+    """A partition's option must not have the name of a setting, which would take its place."""
+    for kind in KINDS:
+        for name in KINDS[kind].reads:
+            others = [other for other in KINDS if other != kind and name in KINDS[other].reads]
+            if others or hasattr(Who, name) or name in vars(cls):
+                raise FLError(f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it")
+
+
+PartitionOptions = make_dataclass(
+    "PartitionOptions",
+    [],
+    bases=tuple(type(kind.options) for kind in reversed(KINDS.values()) if kind.options is not None),
+    namespace={"__init_subclass__": classmethod(_hides_no_option)},
+    frozen=True,
+)
+"""The options of every partition, side by side: they are flat flags. Help finds what their own files say of them."""
+
+
+@dataclass(frozen=True)
+class DataSettings(PartitionOptions, Who):
+    """A data set and its partition over clients."""
+
     samples: Annotated[Natural, _LOADED] = 0
     """share out only this many samples, drawn at random; 0 is all"""
     pool: Annotated[bool, _LOADED] = False
@@ -54,6 +68,11 @@ class DataSettings:
     """enlarge every image by this many pixels on each side, repeating its edge, for models that need larger images
     (vgg16: 32x32)"""
     text: Annotated[TextOptions, _LOADED] = TextOptions()
+
+    needs: ClassVar[dict[str, OnlyWith]] = {
+        option: OnlyWith("partition", name) for name, kind in KINDS.items() for option in kind.reads
+    }
+    """What an option of a partition is read with, which its own file does not say."""
 
     def check_data(self) -> None:
         """Raise FLError for settings of the data that cannot be, without looking at the data."""
@@ -82,18 +101,9 @@ class DataSettings:
 
     def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
         """The samples of each client, and the true structure."""
+        options = {name: getattr(self, name) for name in KINDS[self.partition].reads}
         return deal(
-            dataset.y,
-            self.partition,
-            self.clients,
-            rng,
-            minimum=self.min_samples,
-            alpha=self.alpha,
-            unequal=self.unequal,
-            class_share=self.class_share,
-            clusters=self.clusters,
-            cluster_classes=self.cluster_classes,
-            owners=dataset.owners,
+            dataset.y, self.partition, self.clients, rng, minimum=self.min_samples, owners=dataset.owners, **options
         )
 
     def spread(self) -> str:
@@ -102,10 +112,4 @@ class DataSettings:
         >>> DataSettings(partition="clusters", clusters=(2, 5, 9)).spread()
         'clusters2,5,9'
         """
-        detail = {
-            "iid": "-unequal" if self.unequal else "",
-            "dirichlet": f"{self.alpha:g}",
-            "shards": f"{self.class_share:g}",
-            "clusters": ",".join(map(str, self.clusters)),
-        }
-        return self.partition + detail.get(self.partition, "")
+        return self.partition + KINDS[self.partition].word(self)

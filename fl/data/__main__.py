@@ -27,9 +27,9 @@ class Look(DataSettings):
     """Deal a data set out to clients as `fl.run` does, and look at who holds what."""
 
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
-    """the split is a function of it, the same as that of `fl.run --seeds`"""
+    """of the split; `fl.run --seeds` gives the same split"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """print one JSON object instead: samples of each client and class (of text one for all), and the true clusters"""
+    """print one JSON object instead: samples of each client and class (text has one class), and the true clusters"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """draw clients x classes into a .png, .svg or .pdf"""
 
@@ -53,7 +53,7 @@ class Look(DataSettings):
         return 0
 
     def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
-        """What was dealt out, in a few lines."""
+        """What each client got, in a few lines."""
         shape = "x".join(map(str, dataset.x.shape[1:]))
         lines = [
             f"{dataset.name}: {len(dataset.y):,} training and {len(dataset.test_y):,} test samples of {shape}, "

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from urllib.request import urlopen
@@ -10,12 +11,13 @@ from urllib.request import urlopen
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.data.dataset import Dataset
+from fl.data.loader import Loader
 from fl.data.source import Source, reason
 from fl.data.text import TextOptions, dataset
 
 WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
-MD5 = {  # of the files there; train.txt has none that we could verify
+MD5 = {  # of the files at these addresses; we could not verify one for train.txt
     "wikitext-2/valid.txt": "d756d22ab2310e7e60c094bea5c5a8eb",
     "wikitext-2/test.txt": "781c9418ab9414bd09e4aad825aae752",
     "tinyshakespeare/input.txt": "6fb458f1232090904fb40fe944165e91",
@@ -23,14 +25,14 @@ MD5 = {  # of the files there; train.txt has none that we could verify
 
 
 def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """The topics of Python's own documentation (`help("if")`), which own their text; a tenth of each is for testing.
+    """The topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth of it is for testing.
 
     Source: `pydoc_data.topics` of the Python that runs; the text differs a little from version to version. Long topics
-    repeat short ones (a fifth of all is repetition), so that every paragraph is kept once, in the shortest topic that
-    has it: what is tested on has not been trained on under another title.
+    repeat short ones (a fifth of all text is repetition). Every paragraph is therefore kept once, in the shortest topic
+    that has it, so that nothing is in the training part of one topic and in the test part of another.
 
     Args:
-        root, download: unused; the text comes with Python.
+        root, download: unused, since the text comes with Python.
 
     >>> topics = pydoc(Path(), False)
     >>> topics.x.shape[1], topics.vocabulary[0], "statement" in topics.vocabulary, len(topics.owners.unique()) > 40
@@ -43,11 +45,11 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
-    """WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; its own test part.
+    """WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
 
-    The files are tokenised already, and rare words are <unk> in them; `--text.vocabulary 0` keeps the 33,278 words that
-    are left. They lie in root/wikitext-2 under their published names (wiki.train.tokens, ...) or as train.txt,
-    valid.txt and test.txt, as the download has them.
+    The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
+    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download:
+    train.txt, valid.txt and test.txt.
 
     Args:
         root: the folder that holds wikitext-2/.
@@ -55,10 +57,10 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
         training: the part to train on; `valid` is for small experiments (`--dataset wikitext-2-valid`).
 
     Raises:
-        FLError: for files that are missing or damaged.
+        FLError: for missing or damaged files.
     """
     needed = (training, "test")
-    origin = f"The names {training}.txt and test.txt are taken as well"
+    origin = f"The names {training}.txt and test.txt are accepted as well"
     source = Source("WikiText-2", root, tuple(f"wikitext-2/wiki.{part}.tokens" for part in needed), origin)
 
     def find(part: str) -> str | None:
@@ -86,16 +88,16 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """40,000 lines of Shakespeare (Karpathy's tiny Shakespeare); speakers own their lines, of which a tenth is to test.
+    """40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
 
-    What a speaker says is one document, in the file's order, without the name above every speech.
+    All that a speaker says is one document, in the file's order, without the name above every speech.
 
     Args:
         root: the folder that holds tinyshakespeare/input.txt.
         download: fetch it from github.com/karpathy/char-rnn if it is missing.
 
     Raises:
-        FLError: for a file that is missing or damaged.
+        FLError: if it is missing or damaged.
     """
     file = "tinyshakespeare/input.txt"
     source = Source("Shakespeare", root, (file,))
@@ -119,10 +121,10 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
     """A file of text in UTF-8, as one document without owners; its last tenth is for testing.
 
     Args:
-        path: of the file, relative to the working directory or, if it is not there, to root; or absolute.
+        path: of the file; absolute, or relative to the working directory or, if it is not there, to root.
 
     Raises:
-        FLError: for a file that is missing or no text.
+        FLError: if it is missing or not text.
     """
     name, file = f"text:{path}", Path(path).expanduser()
     where = Path() if file.is_file() else root
@@ -133,7 +135,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
 
 def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
-    r"""Every paragraph once, in the shortest text that has it (apart from how its lines are broken); texts by name.
+    r"""Texts by name, with every paragraph in the shortest of its texts only. How lines are broken does not matter.
 
     >>> _unrepeated({"long": "One and\ntwo.\n\nThree.", "short": "One\nand two."})
     {'long': 'Three.', 'short': 'One\nand two.'}
@@ -148,7 +150,7 @@ def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
 
 
 def _articles(text: str) -> list[str]:
-    r"""WikiText's articles: each begins with its title, ` = Title = ` between blank lines.
+    r"""The articles of WikiText. Each begins with its title, ` = Title = ` between blank lines.
 
     >>> _articles(" \n = A = \n \n a \n = b = \n \n = = C = = \n \n = D = \n \n")
     [' \n = A = \n \n a \n = b = \n \n = = C = = \n \n', ' = D = \n \n']
@@ -167,17 +169,26 @@ def _articles(text: str) -> list[str]:
 def _read(source: Source, file: str | Path) -> str:
     try:
         return (source.root / file).read_text("utf-8")
-    except (OSError, ValueError) as error:  # text that is no UTF-8 raises a ValueError
+    except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
         raise source.damaged(str(file), error) from error
 
 
 def _fetch(address: str, root: Path, file: str) -> None:
-    """Download a file into root, whole or not at all; OSError or ValueError if that fails."""
+    """Download a file into root, whole or not at all. Raises OSError or ValueError if that fails."""
     path = root / file
     with urlopen(address + path.name, timeout=60) as answer:
         content = answer.read()
     if file in MD5 and hashlib.md5(content).hexdigest() != MD5[file]:
-        raise ValueError(f"{address}{path.name} is another file than it was")
+        raise ValueError(f"{address}{path.name} is not the file that it was")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+LOADERS = {
+    "pydoc": Loader(pydoc, text=True, bundled=True),
+    "wikitext-2": Loader(wikitext2, text=True),
+    "wikitext-2-valid": Loader(partial(wikitext2, training="valid"), text=True),
+    "shakespeare": Loader(shakespeare, text=True),
+    "text:FILE": Loader(lambda root, _, options, path: plain(root, path, options), text=True),
+}

@@ -1,4 +1,4 @@
-"""The form that every data set has once it is loaded: images and labels, or text, resident on one device."""
+"""The form that every data set has once it is loaded: images and labels, or text, on one device."""
 
 from dataclasses import dataclass, replace
 
@@ -11,17 +11,17 @@ from fl.base.rng import Rng
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples of the training set (which clients share out) and of the common test set: images or sequences of text.
+    """Samples of the training set, which is dealt out to clients, and of the common test set: images, or text.
 
     Attributes:
         x, y: training images, uint8 [N, C, H, W], and labels, int64 [N] from 0 to classes - 1; or sequences of
             tokens, int32 [N, T], and the token that comes after each, int64 [N, T].
         test_x, test_y: the same for the test set.
         classes: number of classes; of text the size of the vocabulary.
-        top: the largest pixel value, which becomes 1 (0 becomes -1): normalisation with mean = std = 0.5,
-            as FedMR's released code does for every data set.
+        top: the largest pixel value. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as FedMR's
+            released code has it for every data set.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
-            CPU; None where a data set names none.
+            CPU; None if the data set does not say.
         vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.
     """
 
@@ -38,11 +38,11 @@ class Dataset:
 
     @property
     def text(self) -> bool:
-        """Whether samples are sequences of tokens, with a label for each token, and no images."""
+        """Whether samples are sequences of tokens, with a label for each token, and not images."""
         return self.x.ndim == 2
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What a model takes: uint8 images of any leading shape -> floats in [-1, 1]; tokens -> int64.
+        """What a model expects: floats in [-1, 1] of uint8 images of any leading shape, int64 of tokens.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
@@ -53,7 +53,7 @@ class Dataset:
         return images.to(dtype).mul_(2 / self.top).sub_(1)
 
     def padded(self, pixels: int) -> "Dataset":
-        """The same images with a border that repeats their edges, so that a white ground stays white.
+        """The same images with a border that repeats their edges, so that a white background stays white.
 
         >>> from fl.data import load
         >>> load("digits").padded(2).x.shape
@@ -66,7 +66,7 @@ class Dataset:
         return replace(self, x=x, test_x=test_x)
 
     def pooled(self) -> "Dataset":
-        """The test samples among the training samples, after them; the test set stays as it is.
+        """With the test samples added at the end of the training samples; the test set stays as it is.
 
         >>> from fl.data import load
         >>> load("digits").pooled().x.shape
@@ -75,12 +75,12 @@ class Dataset:
         x, y, owners = torch.cat([self.x, self.test_x]), torch.cat([self.y, self.test_y]), None
         if self.owners is not None:
             if self.test_owners is None:
-                raise FLError(f"--pool: {self.name} does not say whose its test samples are; leave --pool out")
+                raise FLError(f"--pool: {self.name} does not say who owns its test samples; leave --pool out")
             owners = torch.cat([self.owners, self.test_owners])
         return replace(self, x=x, y=y, owners=owners)
 
     def sampled(self, number: int) -> "Dataset":
-        """That many of the training samples, always the same random ones, in their order; 0: all.
+        """With so many of the training samples: always the same random ones, in their order; 0 for all.
 
         >>> from fl.data import load
         >>> load("digits").sampled(100).x.shape
@@ -95,11 +95,11 @@ class Dataset:
         return replace(self, x=self.x[chosen], y=self.y[chosen], owners=owners)
 
     def tested_on(self, index: Tensor) -> "Dataset":
-        """With these training samples as its test set: those that clients hold out, of pooled data."""
+        """With these training samples as its test set, which are those that clients hold out of pooled data."""
         owners = None if self.owners is None else self.owners[index]
         return replace(self, test_x=self.x[index], test_y=self.y[index], test_owners=owners)
 
     def to(self, device: torch.device | str) -> "Dataset":
-        """The same data on another device; owners, which only partitions read, stay on the CPU."""
+        """The same data on another device. Owners stay on the CPU, since only partitions read them."""
         tensors = {k: getattr(self, k).to(device) for k in ("x", "y", "test_x", "test_y")}
         return replace(self, **tensors)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
+from fl.data.loader import Loader
 from fl.data.source import Source
 
 CLASSES = 62  # 0-9, A-Z, a-z
@@ -22,9 +23,9 @@ def load(root: Path, download: bool) -> Dataset:
     """LEAF's FEMNIST with the writers as natural owners.
 
     Source: github.com/TalwalkarLab/leaf. Its data/femnist/preprocess.sh writes data/train/*.json and
-    data/test/*.json; they belong in root/femnist/train and root/femnist/test. How many writers and samples there are
-    depends on its options. Pixels keep LEAF's polarity, dark ink on a white background (1.0, here 255), which is the
-    opposite of MNIST's and EMNIST's.
+    data/test/*.json; put them into root/femnist/train and root/femnist/test. How many writers and samples there are
+    depends on the options of that script. Pixels keep LEAF's polarity, dark ink on a white background (1.0, here 255):
+    the opposite of MNIST's and EMNIST's.
 
     Args:
         root: the folder that holds femnist/.
@@ -35,7 +36,7 @@ def load(root: Path, download: bool) -> Dataset:
         owners number the writers of both parts together, sorted by name.
 
     Raises:
-        FLError: for files that are missing, which says where they come from, or damaged, which names the file.
+        FLError: for missing files (it says where they come from) and for damaged ones (it names the file).
     """
     del download
     origin = (
@@ -82,12 +83,12 @@ def _samples(writer: str, count: int, x: list, y: list) -> Samples:
     if not len(x) == len(y) == count:
         raise ValueError(f"writer {writer}: {len(x)} images and {len(y)} labels where num_samples is {count}")
     if not all(type(label) is int and 0 <= label < CLASSES for label in y):
-        raise ValueError(f"writer {writer}: a label that is no integer from 0 to {CLASSES - 1}")
+        raise ValueError(f"writer {writer}: a label is not an integer from 0 to {CLASSES - 1}")
     if not all(len(image) == 784 for image in x):
-        raise ValueError(f"writer {writer}: an image that does not have 784 pixels")
+        raise ValueError(f"writer {writer}: an image does not have 784 pixels")
     pixels = np.array(x, dtype=np.float64).reshape(count, 784)
     if not np.all((pixels >= 0) & (pixels <= 1)):  # false for NaN too
-        raise ValueError(f"writer {writer}: a pixel that is not in [0, 1]")
+        raise ValueError(f"writer {writer}: a pixel is not in [0, 1]")
     return np.rint(pixels * 255).astype(np.uint8), np.array(y, dtype=np.int64)
 
 
@@ -98,3 +99,6 @@ def _stack(writers: dict[str, Samples], numbers: dict[str, int]) -> tuple[Tensor
     y = np.concatenate([writers[writer][1] for writer in order])
     owners = np.repeat([numbers[writer] for writer in order], [len(writers[writer][1]) for writer in order])
     return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(owners)
+
+
+LOADERS = {"femnist": Loader(load)}

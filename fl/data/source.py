@@ -1,4 +1,4 @@
-"""Where the files of a data set are expected, and the errors about files that are missing or damaged."""
+"""Where the files of a data set are expected, and the errors about missing and damaged ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ class Source:
         title: the data set's name in messages.
         root: the folder that files are relative to.
         files: every file that is needed, or a pattern such as `femnist/train/*.json` for at least one file.
-        origin: a sentence about where the data come from, for data sets that need one.
+        origin: a sentence about where the data comes from, if it needs one.
     """
 
     title: str
@@ -25,7 +25,7 @@ class Source:
     origin: str = ""
 
     def missing(self) -> list[str]:
-        """Those of `files` that are not there."""
+        """Which of `files` are not there."""
         return [file for file in self.files if next(self.root.glob(file), None) is None]
 
     def error(self, what: str) -> FLError:
@@ -40,7 +40,7 @@ class Source:
         )
 
     def damaged(self, file: str | Path, why: str | Exception) -> FLError:
-        """The exception for a file that is there but cannot be right.
+        """The exception for a file that is there but is damaged.
 
         >>> print(Source("MNIST", Path("data"), ("a", "b")).damaged("a", "empty"))  # doctest: +ELLIPSIS
         MNIST cannot be read from data: files are damaged (a: empty). Expected there: a, b. ...
@@ -49,7 +49,7 @@ class Source:
         return self.error(f"files are damaged ({file}: {reason(why)})")
 
     def check_labels(self, labels: Tensor, valid: range, images: int, file: str | Path) -> None:
-        """Raise FLError unless there is one valid label, read from `file`, for each of so many images."""
+        """Raise FLError unless `file`, from which labels were read, has one valid label for each image."""
         if len(labels) != images:
             raise self.damaged(file, f"{len(labels)} labels for {images} images")
         if images == 0:
@@ -60,7 +60,7 @@ class Source:
 
 
 def reason(error: str | Exception) -> str:
-    """What an exception says, on one line.
+    """The text of an exception in one line.
 
     >>> reason(KeyError("users"))
     "KeyError: 'users'"

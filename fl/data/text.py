@@ -22,10 +22,10 @@ class TextOptions:
     tokens: Annotated[str, one_of("word", "byte")] = "word"
     """what a token is: word or byte"""
     vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
-    """word: the most frequent words that are told apart; all others are <unk>, as are those that the training part
-    has once only; 0: no limit"""
+    """word: how many of the most frequent words are kept; all others become <unk>, as do words that occur only once in
+    the training part; 0: no limit"""
     length: AtLeast1 = 64
-    """tokens of a sequence, which is a sample"""
+    """tokens of a sequence; each sequence is a sample"""
 
 
 def dataset(
@@ -36,25 +36,25 @@ def dataset(
     owned: bool = True,
     spaced: bool = False,
 ) -> Dataset:
-    """Text as a data set of sequences and what comes next in them.
+    """Text as a data set of sequences, whose labels are the tokens that come next.
 
-    A document is cut into consecutive sequences of T tokens; they do not run over its end, where up to T tokens, too
-    few for one more sequence, are left out. (A document that is too short has none, and its number does not occur in
+    A document is cut into consecutive sequences of T tokens. What is left at its end, up to T tokens, is too short for
+    another sequence and is dropped. (A document that is too short has no sequence, and its number does not occur in
     `owners`.) The test documents are cut as one stream, since nobody owns them, so that short ones count as well.
     Which tokens are for testing does not depend on T.
 
     Args:
-        documents: training documents, numbered as owners.
-        test: test documents; None takes the last tenth of the tokens of each training document away for it.
-        owned: False: the documents are no owners.
+        documents: training documents; each is an owner, numbered from 0.
+        test: test documents; if None, the last tenth of the tokens of each training document is for testing.
+        owned: if False, the data has no owners.
         spaced: see `words`.
 
     Returns:
-        x int32 [N, T], y int64 [N, T] with y[:, :-1] = x[:, 1:]; as many classes as there are words in the vocabulary,
-        which the training part alone makes, or 256; see `Dataset`.
+        x int32 [N, T], y int64 [N, T] with y[:, :-1] = x[:, 1:]. Classes are the words of the vocabulary, which is made
+        from the training part only, or the 256 bytes; see `Dataset`.
 
     Raises:
-        FLError: for options that cannot be, and text that is too short.
+        FLError: for options that make no sense, and text that is too short.
 
     >>> small = dataset("abc", ["abcdefghij" * 4], TextOptions("byte", length=3))
     >>> bytes(small.x[1].tolist()), bytes(small.y[1].tolist()), len(small.x), bytes(small.test_x[0].tolist())
@@ -68,7 +68,7 @@ def dataset(
         held = [document[cut:] for document, cut in zip(train, cuts)]
         train = [document[:cut] for document, cut in zip(train, cuts)]
     if by_word:
-        # Without rare words in training nobody would learn what <unk> is, of which the test part has some.
+        # Without rare words in training, nobody would learn about <unk>, which occurs in the test part.
         vocabulary = vocabulary_of(train, options.vocabulary, least=1 if spaced else 2)
         numbers = {word: number for number, word in enumerate(vocabulary)}
         train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
@@ -76,7 +76,7 @@ def dataset(
     for part, longest in (("longest training document", max(map(len, train), default=0)), ("test part", len(stream))):
         if longest <= options.length:
             raise FLError(
-                f"{name} is too short: its {part} has {longest} tokens, a sequence takes --text.length "
+                f"{name} is too short: its {part} has {longest} tokens, and a sequence needs --text.length "
                 f"{options.length} and one more"
             )
     pieces = [windows(document, options.length) for document in train]
@@ -87,7 +87,7 @@ def dataset(
 
 
 def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
-    """Consecutive sequences x, int32 [n, length], of a stream of tokens, and the next tokens y, int64.
+    """Consecutive sequences x, int32 [n, length], of a stream of tokens, and the tokens after each, y, int64.
 
     >>> windows(np.arange(8), 3)
     (tensor([[0, 1, 2],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
+from fl.data.loader import Loader
 from fl.data.source import Source, reason
 
 FOLDER = "tiny-imagenet-200"
@@ -30,9 +31,9 @@ def load(root: Path, download: bool) -> Dataset:
         become RGB; 200 classes, numbered in the order of their sorted WordNet ids.
 
     Raises:
-        FLError: for files that are missing or damaged, which it names, with the address of the archive.
+        FLError: for missing or damaged files; it names them and the address of the archive.
     """
-    origin = f"The data come from {URL.removeprefix('http://')}"
+    origin = f"The data comes from {URL.removeprefix('http://')}"
     source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
     if missing := source.missing():
         if not download:
@@ -61,7 +62,7 @@ def _lines(source: Source, file: Path) -> list[str]:
     """The lines of a text file that are not empty."""
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:  # text that is no UTF-8 raises a ValueError
+    except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
         raise source.damaged(file, error) from error
 
 
@@ -74,7 +75,7 @@ def _wnids(source: Source, file: Path) -> list[str]:
 
 
 def _class_files(source: Source, folder: Path) -> list[Path]:
-    """The training images of a class: all that its list of boxes names, if it has come along."""
+    """The training images of a class, checked against its list of boxes if that is there."""
     files = sorted((folder / "images").glob("*.JPEG"))
     if not files:
         raise source.damaged(folder / "images", "no images")
@@ -92,13 +93,13 @@ def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[s
     labels = {}
     for name, *rest in (line.split("\t") for line in _lines(source, file)):
         if not rest or rest[0] not in number:
-            raise source.damaged(file, f"{name} has no class that is in wnids.txt")
+            raise source.damaged(file, f"{name} has no class, or one that is not in wnids.txt")
         labels[name] = number[rest[0]]
     present = {image.name for image in (folder / "images").glob("*.JPEG")}
     if absent := labels.keys() - present:
         raise source.damaged(folder / "images" / min(absent), "the image is missing")
     if unlabelled := present - labels.keys():
-        raise source.damaged(file, f"{min(unlabelled)} is not in it")
+        raise source.damaged(file, f"it has no line for {min(unlabelled)}")
     return dict(sorted(labels.items()))
 
 
@@ -116,3 +117,6 @@ def _decode(source: Source, files: list[Path]) -> Tensor:
         except Exception as error:  # Pillow raises OSError, SyntaxError and more for files that it cannot read
             raise source.damaged(file, error) from error
     return torch.from_numpy(images)
+
+
+LOADERS = {"tiny-imagenet": Loader(load)}

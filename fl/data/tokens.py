@@ -1,7 +1,7 @@
 """Tokens of text: words of a vocabulary, or bytes.
 
-Words are what a text splits into, so that joined by spaces they split into the same words again. The end of a line is
-a word of its own, as in WikiText's published counts.
+Words joined by spaces split into the same words again. The end of a line is a word of its own, as in WikiText's
+published counts.
 """
 
 import re
@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 UNKNOWN = "<unk>"
-"""Stands for every word that the vocabulary does not have; its token is 0. WikiText's files have it as a word."""
+"""Stands for every word that is not in the vocabulary; its token is 0. In WikiText's files it is a word already."""
 
 _WORDS = re.compile(rf"\n|{UNKNOWN}|\w+(?:'\w+)*|[^\w\s]")
 _SPACED = re.compile(r"\n|\S+")
@@ -22,7 +22,7 @@ def words(text: str, spaced: bool = False) -> list[str]:
     r"""The words of a text: runs of letters, digits and underscores, single other characters, and ends of lines.
 
     Args:
-        spaced: the text is tokenised already: words are what stands between spaces.
+        spaced: whether the text is tokenised already, so that words are separated by spaces.
 
     >>> words("Don't panic:\nit's <unk>.")
     ["Don't", 'panic', ':', '\n', "it's", '<unk>', '.']
@@ -33,10 +33,10 @@ def words(text: str, spaced: bool = False) -> list[str]:
 
 
 def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int = 1) -> tuple[str, ...]:
-    """`<unk>` and the most frequent words of the documents, ties in the order of characters.
+    """`<unk>` and the most frequent words of the documents; ties are in alphabetical order.
 
     Args:
-        limit: how many words at most, `<unk>` among them; 0 is all.
+        limit: how many words at most, `<unk>` included; 0 for all.
         least: how often a word must occur.
 
     >>> vocabulary_of([["b", "a", "c"], ["c"]], limit=3)
@@ -49,7 +49,7 @@ def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int
 
 
 def encode_words(document: Sequence[str], numbers: dict[str, int]) -> np.ndarray:
-    """The tokens of words, int32 [n]; 0 for words that have no number.
+    """The tokens of words, int32 [n]; 0 for words without a number.
 
     >>> encode_words(["c", "a", "d"], {"<unk>": 0, "c": 1, "a": 2})
     array([1, 2, 0], dtype=int32)
@@ -67,7 +67,7 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
-    """The text of tokens [n]: words joined by spaces, or without a vocabulary bytes.
+    """The text of tokens [n]: words joined by spaces; without a vocabulary, tokens are bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')

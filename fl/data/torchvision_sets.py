@@ -1,7 +1,7 @@
 """Data sets that torchvision's own classes read and download: the MNIST family, EMNIST, CIFAR-10 and CIFAR-100.
 
-Every function here takes the folder that torchvision's class calls its root and whether missing files may be
-downloaded, and raises an FLError that names the folder and the files if they are missing or damaged.
+Every function here takes the folder that torchvision's class calls its root, and whether missing files may be
+downloaded. Missing and damaged files are an FLError that names them and the folder.
 """
 
 import pickle
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
+from fl.data.loader import Loader
 from fl.data.source import Source, reason
 
 EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
-"""Splits of EMNIST with the labels in their files; only letters does not start at 0."""
+"""The splits of EMNIST, and the labels in their files. Only those of `letters` do not start at 0."""
 
 
 def mnist(root: Path, download: bool) -> Dataset:
@@ -70,8 +71,8 @@ def cifar100(root: Path, download: bool) -> Dataset:
 def cifar100_coarse(root: Path, download: bool) -> Dataset:
     """CIFAR-100 with its 20 superclasses of five fine classes each as labels; images as in `cifar100`.
 
-    torchvision's class keeps the fine labels alone, so the coarse ones are read from the same two files. It has
-    checked their md5 by then, and unpickling is restricted to what NumPy arrays need, so no file can run code here.
+    torchvision's class keeps the fine labels only, so the coarse ones are read from the same two files. By then it has
+    checked their md5, and unpickling is restricted to what NumPy arrays need, so that no file can run code here.
     """
     from torchvision.datasets import CIFAR100
 
@@ -81,9 +82,9 @@ def cifar100_coarse(root: Path, download: bool) -> Dataset:
 
 
 def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path], object]):
-    """(train, test) from torchvision's class: files that are there first, then a download.
+    """(train, test) from torchvision's class, which downloads only if files are missing.
 
-    If files turn out damaged, `probe`, which raises for a damaged file, finds the one to name.
+    If files are damaged, `probe`, which raises an exception for a damaged file, finds the one to name.
     """
     missing = source.missing()
     if missing and not download:
@@ -107,7 +108,7 @@ def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
 
 
 def _idx(name: str, cls: Callable, source: Source, valid: range, download: bool) -> Dataset:
-    """The Dataset of a class like MNIST, whose files are images and labels of the training and of the test part."""
+    """The Dataset of a class like MNIST: its files are the images and labels of the training and of the test part."""
     train, test = parts = _parts(cls, source, download, _read_idx)
     for part, images, labels in zip(parts, source.files[::2], source.files[1::2]):
         if part.data.shape[1:] != (28, 28):
@@ -132,7 +133,7 @@ def _cifar(name: str, cls: Callable, title: str, classes: int, root: Path, downl
 
     def probe(file: Path) -> None:
         if not check_integrity(file, md5[file.name]):
-            raise ValueError("its md5 is not the published one")
+            raise ValueError("its md5 differs from the published one")
 
     parts = _parts(cls, source, download, probe)
     arrays = []
@@ -154,7 +155,7 @@ def _coarse_labels(source: Source, file: str, images: int) -> Tensor:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler for dictionaries, lists, numbers, strings and NumPy arrays, and nothing that could run code."""
+    """Unpickles dictionaries, lists, numbers, strings and NumPy arrays, and refuses everything else."""
 
     ALLOWED = frozenset(
         [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
@@ -165,3 +166,13 @@ class _ArrayUnpickler(pickle.Unpickler):
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name} has no place in a file of arrays")
         return super().find_class(module, name)
+
+
+LOADERS = {
+    "mnist": Loader(mnist),
+    "fashion-mnist": Loader(fashion_mnist),
+    **{f"emnist-{split}": Loader(partial(emnist, split=split)) for split in EMNIST_LABELS},
+    "cifar10": Loader(cifar10),
+    "cifar100": Loader(cifar100),
+    "cifar100-coarse": Loader(cifar100_coarse),
+}

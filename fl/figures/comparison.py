@@ -1,8 +1,9 @@
 """Runs side by side: a figure, and the table beside it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,33 +12,29 @@ from matplotlib.figure import Figure
 from fl.analysis.costs import check_target
 from fl.analysis.groups import AGAINST, along, common, find_runs, group, target_table
 from fl.analysis.outcome import table
+from fl.base.columns import Due
 from fl.base.flags import choice
 from fl.figures.curves import curve, mark_levels, new_levels
-from fl.figures.style import LABELS, finish, legend_below, save
+from fl.figures.style import finish, legend_below, save
+from fl.runs.columns import columns
 from fl.runs.metrics import Row, selected
 
 
 def comparison_figure(
     groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
 ) -> None:
-    """Curves of several methods, mean and one standard deviation over their runs.
+    """Curves of several methods: mean and one standard deviation over their runs.
 
-    What clients score on their own test data is drawn where all runs have it. A vertical line is where the first run of
-    a method begins to train another level, and the legend says so.
+    Scores on clients' own test data are drawn if all runs have them. A vertical line marks the round in which the first
+    run of a method begins to train another level, and the legend says so.
 
     Args:
-        groups: label, whose first word is the method -> the rows of each of its runs (one run a seed).
-        along: the column that curves are drawn against. Where it stays 0, as what is sent by a method that sends
-            nothing, the method is a dashed horizontal line at the round that `fl.runs.metrics.selected` gives.
+        groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
+        along: the column that curves are drawn against. If it stays 0, such as the traffic of a method that sends
+            nothing, the method is a dashed horizontal line with the value of its selected round, see
+            `fl.runs.metrics.selected`.
     """
-    known = [set().union(*rows) for runs in groups.values() for rows in runs]
-    keys = [key for key in LABELS if any(key in columns for columns in known)]
-    for key, left_out in (
-        ("loss", all("perplexity" in columns for columns in known)),  # which says the same
-        ("local_test_accuracy", not all("local_test_accuracy" in columns for columns in known)),
-    ):
-        if left_out and key in keys:
-            keys.remove(key)
+    keys = panels([set().union(*rows) for runs in groups.values() for rows in runs])
     wide = len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
     high = math.ceil(len(keys) / wide)
     figure = Figure(figsize=(4.6 * wide, 3.8 * high), layout="constrained")
@@ -61,8 +58,27 @@ def comparison_figure(
     save(figure, path)
 
 
+def panels(measured: Sequence[Collection[str]]) -> list[str]:
+    """The columns that have curves: those with a label, the global model's first.
+
+    Args:
+        measured: the columns that each run has.
+
+    >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
+    ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']
+    """
+    labelled = {name: column for name, column in columns().items() if column.label}
+    keys = [name for due in get_args(Due) for name, column in labelled.items() if column.due == due]
+    own = "local_test_accuracy"
+    keys = ["accuracy", own, *(name for name in keys if name not in ("accuracy", own))]  # to compare the two
+    left_out = set() if all(own in names for names in measured) else {own}
+    if all("perplexity" in names for names in measured):
+        left_out.add("loss")  # of which the perplexity is the exponential
+    return [key for key in keys if key not in left_out and any(key in names for names in measured)]
+
+
 def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str) -> None:
-    """The mean and one standard deviation over runs of a metric in their selected rounds, all along the axis."""
+    """A horizontal line: mean and one standard deviation over runs of a column in their selected rounds."""
     values = [row[key] for row in map(selected, runs) if key in row]
     if values:
         mean, std = np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0
@@ -71,8 +87,8 @@ def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, c
 
 
 def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target: float | None = None) -> str:
-    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table, with a second one
-    below if there is a target.
+    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table; with a target, a
+    second table is below it.
     """
     check(against, target)
     groups = group(find_runs(folders))
@@ -84,7 +100,7 @@ def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target:
 
 
 def check(against: str, target: float | None) -> None:
-    """Raise FLError for what curves are not drawn against, and for a target that nothing reaches."""
+    """Raise FLError if curves cannot be drawn against this, or the target makes no sense."""
     choice("--against", [against], AGAINST)
     if target is not None:
         check_target(target)

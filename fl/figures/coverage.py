@@ -13,20 +13,23 @@ from matplotlib.ticker import PercentFormatter
 from fl.analysis.coverage import coverage
 from fl.base.errors import FLError
 from fl.figures.style import save
+from fl.models.fleet import alone
+from fl.runs.artifact import Artifact
+from fl.runs.simulation import Simulation
 from surgery import Submodel, sections
 
 _GRID = 400  # positions of a row
-_NAMED = 45  # rows up to which each has its name; else each block has
+_NAMED = 45  # with more rows than these, blocks are named instead of rows
 
 
 def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path) -> None:
     """Write maps side by side: the share of the clients that cover each part of the global model's layers.
 
-    A row is a layer (a weight with two axes or more), from the input down, and along it are its outputs in percent of
-    the full width. Thin lines part blocks, thick ones sections.
+    A row is a layer (a weight with two axes or more); the first is next to the input. Along a row are its outputs, in
+    percent of the full width. Thin lines separate blocks, thick ones sections.
 
     Args:
-        panels: from a title to plans, one a client, of one global model. Another panel's may be of another one.
+        panels: from a title to the plans of all clients, which are of one global model. Panels may differ in it.
         path: of the figure.
 
     Raises:
@@ -57,7 +60,7 @@ def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
 
 
 def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
-    """Shares [layers, _GRID] and (section, block, layer) of each row; outside of blocks the module is both."""
+    """Shares [layers, _GRID], and (section, block, layer) of each row; outside of blocks, the module is all of them."""
     counts = coverage(plans)
     shapes = plans[0].shapes
     found = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
@@ -77,7 +80,7 @@ def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, s
 
 
 def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> None:
-    """Lines between blocks and sections, and the names of rows, or of blocks where rows are many."""
+    """Lines between blocks and sections, and the names of rows, or of blocks if there are many rows."""
     for at in range(1, len(names)):
         for part, width in ((0, 1.8), (1, 0.6)):
             if names[at][part] != names[at - 1][part]:
@@ -90,3 +93,16 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
     panel.xaxis.set_major_formatter(PercentFormatter(100))
     panel.tick_params(axis="x", labelsize=8)
     panel.tick_params(axis="y", length=0)
+
+
+def _leave(run: Simulation) -> None:
+    """coverage.png, of methods whose clients keep their part of the global model; if these graft, also without it."""
+    if not run.fed.fleet or not run.algorithm.plan:
+        return
+    plans = list(map(run.algorithm.plan, range(len(run.fed.fleet))))
+    bare = list(map(alone, plans))
+    grafted = {"without grafting": bare, "with grafting": plans}
+    draw_coverage(grafted if bare != plans else {"clients' models": plans}, run.folder / "coverage.png")
+
+
+ARTIFACT = Artifact(_leave, when="start")

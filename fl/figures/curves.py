@@ -8,12 +8,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fl.figures.style import LABELS, dress, save
+from fl.figures.style import dress, finish, save
+from fl.runs.artifact import Artifact
 from fl.runs.metrics import Row
+from fl.runs.simulation import Simulation
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
-    """(rounds, values) where the metric was measured.
+    """(rounds, values) of the rounds that measured a column.
 
     >>> series([{"round": 1}, {"round": 2, "loss": 0.5}], "loss")
     ([2], [0.5])
@@ -23,7 +25,7 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
 
 
 def new_levels(rows: Sequence[Row]) -> list[Row]:
-    """The rows in which another level begins to train; the first level is no other.
+    """The rows in which another level begins to train; the first level does not count.
 
     >>> new_levels([{"round": 1, "level": 1}, {"round": 2, "level": 2}, {"round": 3, "level": 2}])
     [{'round': 2, 'level': 2}]
@@ -33,7 +35,7 @@ def new_levels(rows: Sequence[Row]) -> list[Row]:
 
 
 def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round", named: bool = False) -> None:
-    """A thin vertical line where another level begins to train, with the level above it if `named`."""
+    """A thin vertical line where another level begins to train; if `named`, the level stands above it."""
     edge = axis.get_xaxis_transform()
     for row in new_levels(rows):
         axis.vlines(row[along], 0, 1, transform=edge, colors=color, lw=0.8, alpha=0.4, zorder=0)
@@ -43,7 +45,7 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
 
 
 def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
-    """The curves of one run: accuracy (global model, and the K models with their spread), losses, similarity."""
+    """The curves of one run: accuracy (global model, and the K models with their spread), loss and similarity."""
     with_cosine = any("models_cosine" in row for row in rows)
     figure = Figure(figsize=(13 if with_cosine else 9, 3.8), layout="constrained")
     axes = figure.subplots(1, 3 if with_cosine else 2)
@@ -66,7 +68,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     dress(axes[1], "cross entropy of a token" if text else "cross entropy")
     if with_cosine:
         axes[2].plot(*series(rows, "models_cosine"), color="C0")
-        dress(axes[2], LABELS["models_cosine"], legend=False)
+        finish(axes[2], "models_cosine")
     for axis in axes:
         mark_levels(axis, rows, "C0", named=True)
     figure.suptitle(title, fontsize=11)
@@ -76,8 +78,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
 def curve(
     axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str, style: str = "-", along: str = "round"
 ) -> None:
-    """Mean and one standard deviation of a metric over runs, round by round. The end has a dot where it lies straight
-    above or below what comes before, as at the end of a method whose last rounds send nothing.
+    """Mean and one standard deviation of a column over runs, round by round. The end of the curve has a dot if it lies
+    straight above or below the point before it, as for a method whose last rounds send nothing.
     """
     at, mean, std = mean_and_std(runs, key, along)
     axis.plot(at, mean, style, color=color, label=label)
@@ -89,8 +91,8 @@ def curve(
 def mean_and_std(
     runs: Sequence[Sequence[Row]], key: str, along: str = "round"
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """(places, mean, sample standard deviation) over the runs, at the rounds that all of them measured. The places are
-    the means of column `along` in these rounds.
+    """(places, mean, sample standard deviation) over the runs, in the rounds that all of them measured. The places are
+    the means of the column `along` in these rounds.
 
     >>> mean_and_std([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[:2]
     ([1.0], array([2.]))
@@ -101,3 +103,11 @@ def mean_and_std(
     places, values = pairs[..., 0].mean(0), pairs[..., 1]
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
     return places.tolist(), values.mean(0), std
+
+
+def _leave(run: Simulation) -> None:
+    if run.rows:
+        run_figure(run.rows, run.config.title(), run.folder / "curves.png")
+
+
+ARTIFACT = Artifact(_leave)

@@ -1,4 +1,4 @@
-"""Loss landscapes side by side: as a figure, a table of how sharp they are, and the numbers themselves."""
+"""Loss landscapes side by side."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fl.figures.style import save
 
 
 def draw_figure(found: Sequence[Landscape], title: str, what: str, path: Path) -> None:
-    """One panel a model: filled levels and contours of the loss, the same in all panels, on a logarithmic scale."""
+    """A panel for each model with levels and contours of the loss, which are logarithmic and the same in all panels."""
     columns = min(len(found), 4)
     rows = math.ceil(len(found) / columns)
     figure = Figure(figsize=(1.2 + 2.6 * columns, 0.7 + 2.75 * rows), layout="constrained")
@@ -24,7 +24,7 @@ def draw_figure(found: Sequence[Landscape], title: str, what: str, path: Path) -
     panels = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).flatten()
     finite = torch.cat([one.values[one.values.isfinite()] for one in found])
     if not len(finite):
-        raise FLError(f"{found[0].title}: no loss is finite, there is nothing to draw; take a smaller --radius")
+        raise FLError(f"{found[0].title}: no loss is finite, so there is nothing to draw; choose a smaller --radius")
     low, high = max(finite.min().item(), 1e-6), finite.max().item()
     high = max(high, low * 1.01)
     levels = np.geomspace(low, high, 19)

@@ -1,4 +1,4 @@
-"""A picture of who holds what."""
+"""A picture of which client holds what."""
 
 from pathlib import Path
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from fl.figures.style import save
 from fl.partition.counts import counts
-from fl.partition.deal import Partition
+from fl.partition.kind import Partition
 
 
 def draw(partition: Partition, labels: Tensor, classes: int, title: str, path: Path) -> None:
-    """Clients x classes, coloured by the number of samples; the clusters, where there are some, and the sizes beside.
+    """Clients x classes, coloured by the number of samples. Beside it are the clients' sizes, and the clusters if there
+    are any.
 
-    Raises FLError for a kind of file that cannot be drawn.
+    Raises FLError for a file that cannot be written.
     """
     table, structure = counts(partition, labels, classes), partition.structure.numpy()
     clients, levels = len(table), len(structure)

@@ -10,14 +10,14 @@ from fl.base.errors import FLError
 from fl.figures.style import legend_below
 
 _COLORS = ["black", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]  # those of Okabe and Ito
-_STYLES = ["-", "--", "-.", ":"]  # with them, 28 kinds of lines that differ in black and white as well
+_STYLES = ["-", "--", "-.", ":"]  # with the colours, 28 kinds of lines; styles differ in black and white as well
 _MOST = 12  # lines that can be told apart
 _BINS = 8  # at least
-_SHOWN = 0.998  # share of a model's weights that the axis is wide enough for
+_SHOWN = 0.998  # share of a model's weights that lie within the axis
 
 
 def histograms(members: Sequence[Member]) -> Figure:
-    """How the weights of each model's first and last convolution are distributed, one line a model (Figs. 7-9).
+    """How the weights of each model's first and last convolution are distributed; a line for each model (Figs. 7-9).
 
     Raises FLError for too many models.
     """
@@ -44,7 +44,7 @@ def histograms(members: Sequence[Member]) -> Figure:
 
 
 def _labels(members: Sequence[Member]) -> list[str]:
-    """What tells the models apart: width and depth, and the folder where these do not."""
+    """Labels of the models: width and depth, and the folder if these are not enough to tell them apart."""
     sizes = [
         f"width {brief(one.spec.width)}" + (f", depth {brief(one.spec.depth)}" if one.spec.depth else "")
         for one in members

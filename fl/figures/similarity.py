@@ -14,12 +14,12 @@ from fl.base.errors import FLError
 from surgery import SectionSimilarity
 
 _MOST = 6  # models in one figure
-_WRITTEN = 5  # blocks up to which a panel says its numbers
+_WRITTEN = 5  # with more blocks than these, a panel does not show its numbers
 
 
 def heat_maps(found: Sequence[Compared]) -> Figure:
-    """A panel for each section of each model: blocks x blocks, the mean over convolutions; trained ones below untrained
-    ones, all in the same colours. Raises FLError for too many models.
+    """A panel for each section of each model: blocks x blocks, the mean over convolutions. Trained models are below
+    untrained ones, and all panels have the same colours. Raises FLError for too many models.
     """
     if len(found) > _MOST:
         raise FLError(f"{len(found)} models are too many for one figure: give at most {_MOST}")
@@ -53,7 +53,7 @@ def heat_maps(found: Sequence[Compared]) -> Figure:
 
 
 def _panel(panel: Axes, section: SectionSimilarity, low: float, high: float) -> AxesImage:
-    """One heat map; the diagonal, a block and itself, and pairs without a value are grey."""
+    """One heat map. The diagonal (a block and itself) and pairs without a value are grey."""
     size = len(section.blocks)
     values = section.matrix.clone().fill_diagonal_(float("nan"))
     panel.set_facecolor("0.88")
@@ -72,7 +72,7 @@ def _panel(panel: Axes, section: SectionSimilarity, low: float, high: float) -> 
 
 
 def _parent(blocks: Sequence[str]) -> str:
-    """What the names have in common, up to a dot.
+    """The common beginning of the names, up to a dot.
 
     >>> _parent(["section1.1", "section1.12"])
     'section1.'

@@ -13,18 +13,20 @@ from matplotlib.ticker import MaxNLocator
 from fl.analysis.structure import Structure, agreement
 from fl.base.errors import FLError
 from fl.figures.style import save
+from fl.runs.artifact import Artifact
+from fl.runs.simulation import Simulation
 
 COLORS = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#870f2d", "#0000ff", "#69e1b4",
     "#4b3c78", "#8778ff", "#5a00b4", "#964b1e", "#a5d2ff", "#785a78", "#a5ffa5", "#96b487", "#d20fc3", "#f0c378",
     "#a5f0e1", "#ff78d2", "#695af0", "#5a785a", "#783c5a",
 ]  # fmt: skip
-"""Of clusters: those of Okabe and Ito, then each far from all before it, for red- and green-blind eyes too; none
-so dark that black lines beside it are lost."""
+"""Of clusters: first those of Okabe and Ito; each of the others differs much from all before it, to colour-blind eyes
+too, and is bright enough for black lines to be seen on it."""
 MOST = 12
 """Runs in one figure."""
 ONE, OWN = len(COLORS), len(COLORS) + 1
-"""Cells of a level with one model for all, and with one for each client."""
+"""The colours of a level with one model for all, and of one with a model for each client."""
 _MAP = ListedColormap([*COLORS, "0.35", "0.7"])
 _KEY = (
     "colour: model or cluster (each level for itself; dark grey: one for all, light grey: one each); white: none; "
@@ -33,15 +35,16 @@ _KEY = (
 
 
 def draw(structures: Sequence[Structure], path: Path) -> None:
-    """Write the maps of runs, one below the other. Raises FLError as `maps`, and for a path that cannot be written."""
+    """Write the maps of runs, one below the other. Raises FLError as `maps` does, and if the file cannot be written."""
     save(maps(structures), path)
 
 
 def maps(structures: Sequence[Structure]) -> Figure:
-    """The truth of each run beside what it found: a column a level, a row a client, a colour a model.
+    """The truth of each run beside what it found: a column is a level, a row a client, a colour a model.
 
-    Below a level is its largest adjusted Rand index, the share of clients that it is over, if not all kept a model, and
-    which level of the truth it is with, if there are several.
+    Below a level is its largest adjusted Rand index, the share of clients with a model if not all kept one, and the
+    level of the truth that the index is for if there are several.
+
     Raises FLError for too many runs.
     """
     if len(structures) > MOST:
@@ -78,7 +81,7 @@ def _draw_found(axis: Axes, one: Structure) -> None:
         if row.best is not None:
             labels[level] += f"\nARI {row.best:.2f}"
             if row.kept < 1:
-                labels[level] += f"\nof {min(row.kept, 0.99):.0%}"  # 100% would say that none is missing
+                labels[level] += f"\nof {min(row.kept, 0.99):.0%}"  # 100% would mean that none is missing
             if len(one.truth) > 1:
                 labels[level] += f"\n(truth {row.rand.index(row.best) + 1})"
     kinds = [{"global": ONE, "personal": OWN}.get(name) for name in one.levels]
@@ -95,7 +98,7 @@ def _panel(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | No
     """Colour the cells of levels [levels, clients] and mark where neighbours within a level are in different clusters.
 
     Args:
-        kinds: ONE or OWN for a level that is painted so, None for clusters.
+        kinds: the colour of each level, ONE or OWN; None for clusters, which have several.
     """
     table = np.array([cells(level, kind) for level, kind in zip(levels, kinds)])
     clients = table.shape[1]
@@ -113,11 +116,19 @@ def _panel(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | No
 
 
 def cells(level: Sequence[int], kind: int | None = None) -> list[int]:
-    """The colour of each client: -1 for no model, `kind` if given, else models in order of appearance, so that clusters
-    that are found as they truly are look like the truth, however they are numbered.
+    """The colour of each client, -1 for no model. All models have the colour `kind` if that is given. Else they are
+    numbered in the order in which they appear, so that clusters that agree with the truth look like it.
 
     >>> cells([4, 4, -1, 0, 4]), cells([3, -1], kind=OWN) == [OWN, -1]
     ([0, 0, -1, 1, 0], True)
     """
     order = {model: place % len(COLORS) for place, model in enumerate(dict.fromkeys(m for m in level if m >= 0))}
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]
+
+
+def _leave(run: Simulation) -> None:
+    if structure := Structure.of(run):
+        draw([structure], run.folder / "structure.png")
+
+
+ARTIFACT = Artifact(_leave)

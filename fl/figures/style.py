@@ -10,39 +10,29 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
+from fl.analysis.costs import COSTS
 from fl.base.errors import FLError
 from fl.base.files import replacing
+from fl.runs.columns import columns
 
-LABELS = {
-    "accuracy": "test accuracy",
-    "local_test_accuracy": "mean test accuracy\non clients' own data",
-    "loss": "test loss",
-    "perplexity": "test perplexity",
-    "attack_success": "images with the trigger\ntaken for its class",
-    "models_cosine": "mean pairwise cosine of the models",
-}
-_ALONG = {
-    "round": "round",
-    "megabytes": "MB sent and received by a client (mean)",
-    "tmac": "TMAC of all clients, forward passes only",
-    "elapsed": "seconds",
-}
-"""What curves may be drawn against: columns of the rows, and how the axis is called."""
+_ALONG = {"round": "round"} | {name: cost.label for name, cost in COSTS.items()}
+"""The columns that curves can be drawn against, and the labels of that axis."""
 
 
 def finish(axis: Axes, key: str, along: str = "round") -> None:
-    """The axes of a metric's curves."""
-    dress(axis, LABELS[key], percent=key == "attack_success" or key.endswith("accuracy"), legend=False, along=along)
-    if key == "perplexity":
+    """The axes of the curves of a column."""
+    column = columns()[key]
+    dress(axis, column.label, percent=column.factor == 100, legend=False, along=along)
+    if column.log:
         axis.set_yscale("log")
 
 
 def legend_below(figure: Figure, width: int, marked: Sequence[str] = ()) -> None:
-    """One legend for all panels, since labels name every setting that differs and may be long; the figure grows by it.
+    """One legend for all panels, since labels name every setting that differs and may be long. The figure grows for it.
 
     Args:
         width: characters of a line.
-        marked: methods of which `mark_levels` marked levels, which a grey line in the legend tells.
+        marked: the methods whose levels `mark_levels` has marked; a grey line above the legend names them.
     """
     lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}  # a panel may lack some
     lines = {label: line for label, line in lines.items() if not label.startswith("_")}  # such as ends of error bars
@@ -61,13 +51,14 @@ def legend_below(figure: Figure, width: int, marked: Sequence[str] = ()) -> None
 
 
 def dress(axis: Axes, label: str, percent: bool = False, legend: bool = True, along: str = "round") -> None:
+    """Labels, ticks and markers of an axis with curves, whose values may be shares in percent."""
     for line in axis.lines:
         if len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
             line.set_marker("o")
             line.set_markersize(3.5)
     axis.set_xlabel(_ALONG[along])
     axis.set_ylabel(label)
-    if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # no other, that a panel beside it may have set
+    if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # a panel beside it may have set another one
         axis.ticklabel_format(axis="y", useOffset=False)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=along == "round", min_n_ticks=1))
     if along == "tmac":  # 1e-4 once, and not in every number
@@ -81,7 +72,7 @@ def dress(axis: Axes, label: str, percent: bool = False, legend: bool = True, al
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically; FLError as `check_file`."""
+    """Write a figure atomically. Raises FLError as `check_file` does."""
     kind = check_file(path)
     for axis in figure.axes:
         if isinstance(axis.yaxis.get_major_formatter(), PercentFormatter):  # a deviation may reach beyond 0 and 100%
@@ -92,21 +83,21 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Raise FLError for a figure's path that is taken, and as `check_file`."""
+    """Raise FLError if a figure's file exists already, and as `check_file` does."""
     if path.exists():
         raise FLError(f"{path} exists already: choose another --out")
     check_file(path)
 
 
 def check_file(path: Path) -> str:
-    """The kind of file that a figure's path asks for; FLError if matplotlib does not write it, or the folder lacks.
+    """The kind of file that a figure becomes. Raises FLError if matplotlib cannot write it, or there is no folder.
 
     >>> check_file(Path("a.PDF"))
     'pdf'
     """
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in FigureCanvasBase.get_supported_filetypes():
-        raise FLError(f"{path}: figures are not written as {kind!r}; take .png, .pdf or .svg")
+        raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg")
     if not path.parent.is_dir():
         raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
     return kind

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: learning curves, and what they end in against the swept value."""
+"""Pictures of a sweep: learning curves, and their ends against the swept value."""
 
 import itertools
 import math
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from fl.algorithms import ALGORITHMS
 from fl.analysis.groups import common
-from fl.analysis.outcome import Run, have_own, outcome, table
-from fl.analysis.sweep_table import write_csv
+from fl.analysis.outcome import Run, have_own, others, outcome, table
+from fl.analysis.sweep_table import write_results
 from fl.base.files import write_text
 from fl.figures.curves import curve, mark_levels, new_levels
 from fl.figures.style import finish, legend_below, save
@@ -26,11 +26,12 @@ Found = Mapping[tuple[str, str], Sequence[Run]]
 
 
 def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """Accuracy (of text perplexity) round by round: of several methods a panel a value with a line a method (FedMR's
-    Fig. 10), of one method a line a value (Figs. 11 and 12). What does not read the option is dashed.
+    """Accuracy (of text: perplexity) round by round. With several methods there is a panel for each value, with a line
+    for each method (FedMR's Fig. 10); with one method there is a line for each value (Figs. 11 and 12). Methods that do
+    not read the option are dashed.
 
-    Where all runs have clients that test on samples of their own, it is their mean accuracy there. A vertical line is
-    where the first run of a line begins to train another level, and the legend says so.
+    If all runs have clients that test on samples of their own, it is their mean accuracy there. A vertical line marks
+    the round in which the first run of a line begins to train another level, and the legend says so.
     """
     key = "local_test_accuracy" if _own(found) else _metric(found)
     values = list(dict.fromkeys(text for text, _ in found if text))
@@ -66,15 +67,16 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
 
 
 def values_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """The last accuracy (of text perplexity) against the value: mean and standard deviation over seeds, a line a
-    method. Beside it, where all runs have them, accuracies on clients' own test data (`own_accuracy` of
-    `fl.analysis.outcome.outcome`), and where any has it the success of the trigger.
+    """The last accuracy (of text: perplexity) against the value: mean and standard deviation over seeds, one line
+    a method. Beside it are the accuracies on clients' own test data (`own_accuracy` of
+    `fl.analysis.outcome.outcome`), if all runs have them, and the other columns that have a label, such as the success
+    of a trigger, if any run has them.
     """
     keys = {_metric(found): _metric(found)}
     if _own(found):
         keys["own_accuracy"] = "local_test_accuracy"
-    if any("attack_success" in outcome(run) for runs in found.values() for run in runs):
-        keys["attack_success"] = "attack_success"
+    known = set().union(*(outcome(run) for runs in found.values() for run in runs))
+    keys |= {name: name for name, column in others().items() if column.label and name in known}
     figure = Figure(figsize=(5.2 * len(keys), 3.8), layout="constrained")
     for axis, (key, label) in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys.items()):
         finish(axis, label)
@@ -85,7 +87,7 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
 
 
 def _values(axis: Axes, option: str, found: Found, key: str) -> None:
-    """One result of `fl.analysis.outcome.outcome` against the value, of those that have it."""
+    """One result of `fl.analysis.outcome.outcome` against the value, for the runs that have it."""
     found = {at: runs for at, runs in found.items() if all(key in outcome(run) for run in runs)}
     values = list(dict.fromkeys(text for text, _ in found if text))
     places, scale = positions(values)
@@ -114,8 +116,10 @@ def _values(axis: Axes, option: str, found: Found, key: str) -> None:
 
 
 def positions(values: Sequence[str]) -> tuple[list[float], str]:
-    """Where values stand on an axis, and its scale: numbers at what they are, logarithmic if they are positive and span
-    a factor of ten; side by side where some are too near to each other, and in the order given where some is no number.
+    """The places of values on an axis, and its scale.
+
+    Numbers stand at their own place; the scale is logarithmic if they are positive and span a factor of ten. If some
+    are too near to each other they stand side by side in their order, and if some are not numbers in the given order.
 
     >>> positions(["5", "20"]), positions(["layer", "block"]), positions(["0.2", "0", "0.01"])
     (([5.0, 20.0], 'linear'), ([0, 1], 'linear'), ([2, 0, 1], 'linear'))
@@ -157,11 +161,11 @@ def _spread(runs: Sequence[Run], key: str) -> tuple[float, float]:
 
 
 def report(option: str, found: Found, folder: Path) -> str:
-    """Leave the table, as text and as CSV, and the figures; return the table."""
+    """Write the table, as text and as CSV, and the figures; return the table."""
     labels = {(text, m): f"{option}={text} {m}" if text else f"{m} (no {option})" for text, m in found}
     text = table({labels[key]: runs for key, runs in found.items()})
     write_text(folder / "sweep.txt", text + "\n")
-    write_csv(option, found, folder / "sweep.csv")
+    write_results(option, found, folder / "sweep.csv")
     title = common([run.config for runs in found.values() for run in runs])
     curves_figure(option, found, title, folder / "curves.png")
     values_figure(option, found, title, folder / "values.png")

@@ -1,4 +1,4 @@
-"""Who holds which samples: one file a way of dealing them out.
+"""Who holds which samples: one file for each way of dealing them out, whose `KIND` is found by `deal.py`.
 
 >>> import torch
 >>> from fl.base.rng import Rng
@@ -9,15 +9,18 @@
 """
 
 from fl.partition.clusters import clusters
-from fl.partition.deal import KINDS, Partition, check_text_kind, deal
+from fl.partition.contiguous import contiguous
+from fl.partition.deal import KINDS, check_text_kind, deal
 from fl.partition.dirichlet import dirichlet
-from fl.partition.iid import contiguous, iid
+from fl.partition.iid import iid
+from fl.partition.kind import Kind, Partition
 from fl.partition.natural import natural
 from fl.partition.shards import shards
 from fl.partition.split import Parts, Split, Splits, hold_out
 
 __all__ = [
     "KINDS",
+    "Kind",
     "Partition",
     "Parts",
     "Split",

@@ -1,13 +1,16 @@
 """Clusters of clients that share classes, on one level or several (FeMAM, section 5.1 and Table C.1)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.flags import Integers, Sizes
 from fl.partition.iid import even
+from fl.partition.kind import Kind, Partition
 from fl.partition.shards import deal_classes
 from fl.partition.split import Parts
 
@@ -17,6 +20,16 @@ _TABLE = {  # Table C.1: classes of each cluster, by the number of classes and o
     (200, (4, 13, 21)): (20, 6, 2),
     (200, (9, 15, 22)): (9, 5, 2),
 }
+
+
+@dataclass(frozen=True)
+class ClustersOptions:
+    """Clusters of clients."""
+
+    clusters: Integers = (5,)
+    """clusters: how many; several numbers are levels from coarse to fine, such as 2,5,9 (FeMAM)"""
+    cluster_classes: Sizes = ()
+    """clusters: classes of each cluster, one number for each level; auto is an equal share, or the paper's number"""
 
 
 def clusters(
@@ -29,24 +42,24 @@ def clusters(
 ) -> tuple[Parts, Tensor]:
     """Cluster-wise and multi-level skew: on each level the clients form clusters, each with classes of its own.
 
-    One level: every cluster has `classes` of all classes; with more than there are they overlap, as little as they
-    can. Several levels: the classes are first cut into disjoint levels, and each is dealt out to its clusters without
-    overlap; a client has the classes of its cluster on every level. Finer clusters lie within coarser ones. The
-    samples of a class are split evenly over all clients of the clusters that have it.
+    One level: every cluster has `classes` of all classes. If there are too few for that, clusters overlap, as little as
+    possible. Several levels: each level has classes of its own, which are dealt out to its clusters without overlap; a
+    client has the classes of its cluster on every level. Finer clusters lie within coarser ones. The samples of a class
+    are split evenly over all clients of the clusters that have it.
 
     Args:
         labels: [N], int64.
         counts: clusters on each level, from coarse to fine, such as (5,) or (2, 5, 9).
-        classes: of each cluster, one number a level; empty takes the paper's for CIFAR-100's and Tiny-ImageNet's
-            number of classes, else more for coarse levels than for fine ones; for one level an equal share of all,
-            rounded up.
+        classes: of each cluster, one number a level. If empty: the paper's numbers where the data has as many classes
+            as CIFAR-100 or Tiny-ImageNet, else more for coarse levels than for fine ones; for one level an equal share
+            of all, rounded up.
         minimum: samples that every client must have.
 
     Returns:
         The samples of each client, disjoint, and the cluster of each client on each level, int64 [levels, clients].
 
     Raises:
-        FLError: for counts that do not fit the clients or the classes, and clients with too few samples.
+        FLError: for counts that do not fit the clients or the classes, and if a client has too few samples.
 
     >>> parts, structure = clusters(torch.arange(120) % 12, 6, (2, 3), (3, 2), 1, np.random.default_rng(0))
     >>> structure.tolist()
@@ -57,17 +70,17 @@ def clusters(
     counts = tuple(counts)
     if not counts or min(counts) < 1 or list(counts) != sorted(counts) or counts[-1] > clients:
         raise FLError(
-            f"--clusters {_text(counts) or 'none'} for {clients} clients: give numbers that do not fall from level to "
-            "level, and no more clusters than clients"
+            f"--clusters {_text(counts) or 'none'} for {clients} clients: give numbers that do not decrease from level "
+            "to level, and no more clusters than clients"
         )
     classes = _classes_of(len(names), counts, tuple(classes))
     needed = sum(k * c for k, c in zip(counts, classes))
     if max(classes) > len(names):
-        raise FLError(f"--cluster-classes {_text(classes)}: the data have {len(names)} classes, use fewer")
+        raise FLError(f"--cluster-classes {_text(classes)}: the data has {len(names)} classes, use fewer")
     if len(counts) > 1 and needed > len(names):
         raise FLError(
             f"--clusters {_text(counts)} with --cluster-classes {_text(classes)} need {needed} classes on disjoint "
-            f"levels, the data have {len(names)}: use fewer"
+            f"levels, the data has {len(names)}: use fewer"
         )
     structure = nested(counts, clients)
     pool = rng.permutation(len(names))
@@ -92,7 +105,7 @@ def clusters(
 def nested(counts: Sequence[int], clients: int) -> np.ndarray:
     """The cluster of each client on each level [levels, clients]: runs of clients, finer within coarser.
 
-    The finest are of nearly equal length; coarser ones are unions of nearly equally many of these.
+    The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these.
 
     >>> nested((2, 3), 5).tolist()
     [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]]
@@ -112,24 +125,27 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
         return _shared_out(total, counts)
     if len(classes) != len(counts) or min(classes) < 1:
         raise FLError(
-            f"--clusters {_text(counts)} of {total} classes want --cluster-classes: one number, 1 or more, for each "
+            f"--clusters {_text(counts)} of {total} classes need --cluster-classes: one number, 1 or more, for each "
             f"level; got {_text(classes) or 'none'}"
         )
     return classes
 
 
 def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Classes of each cluster on several levels, where the paper has no numbers; coarse levels have more of them.
+    """Classes of each cluster on several levels, where the paper has no numbers; coarse levels have more.
 
-    Of L levels the l-th gets a share in proportion to 2L - l, close to what Table C.1 has on average (40, 37 and 23% on
-    three levels); what is left over goes to the levels in turn, coarse ones first, one more for each of their clusters.
+    Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages of Table C.1 (40, 37 and
+    23% on three levels). What is left over goes to the levels in turn, coarse ones first: one more class for each of
+    their clusters.
 
     >>> _shared_out(62, (3, 6, 11)), _shared_out(10, (2, 3)), _shared_out(100, (3, 6, 11))
     ((9, 4, 1), (3, 1), (14, 6, 2))
     """
     weights = [2 * len(counts) - level for level in range(1, len(counts) + 1)]
     classes = [max(1, total * weight // (sum(weights) * k)) for weight, k in zip(weights, counts)]
-    while sum(c * k for c, k in zip(classes, counts)) > total:  # ones on fine levels took more than their share
+    while (
+        sum(c * k for c, k in zip(classes, counts)) > total
+    ):  # every cluster has one class at least, which can be more than its share
         level = max(range(len(counts)), key=lambda at: (classes[at], at))
         classes[level] -= 1
     left = total - sum(c * k for c, k in zip(classes, counts))
@@ -142,3 +158,13 @@ def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
 
 def _text(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
+
+
+KIND = Kind(
+    lambda task, options: Partition(
+        *clusters(task.labels, task.clients, options.clusters, options.cluster_classes, task.minimum, task.rng)
+    ),
+    ClustersOptions(),
+    about="on one level or several",
+    word=lambda options: _text(options.clusters),
+)

@@ -1,10 +1,10 @@
-"""Who holds what, as numbers."""
+"""How many samples of each class every client holds."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl.partition.deal import Partition
+from fl.partition.kind import Partition
 
 
 def counts(partition: Partition, labels: Tensor, classes: int) -> np.ndarray:

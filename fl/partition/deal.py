@@ -1,33 +1,18 @@
-"""A partition by name."""
+"""All partitions by name."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fl.base.declared import declared
 from fl.base.errors import FLError
-from fl.partition.clusters import clusters as by_clusters
-from fl.partition.dirichlet import dirichlet
-from fl.partition.iid import contiguous, iid
-from fl.partition.natural import natural
-from fl.partition.shards import shards
-from fl.partition.split import Parts
+from fl.base.flags import choice
+from fl.partition.kind import Kind, Partition, Task
 
-KINDS = ("iid", "dirichlet", "shards", "clusters", "contiguous", "natural")
-_TEXT = ("iid", "contiguous", "natural")
-
-
-class Partition(NamedTuple):
-    """Attributes:
-    parts: the samples of each client, indices into the training set.
-    structure: the truth about who is like whom: the cluster of each client on each level, int64 [levels, clients].
-        All are in one cluster where there is no skew, and each is its own where every client is different.
-    """
-
-    parts: Parts
-    structure: Tensor
+KINDS: dict[str, Kind] = declared("fl.partition", "KIND", Kind)
+"""Name -> what its file declares."""
 
 
 def deal(
@@ -36,44 +21,50 @@ def deal(
     clients: int,
     rng: np.random.Generator,
     minimum: int = 10,
-    alpha: float = 0.5,
-    unequal: bool = False,
-    class_share: float = 0.2,
-    clusters: Sequence[int] = (5,),
-    cluster_classes: Sequence[int] = (),
     owners: Tensor | None = None,
+    **options: Any,
 ) -> Partition:
-    """Deal out samples to clients; see the function of that name for what it does with its options.
+    """Deal out samples to clients.
 
     Args:
-        labels: [N], int64; [N, T] of text, which only iid, contiguous and natural can deal out.
-        kind: iid, dirichlet, shards, clusters, contiguous or natural.
+        labels: int64 [N]; [N, T] for text, which only some kinds can deal out.
+        kind: one of `KINDS`.
         rng: the partition is a function of it and the other arguments.
+        minimum: samples that every client must have.
+        owners: the natural owner of each sample, int64 [N]; None for data without owners.
+        options: of all kinds, see `Kind.options`. Those that this kind does not read are ignored.
 
     Raises:
         FLError: for an unknown kind, and for data that cannot be dealt out like this.
     """
+    choice("partition", [kind], KINDS)
     if labels.ndim > 1:
         check_text_kind(kind)
-    alone, together = torch.arange(clients)[None], torch.zeros(1, clients, dtype=torch.int64)
-    if kind == "iid":
-        return Partition(iid(labels, clients, minimum, rng, unequal), together)
-    if kind == "dirichlet":
-        return Partition(dirichlet(labels, clients, alpha, minimum, rng), alone)
-    if kind == "shards":
-        return Partition(shards(labels, clients, class_share, minimum, rng), alone)
-    if kind == "clusters":
-        return Partition(*by_clusters(labels, clients, clusters, cluster_classes, minimum, rng))
-    if kind == "contiguous":
-        return Partition(contiguous(labels, clients, minimum), alone)
-    if kind == "natural":
-        return Partition(natural(owners, clients, minimum, rng), alone)
-    raise FLError(f"unknown partition {kind!r}: there are {', '.join(KINDS)}")
+    known = {name for one in KINDS.values() for name in one.reads}
+    if strange := sorted(options.keys() - known):
+        raise TypeError(f"deal() got an unexpected option {strange[0]!r}: there are {', '.join(sorted(known))}")
+    chosen = KINDS[kind]
+    mine = {name: options[name] for name in chosen.reads if name in options}
+    return chosen.deal(
+        Task(labels, owners, clients, minimum, rng), replace(chosen.options, **mine) if mine else chosen.options
+    )
 
 
 def check_text_kind(kind: str) -> None:
-    """Raise FLError for a partition that goes by class labels, which text does not have."""
-    if kind not in _TEXT:
+    """Raise FLError for a partition that depends on class labels, which text does not have."""
+    if not KINDS[kind].text:
+        able = ", ".join(name for name, one in KINDS.items() if one.text)
         raise FLError(
-            f"--partition {kind} goes by class labels, and text has none: choose {', '.join(_TEXT)}, and a text --model"
+            f"--partition {kind} depends on class labels, and text has none: choose {able}, and a text --model"
         )
+
+
+def overview() -> str:
+    """The names of all partitions and a few words on each, for --help.
+
+    >>> overview().split("; ")[-1]
+    'text allows contiguous, iid and natural only'
+    """
+    every = ", ".join(f"{name} ({kind.about})" if kind.about else name for name, kind in KINDS.items())
+    *first, last = (name for name, kind in KINDS.items() if kind.text)
+    return f"{every}; text allows {', '.join(first)} and {last} only"

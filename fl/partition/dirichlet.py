@@ -1,22 +1,33 @@
 """Label skew by a Dirichlet distribution: every client has a mixture of classes of its own."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.flags import Above0
+from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
 
 _TRIES = 200
 
 
+@dataclass(frozen=True)
+class DirichletOptions:
+    """Mixtures of classes."""
+
+    alpha: Above0 = 0.5
+    """dirichlet: concentration; smaller is more heterogeneous"""
+
+
 def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.random.Generator) -> Parts:
     """Label skew by a Dirichlet distribution (Hsu et al. 2019), with FedMR's balance rule.
 
-    For each class, shares p ~ Dir(alpha) over the clients; clients that already hold N / clients samples or more
-    get none, the rest is renormalised and the class is cut by the cumulative sum. The whole draw is repeated
-    until every client has `minimum` samples.
+    Each class is dealt out in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
+    more get none; the other shares are renormalised, and the class is cut at their cumulative sum. The whole draw is
+    repeated until every client has `minimum` samples.
 
     Args:
         labels: [N], int64.
@@ -56,10 +67,20 @@ def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -
         members = rng.permutation(np.flatnonzero(y == label))
         open_ = sizes < len(y) / clients
         share = rng.dirichlet(np.full(clients, alpha)) * open_
-        # A tiny alpha can put all of the mass on clients that are full: then the open ones share alike.
+        # A tiny alpha can put all of the mass on clients that are full; the others then get equal shares.
         share = share / share.sum() if share.sum() > 0 else open_ / open_.sum()
         cuts = (np.cumsum(share)[:-1] * len(members)).astype(np.int64)
         pieces = np.diff(cuts, prepend=0, append=len(members))
         owners[members] = np.repeat(np.arange(clients), pieces)
         sizes += pieces
     return owners, sizes
+
+
+KIND = Kind(
+    lambda task, options: Partition(
+        dirichlet(task.labels, task.clients, options.alpha, task.minimum, task.rng), alone(task.clients)
+    ),
+    DirichletOptions(),
+    about="each client has a mixture of classes of its own",
+    word=lambda options: f"{options.alpha:g}",
+)

@@ -1,20 +1,31 @@
-"""Every client has a random sample of the whole, or a piece of it."""
+"""Every client has a random sample of the whole."""
+
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.partition.kind import Kind, Partition, together
 from fl.partition.split import Parts
 
 
+@dataclass(frozen=True)
+class IIDOptions:
+    """Random samples of the whole."""
+
+    unequal: bool = False
+    """iid: clients of sizes between n and 2n instead of equal ones (FedFA)"""
+
+
 def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, unequal: bool = False) -> Parts:
-    """Deal the samples out at random, in equal numbers (they differ by one where they must) or unequal ones.
+    """Deal the samples out at random, in equal numbers (give or take one) or in unequal ones.
 
     Args:
         labels: [N]; only their number matters.
         minimum: samples that every client must have.
-        unequal: sizes are drawn uniformly between n and 2n, where n is such that all samples are used (FedFA's IID
-            setting, section 5).
+        unequal: draw sizes uniformly between n and 2n, with n such that all samples are used (FedFA's IID setting,
+            section 5).
 
     Returns:
         The samples of each client, disjoint, together all.
@@ -28,34 +39,23 @@ def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, un
     """
     n = len(labels)
     sizes = _unequal(n, clients, rng) if unequal and n >= clients else even(n, clients)
-    _check(sizes, minimum)
+    check_sizes(sizes, minimum)
     owners = np.empty(n, dtype=np.int64)
     owners[rng.permutation(n)] = np.repeat(np.arange(clients), sizes)
     return Parts.owned(owners, clients)
 
 
-def contiguous(labels: Tensor, clients: int, minimum: int) -> Parts:
-    """Cut the samples, in their order, into pieces of equal size: of a text each client has the next part of it.
-
-    >>> import torch
-    >>> [part.tolist() for part in contiguous(torch.zeros(7), 3, 1)]
-    [[0, 1, 2], [3, 4], [5, 6]]
-    """
-    sizes = even(len(labels), clients)
-    _check(sizes, minimum)
-    return Parts.owned(np.repeat(np.arange(clients), sizes), clients)
-
-
-def _check(sizes: np.ndarray, minimum: int) -> None:
+def check_sizes(sizes: np.ndarray, minimum: int) -> None:
+    """Raise FLError if a client would have fewer samples than the minimum."""
     if sizes.min() < minimum:
         raise FLError(
-            f"{sizes.sum()} samples give {len(sizes)} clients fewer than {minimum} each: use fewer clients or smaller "
-            "--min-samples"
+            f"{sizes.sum()} samples give {len(sizes)} clients fewer than {minimum} each: use fewer clients or a "
+            "smaller --min-samples"
         )
 
 
 def even(n: int, clients: int) -> np.ndarray:
-    """n in equal shares, the first of which are one larger where they must [clients].
+    """n in equal shares [clients]; if it cannot be divided, the first shares are one larger.
 
     >>> even(10, 4)
     array([3, 3, 2, 2])
@@ -64,13 +64,24 @@ def even(n: int, clients: int) -> np.ndarray:
 
 
 def _unequal(n: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Sizes in proportion to uniform draws between 1 and 2, of which none is more than twice another."""
+    """Sizes in proportion to uniform draws between 1 and 2, so that none is more than twice another."""
     shares = rng.uniform(1, 2, clients)
     ends = (np.cumsum(shares) / shares.sum() * n).round().astype(np.int64)
-    sizes = np.diff(ends, prepend=0)  # rounded, which is mended:
+    sizes = np.diff(ends, prepend=0)  # after rounding, a size may be more than twice another; the loop repairs that
     while (largest := sizes.max()) > 2 * (smallest := sizes.min()):
         high, low = np.flatnonzero(sizes == largest), np.flatnonzero(sizes == smallest)
         pairs = min(len(high), len(low))
         sizes[high[:pairs]] -= 1
         sizes[low[:pairs]] += 1
     return sizes
+
+
+KIND = Kind(
+    lambda task, options: Partition(
+        iid(task.labels, task.clients, task.minimum, task.rng, options.unequal), together(task.clients)
+    ),
+    IIDOptions(),
+    text=True,
+    about="random samples of the whole",
+    word=lambda options: "-unequal" if options.unequal else "",
+)

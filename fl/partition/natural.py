@@ -1,9 +1,10 @@
-"""The data's own owners: writers, speakers."""
+"""Clients are the owners that the data names: writers, speakers."""
 
 import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
 
 
@@ -11,14 +12,14 @@ def natural(owners: Tensor | None, clients: int, minimum: int, rng: np.random.Ge
     """One client for each of `clients` owners, drawn at random from those with enough samples.
 
     Args:
-        owners: the owner of each training sample, int64 [N]; None for data that have none.
+        owners: the owner of each training sample, int64 [N]; None for data without owners.
         minimum: samples that an owner must have.
 
     Returns:
         The samples of each client, disjoint, in the order of the owners' numbers.
 
     Raises:
-        FLError: if the data have no owners, or not as many.
+        FLError: if the data has no owners, or too few.
 
     >>> import torch
     >>> list(natural(torch.tensor([0, 1, 0, 2, 2]), 2, 2, np.random.default_rng(0)))
@@ -41,3 +42,11 @@ def natural(owners: Tensor | None, clients: int, minimum: int, rng: np.random.Ge
     client = np.full(len(sizes), -1)
     client[chosen] = np.arange(clients)
     return Parts.owned(client[names], clients)
+
+
+KIND = Kind(
+    lambda task, _: Partition(natural(task.owners, task.clients, task.minimum, task.rng), alone(task.clients)),
+    text=True,
+    about="the data's own owners, such as writers",
+    partial=True,
+)

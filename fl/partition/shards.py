@@ -1,28 +1,41 @@
 """Each client holds a share of the classes, and equally many samples of each of these."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.flags import number
+from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
 
 
+@dataclass(frozen=True)
+class ShardsOptions:
+    """Shares of the classes."""
+
+    class_share: Annotated[float, number(float, above=0, most=1)] = 0.2
+    """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
+
+
 def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> Parts:
-    """A share of the classes a client, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
+    """Each client has a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
 
     Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
-    same number of samples of each of their classes, the most that every class can give; what is left is not used.
+    same number of samples of each of their classes, which is the largest possible one; what is left is not used.
 
     Args:
         labels: [N], int64.
-        share: of the classes, above 0 and at most 1; a client has at least one.
+        share: of the classes, above 0 and at most 1; a client has one class at least.
         minimum: samples that every client must have.
 
     Returns:
         The samples of each client, disjoint and equally many.
 
     Raises:
-        FLError: if the data cannot give every client enough.
+        FLError: if there are not enough samples for every client.
 
     >>> import torch
     >>> y = torch.arange(100) % 10
@@ -53,7 +66,7 @@ def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.ran
 
 
 def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Distinct classes [holders, each] for every holder, so that each class is dealt equally often, give or take one.
+    """Distinct classes for every holder, [holders, each]; each class is dealt equally often, give or take one.
 
     >>> deal_classes(4, 2, 2, np.random.default_rng(0)).ravel().tolist()
     [2, 0, 3, 1]
@@ -66,3 +79,13 @@ def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator
         dealt[row] += 1
         rows.append(row)
     return np.stack(rows)
+
+
+KIND = Kind(
+    lambda task, options: Partition(
+        shards(task.labels, task.clients, options.class_share, task.minimum, task.rng), alone(task.clients)
+    ),
+    ShardsOptions(),
+    about="each client has a few classes",
+    word=lambda options: f"{options.class_share:g}",
+)

@@ -1,4 +1,4 @@
-"""What every client trains, validates and tests on, in a few tensors however many clients there are."""
+"""What every client trains, validates and tests on: a few tensors, however many clients there are."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Parts(Sequence[Tensor]):
-    """An index tensor a client, all of them in one; `parts[k]` is a view.
+    """An index tensor for each client, all in one tensor; `parts[k]` is a view of it.
 
     Attributes:
-        samples: those of one client after another, int64 [M], on the CPU.
+        samples: of one client after another, int64 [M], on the CPU.
         offsets: int64 [clients + 1]; client k has samples[offsets[k] : offsets[k + 1]].
 
     >>> parts = Parts.of([torch.tensor([3, 1]), torch.tensor([2])])
@@ -37,7 +37,7 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> "Parts":
-        """The same from a sequence of index tensors."""
+        """Made from a sequence of index tensors."""
         if isinstance(parts, cls):
             return parts
         samples = torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in parts)])
@@ -48,8 +48,8 @@ class Parts(Sequence[Tensor]):
         """The samples of each of the clients, in ascending order.
 
         Args:
-            owners: the client [M] that has each sample, -1 for none.
-            samples: [M]; 0, 1, 2, ... if not given.
+            owners: the client of each sample, [M]; -1 for none.
+            samples: [M]; by default 0, 1, 2, ...
 
         >>> list(Parts.owned(np.array([1, -1, 0, 1]), clients=2))
         [tensor([2]), tensor([0, 3])]
@@ -83,7 +83,7 @@ class Parts(Sequence[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class Splits(Sequence[Split]):
-    """The `Split` of each client, as three `Parts`; `splits[k]` is a `Split` of views.
+    """The `Split` of each client, kept as three `Parts`; `splits[k]` is a `Split` of views.
 
     >>> splits = Splits.of([Split(torch.arange(3), torch.tensor([3]), torch.tensor([4]))])
     >>> splits[0].train, splits.test.samples
@@ -96,7 +96,7 @@ class Splits(Sequence[Split]):
 
     @classmethod
     def of(cls, splits: Sequence[Split]) -> "Splits":
-        """The same from any sequence of `Split`."""
+        """Made from any sequence of `Split`."""
         return splits if isinstance(splits, cls) else cls(*(Parts.of([split[i] for split in splits]) for i in range(3)))
 
     def __post_init__(self) -> None:
@@ -124,22 +124,23 @@ class Splits(Sequence[Split]):
 
 
 def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.Generator) -> Splits:
-    """Split each client's samples at random into train, validation and test by shares (0 leaves a part empty).
+    """Split each client's samples at random into training, validation and test samples.
 
-    A part whose share is above 0 gets at least one sample, and so does training.
+    A part whose share is 0 is empty. The other parts, and training, have one sample at least.
 
     Args:
         parts: `Parts`, or any sequence of index tensors.
+        valid, test: shares of each client's samples.
 
     Raises:
-        FLError: for shares that leave nothing to train on, of all clients or of one.
+        FLError: for shares that leave nothing to train on, to all clients or to one.
 
     >>> split = hold_out([torch.arange(10)], valid=0.1, test=0.2, rng=np.random.default_rng(0))[0]
     >>> [len(part) for part in split]
     [7, 1, 2]
     """
     if not (valid >= 0 and test >= 0 and valid + test < 1):
-        raise FLError(f"--local-valid {valid} and --local-test {test} are shares whose sum must stay below 1")
+        raise FLError(f"--local-valid {valid} and --local-test {test} must be shares with a sum below 1")
     parts = Parts.of(parts)
     samples, sizes, starts = parts.samples.numpy(), parts.sizes.numpy(), parts.offsets[:-1].numpy()
     place = np.zeros(len(samples), dtype=np.int8)  # 0 train, 1 valid, 2 test

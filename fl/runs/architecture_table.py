@@ -1,13 +1,15 @@
-"""architectures.csv: what each architecture of a fleet costs, and who has it."""
+"""architectures.csv: what each architecture of a fleet costs, and which clients have it."""
 
 import csv
 from pathlib import Path
 
 from fl.base.errors import FLError
-from fl.base.files import replacing
+from fl.base.tables import write_csv
 from fl.engine.work import flops
 from fl.federation import Federation
 from fl.models.fleet import brief
+from fl.runs.artifact import Artifact
+from fl.runs.simulation import Simulation
 from surgery import state
 
 FILE = "architectures.csv"
@@ -18,9 +20,10 @@ def roster(fed: Federation) -> list[dict[str, object]]:
     """A row for each architecture.
 
     Returns:
-        width, depth: rates and blocks of its sections, with dashes between where they differ. parameters, and macs:
-        multiply-accumulates of one sample's forward pass. bytes_down, bytes_up: what a participant receives and sends
-        in a round. count, malicious: numbers of clients. clients: who they are, separated by spaces.
+        width, depth: rates and numbers of blocks of its sections, separated by dashes if they differ. parameters: how
+        many it has. macs: multiply-accumulates of the forward pass of one sample. bytes_down, bytes_up: what a
+        participant receives and sends in a round. count, malicious: numbers of clients. clients: which they are,
+        separated by spaces.
     """
     fleet, bad = fed.architectures, fed.attack.malicious if fed.attack else frozenset()
     rows = []
@@ -44,21 +47,26 @@ def roster(fed: Federation) -> list[dict[str, object]]:
 
 
 def save_roster(fed: Federation, folder: Path) -> None:
-    """Write the table into a run folder, or compare it with the one that is there.
+    """Write the table into a run folder, or compare it with the one that is there already.
 
     Raises:
-        FLError: if a run that is resumed had other architectures.
+        FLError: if these differ, since a run that is resumed must keep its architectures.
     """
     if (folder / FILE).exists():
         with open(folder / FILE, newline="") as file:
             before = list(csv.DictReader(file))
         if before != [{key: str(value) for key, value in row.items()} for row in roster(fed)]:
             raise FLError(
-                f"{folder / FILE} gives the clients other architectures than the settings do now: put back what "
-                "--architectures.file held, or start a new run"
+                f"{folder / FILE} gives the clients other architectures than the settings do now: restore the content "
+                "of --architectures.file, or start a new run"
             )
         return
-    with replacing(folder / FILE) as temporary, open(temporary, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(roster(fed))
+    write_csv(folder / FILE, COLUMNS, ([row[name] for name in COLUMNS] for row in roster(fed)))
+
+
+def _leave(run: Simulation) -> None:
+    if run.fed.fleet:
+        save_roster(run.fed, run.folder)
+
+
+ARTIFACT = Artifact(_leave, when="start")

@@ -1,6 +1,5 @@
-"""clients.csv: what each client's own held-out samples say of a run."""
+"""clients.csv: the scores of a run on each client's own held-out samples."""
 
-import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fl.base.files import replacing
+from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.runs.evaluate import Scores, held_out
 from fl.runs.metrics import Row, selected
@@ -17,17 +17,17 @@ _COUNTS = ("client", "round", "train", "valid", "test")
 
 
 class ClientTable:
-    """The scores of every client in the round that `fl.runs.metrics.selected` names, as clients.csv, a row a client.
+    """clients.csv: a row for each client, with its scores in the round that `fl.runs.metrics.selected` chooses.
 
-    Beside it lies clients.f64 with the tables of all evaluated rounds: float64 [rounds, clients, columns], C order,
-    columns as in clients.csv. From it a run in pieces finds the table of a run in one, whichever rounds metrics.csv
-    keeps. Neither file is written where clients hold nothing out. A run that was begun without the second has no
-    clients.csv until it comes to a better round.
+    Beside it is clients.f64 with the tables of all evaluated rounds: float64 [rounds, clients, columns], C order, with
+    the columns of clients.csv. A resumed run reads it, so that clients.csv becomes the same as without the
+    interruption, whichever rounds metrics.csv keeps. Neither file is written if clients hold nothing out. If
+    clients.f64 is missing when a run is resumed, there is no clients.csv until a better round comes.
 
     Args:
         folder: the run folder.
-        fed: whose clients hold samples out.
-        rows: those that metrics.csv keeps of an earlier, interrupted run.
+        fed: its clients hold samples out.
+        rows: the rows of an earlier, interrupted run that metrics.csv keeps.
     """
 
     def __init__(self, folder: Path, fed: Federation, rows: Sequence[Row]) -> None:
@@ -50,7 +50,7 @@ class ClientTable:
             self.path.unlink(missing_ok=True)
 
     def add(self, rows: Sequence[Row], scores: Scores) -> None:
-        """Take in the scores of the round in the last of the rows; none if it was not evaluated."""
+        """Add the scores of the last row's round; they are empty if it was not evaluated."""
         if not scores:
             return
         number, count = rows[-1]["round"], len(self.sizes)
@@ -59,12 +59,12 @@ class ClientTable:
         with open(self.history, "ab") as file:
             file.write(table.tobytes())
             file.flush()
-            os.fsync(file.fileno())  # as metrics.csv, it must not fall behind a checkpoint
+            os.fsync(file.fileno())  # like metrics.csv, it must not lag behind a checkpoint
         if selected(rows)["round"] == number:
             self._write(table)
 
     def _read(self) -> np.ndarray:
-        """The tables on disk [rounds, clients, columns]; a last one that was cut off is dropped."""
+        """The tables on disk [rounds, clients, columns]; if the last one was cut off, it is dropped."""
         shape = len(self.sizes), len(self.columns)
         values = np.fromfile(self.history) if self.history.exists() else np.empty(0)
         whole = len(values) - len(values) % (shape[0] * shape[1])
@@ -73,7 +73,4 @@ class ClientTable:
     def _write(self, table: np.ndarray) -> None:
         counts = table[:, : len(_COUNTS)].astype(np.int64).tolist()
         scores = table[:, len(_COUNTS) :].tolist()
-        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(self.columns)
-            writer.writerows([*whole, *parts] for whole, parts in zip(counts, scores))
+        write_csv(self.path, self.columns, ([*whole, *parts] for whole, parts in zip(counts, scores)))

@@ -1,4 +1,4 @@
-"""What to know of a run at one glance."""
+"""The results of a run at a glance."""
 
 import platform
 import shlex
@@ -9,11 +9,12 @@ import torch
 from fl.algorithms import is_mixed
 from fl.config import Config
 from fl.runs.assembly import pick_device
+from fl.runs.columns import columns
 from fl.runs.metrics import Metrics, selected
 
 
 def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
-    """What to know of a run at one glance."""
+    """What summary.json says of a run: its settings in brief, its results and where it ran."""
     evaluated = [row for row in metrics.rows if "accuracy" in row]
     chosen = selected(metrics.rows)
     local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
@@ -34,27 +35,34 @@ def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
 
 
 def describe(summary: dict) -> str:
-    """The outcome of one run in two lines; in three where clients have test data of their own."""
+    """The results of a run in two lines, or in three if clients have test data of their own."""
+    known = columns()
+    final, best, chosen = (
+        {name: known[name].text(value) for name, value in summary[part].items() if name in known}
+        for part in ("final", "best", "selected")
+    )
     head = f"\n{summary['algorithm']}, seed {summary['seed']}:"
-    final, best = summary["final"], summary["best"]
     if not final:
         return f"{head} no round was evaluated"
-    other = f"perplexity {final['perplexity']:.2f}" if "perplexity" in final else f"macro-F1 {final['f1']:.2%}"
-    chosen, own = summary["selected"], ""
+    other = f"perplexity {final['perplexity']}" if "perplexity" in final else f"macro-F1 {final['f1']}"
+    if "attack_success" in final:
+        other += f"; the trigger turns {final['attack_success']} of the images"
+    own = ""
     if chosen:
         which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
-        means = [f"accuracy {chosen['local_test_accuracy']:.2%} ± {chosen['local_test_std']:.2%}"]
-        if "local_test_f1" in chosen:
-            means.append(f"macro-F1 {chosen['local_test_f1']:.2%} ± {chosen['local_test_f1_std']:.2%}")
-        else:
-            means.append(f"perplexity {chosen['local_test_perplexity']:.2f}")
-        own = f"\nclients' own test data in round {chosen['round']}{which}: {', '.join(means)} (± over clients)"
-    if "attack_success" in final:
-        other += f"; the trigger turns {final['attack_success']:.2%} of the images"
+        own = f"\nclients' own test data in round {chosen['round']}{which}: {_own(chosen)} (± over clients)"
     return (
-        f"{head} test accuracy {final['accuracy']:.2%} in round {final['round']}, best {best['accuracy']:.2%} in round "
-        f"{best['round']}; loss {final['loss']:.3f}, {other}{own}\n{summary['seconds']:.0f} s of training"
+        f"{head} test accuracy {final['accuracy']} in round {final['round']}, best {best['accuracy']} in round "
+        f"{best['round']}; loss {final['loss']}, {other}{own}\n{summary['seconds']:.0f} s of training"
     )
+
+
+def _own(chosen: dict[str, str]) -> str:
+    """Means and spreads over clients of the scores on their own test data."""
+    accuracy = f"accuracy {chosen['local_test_accuracy']} ± {chosen['local_test_std']}"
+    if "local_test_f1" in chosen:
+        return f"{accuracy}, macro-F1 {chosen['local_test_f1']} ± {chosen['local_test_f1_std']}"
+    return f"{accuracy}, perplexity {chosen['local_test_perplexity']}"
 
 
 def advice(config: Config, folder: Path) -> str:
@@ -67,8 +75,8 @@ def advice(config: Config, folder: Path) -> str:
         "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
         "settings": "python -m fl.run --help",
     }
-    if several or config.dataset != "digits" or is_mixed(config.algorithm[0]):
+    if several or config.dataset != Config.dataset or is_mixed(config.algorithm[0]):
         del lines["compare"]
-    if config.lr_schedule != "constant" or config.joining or config.leaving:  # which depend on the number of rounds
+    if config.lr_schedule != "constant" or config.joining or config.leaving:  # more rounds would change these
         del lines["train on"]
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())

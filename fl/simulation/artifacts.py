@@ -1,33 +1,25 @@
-"""What a run leaves in its folder beside its rows: who has which architecture, which model, and pictures of both."""
+"""All that a run leaves in its folder beside what training itself needs."""
 
-from pathlib import Path
+from typing import Literal
 
-from fl.algorithms.algorithm import Algorithm, Levels
-from fl.analysis.structure import Structure
-from fl.config import Config
-from fl.federation import Federation
-from fl.figures.coverage import draw_coverage
-from fl.figures.structure import draw as draw_structures
-from fl.models.fleet import alone
-from fl.runs.architecture_table import save_roster
+from fl.base.declared import declared
+from fl.runs.artifact import Artifact
+from fl.runs.simulation import Simulation
 
-
-def leave_fleet(fed: Federation, algorithm: Algorithm, folder: Path) -> None:
-    """architectures.csv (see `fl.runs.architecture_table`), and coverage.png: who covers what of the global model;
-    where the method grafts, without and with grafting.
-    """
-    save_roster(fed, folder)
-    if algorithm.plan:
-        plans = list(map(algorithm.plan, range(len(fed.fleet))))
-        bare = list(map(alone, plans))
-        grafted = {"without grafting": bare, "with grafting": plans}
-        draw_coverage(grafted if bare != plans else {"clients' models": plans}, folder / "coverage.png")
+ARTIFACTS: dict[str, Artifact] = {
+    f"{room}.{name}": artifact
+    for room, found in (
+        ("runs", declared("fl.runs", "ARTIFACT", Artifact)),
+        ("analysis", declared("fl.analysis", "ARTIFACT", Artifact)),
+        ("figures", declared("fl.figures", "ARTIFACT", Artifact)),
+    )
+    for name, artifact in found.items()
+}
+"""From room and file to what the file declares."""
 
 
-def leave_structure(config: Config, fed: Federation, levels: Levels, folder: Path) -> None:
-    """structure.json and structure.png, of methods that give clients models on levels; see `fl.analysis.structure`."""
-    (name,), (seed,) = config.algorithm, config.seeds
-    truth = fed.truth.tolist()
-    structure = Structure(name, levels.names, truth, levels.models, levels.trained, seed, config.title())
-    structure.save(folder)
-    draw_structures([structure], folder / "structure.png")
+def leave(when: Literal["start", "end"], run: Simulation) -> None:
+    """Write the artifacts that are due."""
+    for artifact in ARTIFACTS.values():
+        if artifact.when == when:
+            artifact.write(run)

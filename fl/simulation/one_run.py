@@ -4,8 +4,9 @@ from pathlib import Path
 
 from fl import data
 from fl.config import Config
+from fl.runs.simulation import Simulation
+from fl.simulation.artifacts import leave
 from fl.simulation.rounds import rounds
-from fl.simulation.simulation import Simulation
 
 
 def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.Dataset | None = None) -> dict:
@@ -32,10 +33,12 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
     run = Simulation.begin(config, folder, resume, dataset)
+    leave("start", run)
     try:
         for number in rounds(run):
             if number % config.checkpoint_every == 0:
                 run.save()
     finally:
         summary = run.close()
+        leave("end", run)
     return summary

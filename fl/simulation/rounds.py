@@ -11,10 +11,10 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from fl.algorithms.algorithm import Server
 from fl.base.rng import Rng
-from fl.federation.attack import triggered
 from fl.runs import evaluate
+from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Row
-from fl.simulation.simulation import Simulation
+from fl.runs.simulation import Simulation
 
 
 def rounds(run: Simulation) -> Iterator[int]:
@@ -68,13 +68,11 @@ def evaluate_round(
     run: Simulation, server: Server, cohort: evaluate.Cohort, number: int
 ) -> tuple[Row, evaluate.Scores]:
     """The metrics that are due after this round, and the scores of each client, if they are."""
-    fed, algorithm, attack, wanted = run.fed, run.algorithm, run.config.attack, run.due(number)
+    fed, algorithm, wanted = run.fed, run.algorithm, run.due(number)
     scores: evaluate.Scores = {}
     row = evaluate.mean_cosine(fed, cohort)
     participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
-    if "global" in wanted and fed.attack and attack.kind == "trigger":
-        predict = partial(algorithm.predict, server, client=None)
-        row |= evaluate.attack_success(fed, predict, triggered(attack, fed.data), attack.target)
+    row |= measure_columns(Moment(run.config, fed, algorithm, server, cohort), wanted)
     if "global" in wanted:
         own = partial(algorithm.own, server) if algorithm.own else None
         scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client), own)

@@ -374,7 +374,7 @@ def test_a_target_above_one_is_a_perplexity(tmp_path, capsys):
     assert cells(reached) == ["fedmr", "1", "2", "2.0"]
 
     image = mac_run(tmp_path / "b", [0.5])
-    for target, message in (("70", f"perplexity, which {image} does not have"), ("0", "neither"), ("nan", "neither")):
+    for target, message in (("70", f"perplexity, and {image} has none"), ("0", "neither"), ("nan", "neither")):
         assert compare.main([str(image), "--target", target, "--out", str(tmp_path / "g.png")]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "g.png").exists()

@@ -169,8 +169,8 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
     capsys.readouterr()
     for arguments, message in (
         ([], "at least one run folder"),
-        ([folder, "--points", 4], "odd number of points"),
-        ([folder, "--points", 1], "odd number of points"),
+        ([folder, "--points", 4], "give an odd number, 3 or more"),
+        ([folder, "--points", 1], "give an odd number, 3 or more"),
         ([folder, "--radius", 0], "--radius must be"),
         ([folder, "--samples", -1], "--samples must be 0 or more"),
         ([folder, "--part", "valid"], "unknown --part 'valid': there are test, train"),

@@ -246,9 +246,9 @@ BAD = [
     ),
     (["--clip", "-1"], "--clip must be 0 or more"),
     (["--chunk", "-1"], "--chunk must be 0 or more"),
-    (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, mnist, "),
+    (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, cifar10, "),
     (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
-    (["--partition", "iidd"], "unknown --partition 'iidd': there are iid, dirichlet"),
+    (["--partition", "iidd"], "unknown --partition 'iidd': there are clusters, contiguous, dirichlet"),
     (["--backend", "gpu"], "unknown --backend 'gpu': there are auto, loop, workers, vmap, graphs"),
     (["--norm", "instance"], "unknown --norm 'instance': there are default, none, batch, static_batch, group, layer"),
     (["--participants", "5"], "--participants 5 of --clients 4"),
@@ -430,8 +430,8 @@ def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
     for content, message in (
         (b"", "does not hold rounds 1 to 4"),
         (whole.splitlines()[0], "does not hold rounds 1 to 4"),
-        (b"\xff\xfe,\n1", "no table of rounds"),
-        (b"step,foo\n1,2", "no table of rounds"),
+        (b"\xff\xfe,\n1", "not a table of rounds"),
+        (b"step,foo\n1,2", "not a table of rounds"),
         (b"round,foo\n1,2\n2,2\n3,2\n4,2", "no column 'foo'"),
     ):
         path.write_bytes(content)

@@ -31,7 +31,7 @@ def swept(tmp_path, *arguments, name="s", code=0):
 @pytest.fixture(autouse=True)
 def no_figures_of_single_runs(monkeypatch):
     """To save time: they are tested with fl.run."""
-    monkeypatch.setattr("fl.simulation.simulation.run_figure", lambda *_: None)
+    monkeypatch.setattr("fl.figures.curves.run_figure", lambda *_: None)
 
 
 def results(folder):

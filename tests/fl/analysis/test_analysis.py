@@ -165,7 +165,7 @@ def test_models_that_are_no_family_are_refused(make_run):
     ):
         with pytest.raises(FLError, match=reason):
             read(folders)
-    with pytest.raises(FLError, match=r"a is no part of .*b: .* use graft"):
+    with pytest.raises(FLError, match=r"a does not fit into .*b: .* use graft"):
         measure(read([small, wide]))  # the wider one is shallower
     with pytest.raises(FLError, match="no leading corner"):
         measure([Member("x", one.spec, one.model) for one in read([small, wide])[::-1]])
@@ -176,7 +176,7 @@ def test_models_that_are_no_family_are_refused(make_run):
     [
         (["similarity"], "give run folders, or an untrained --model"),
         (["similarity", "nowhere"], "nowhere"),
-        (["similarity", "nowhere", "--depth", "2"], "are --model's"),
+        (["similarity", "nowhere", "--depth", "2"], "are for --model"),
         (["similarity", "--model", "nothing"], "nothing"),
         (["similarity", "--model", "resnet20", "--seed", "-1"], "--seed"),
         (["similarity", "--model", "resnet20", "--width", ""], "at least one --width"),
@@ -231,7 +231,7 @@ def test_coverage_is_that_of_the_masks():
 
 def test_plans_must_be_of_one_model():
     one, two = (Submodel({"w": (Source("w", (None,)),)}, {"w": (size,)}) for size in (2, 3))
-    for plans, reason in (([], "at least one plan"), ([one, two], "different global models")):
+    for plans, reason in (([], "no plans to count"), ([one, two], "different global models")):
         with pytest.raises(FLError, match=reason):
             coverage(plans)
     with pytest.raises(FLError, match="no weights with two axes"):

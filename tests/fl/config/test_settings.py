@@ -67,7 +67,7 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     [
         (
             ["--partition", "random"],
-            "unknown --partition 'random': there are iid, dirichlet, shards, clusters, contiguous, natural",
+            "unknown --partition 'random': there are clusters, contiguous, dirichlet, iid, natural, shards",
         ),
         (["--dataset", "mnistt"], "unknown data set 'mnistt'"),
         (["--clients", "0"], "--clients must be 1 or more"),

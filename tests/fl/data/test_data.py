@@ -77,7 +77,7 @@ def test_damaged_idx_files_are_told(tmp_path, content):
 
 
 def test_unknown_names_list_the_valid_ones():
-    with pytest.raises(FLError, match=r"digits, mnist, fashion-mnist, .*cifar10, .*femnist, tiny-imagenet"):
+    with pytest.raises(FLError, match=r"there are digits, cifar10, .*fashion-mnist, femnist, mnist, .*, text:FILE$"):
         data.load("imagenet")
 
 

@@ -107,7 +107,7 @@ def test_options_that_cannot_be_are_told(options, message):
     with pytest.raises(fl.FLError, match=message) as error:
         data.load("pydoc", text=options)
     assert "\n" not in str(error.value)
-    with pytest.raises(fl.FLError, match="abc is too short: its test part has 2 tokens, a sequence takes"):
+    with pytest.raises(fl.FLError, match="abc is too short: its test part has 2 tokens, and a sequence needs"):
         text_module.dataset("abc", ["x" * 25], TextOptions("byte", length=10))
 
 
@@ -220,7 +220,9 @@ def test_missing_files_of_text_are_named(tmp_path):
         data.load("text:a.txt", tmp_path)
     with pytest.raises(fl.FLError, match=r"there is no file /nope\.txt$"):
         data.load("text:/nope.txt", tmp_path)
-    with pytest.raises(fl.FLError, match=r"unknown data set 'text:'.*wikitext-2-valid, shakespeare, text:FILE"):
+    with pytest.raises(
+        fl.FLError, match=r"unknown data set 'text:'.*shakespeare, wikitext-2, wikitext-2-valid, text:FILE"
+    ):
         data.load("text:", tmp_path)
     write(tmp_path, {"wikitext-2/test.txt": b"\xff", "wikitext-2/train.txt": "a"})
     assert "files are damaged (wikitext-2/test.txt: " in complaint("wikitext-2", tmp_path)
@@ -234,7 +236,7 @@ def test_what_is_missing_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "SHAKESPEARE", f"{there.as_uri()}/")
     options = TextOptions(length=3)
     for name in ("wikitext-2", "shakespeare"):
-        with pytest.raises(fl.FLError, match=r"download failed \(.*is another file than it was\)"):
+        with pytest.raises(fl.FLError, match=r"download failed \(.*is not the file that it was\)"):
             data.load(name, here, text=options)
     monkeypatch.setattr(corpora, "MD5", {})
     assert len(data.load("wikitext-2", here, text=options).x)
@@ -395,7 +397,7 @@ def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
         (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
         (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
         (["--dataset", "digits"], "--text options are for data sets of text, not for digits: leave them out"),
-        (["--partition", "dirichlet"], "goes by class labels, and text has none: choose iid, contiguous, natural"),
+        (["--partition", "dirichlet"], "depends on class labels, and text has none: choose contiguous, iid, natural"),
         (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
         (["--text.length", "-1"], "--text.length must be 1 or more"),
         (["--dataset", "text:a.txt"], "--dataset text:a.txt: there is no file a.txt, nor in /nowhere"),

@@ -231,18 +231,18 @@ def test_a_partition_is_a_function_of_its_seed(kind):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"kind": "random"}, "unknown partition 'random': there are iid, dirichlet"),
+        ({"kind": "random"}, "unknown partition 'random': there are clusters, contiguous, dirichlet"),
         ({"kind": "natural"}, "whose samples have owners, such as femnist"),
         ({"kind": "natural", "owners": torch.zeros(1000).long()}, "1 of 1 owners have 10 samples or more"),
         ({"kind": "shards", "class_share": 0}, "--class-share is a share of the classes"),
         ({"kind": "shards", "clients": 600}, "use fewer clients, a larger --class-share"),
         ({"kind": "clusters", "clusters": (21,)}, "no more clusters than clients"),
-        ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not fall from level to level"),
-        ({"kind": "clusters", "clusters": (4, 7)}, "want --cluster-classes: one number, 1 or more, for each level"),
+        ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not decrease from level to level"),
+        ({"kind": "clusters", "clusters": (4, 7)}, "need --cluster-classes: one number, 1 or more, for each level"),
         ({"kind": "clusters", "clusters": (2, 5), "cluster_classes": (4, 1)}, "need 13 classes on disjoint levels"),
-        ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data have 10 classes, use fewer"),
+        ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data has 10 classes, use fewer"),
         ({"kind": "clusters", "clients": 200}, "fewer than --min-samples 10"),
-        ({"kind": "clusters", "clusters": ()}, "for 20 clients|want --cluster-classes"),
+        ({"kind": "clusters", "clusters": ()}, "for 20 clients|need --cluster-classes"),
     ],
 )
 def test_what_cannot_be_dealt_out_is_named(call, message):
@@ -290,7 +290,7 @@ def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
 def test_pooled_writers_keep_their_samples():
     x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
     data = Dataset("a", x[:4], torch.arange(4), x[4:], torch.arange(2), 4, owners=torch.tensor([0, 0, 1, 1]))
-    with pytest.raises(FLError, match="does not say whose"):
+    with pytest.raises(FLError, match="does not say who owns"):
         data.pooled()
     pooled = replace(data, test_owners=torch.tensor([1, 0])).pooled()
     assert pooled.owners.tolist() == [0, 0, 1, 1, 1, 0]

@@ -21,8 +21,9 @@ from fl.runs import evaluate
 from fl.runs.architecture_table import COLUMNS, FILE, roster, save_roster
 from fl.runs.assembly import build
 from fl.runs.metrics import read
+from fl.runs.simulation import Simulation
 from fl.simulation import simulate
-from fl.simulation.artifacts import leave_fleet
+from fl.simulation.artifacts import leave
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
@@ -105,12 +106,13 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
 )
 def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monkeypatch, name, panels):
     drawn = []
-    monkeypatch.setattr("fl.simulation.artifacts.draw_coverage", lambda maps, path: drawn.extend(maps))
+    monkeypatch.setattr("fl.figures.coverage.draw_coverage", lambda maps, path: drawn.extend(maps))
     fed = mixed(make_federation)
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
-    leave_fleet(fed, ALGORITHMS[name](fed, SMALL), tmp_path)
+    leave("start", Simulation(SMALL, fed, ALGORITHMS[name](fed, SMALL), tmp_path, {}, 0))
     assert drawn == panels
+    assert (tmp_path / FILE).exists()
 
 
 def by_hand(fed, cohort, statistics):

@@ -21,7 +21,7 @@ FLAGS = [*TINY, "--local-test", "0.2", "--models-every", "0", "--backend", "loop
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
-    monkeypatch.setattr("fl.simulation.simulation.run_figure", lambda *_: None)
+    monkeypatch.setattr("fl.figures.curves.run_figure", lambda *_: None)
 
 
 def run(tmp_path, name, *flags, code=0):

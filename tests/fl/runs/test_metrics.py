@@ -37,7 +37,7 @@ def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
         metrics.add({"round": 1, "drift": 0.25})
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "drift": 0.25}]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(FLError, match="no table of rounds"):
+    with pytest.raises(FLError, match="not a table of rounds"):
         read(tmp_path / "other.csv")
 
 

@@ -1,6 +1,7 @@
-"""A run while it goes on: what it is made of, and what it leaves in its folder."""
+"""A run while it goes on: what it is made of, and its files that resuming needs."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,14 +10,13 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
-from fl.figures.curves import run_figure
+from fl.partition import KINDS
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.runs.client_scores import ClientTable
 from fl.runs.folder import begin, create_folder
-from fl.runs.metrics import Metrics
+from fl.runs.metrics import Metrics, Row
 from fl.runs.summary import summarise
-from fl.simulation.artifacts import leave_fleet, leave_structure
 
 _log = logging.getLogger("fl")
 
@@ -55,15 +55,18 @@ class Simulation:
         if not resume:
             create_folder(folder)
         used, known = fed.clients.total, len(dataset.y)
-        if used < known and config.partition != "natural":  # there --clients says how many of the owners take part
+        if used < known and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done)
         run.metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, run.metrics.rows)
-        if fed.fleet:
-            leave_fleet(fed, algorithm, folder)
         write_text(folder / "config.yaml", config.to_yaml())
         return run
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Those of metrics.csv."""
+        return self.metrics.rows
 
     def due(self, number: int) -> set[str]:
         """What is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
@@ -85,15 +88,11 @@ class Simulation:
         self.saved = self.done
 
     def close(self) -> dict:
-        """Leave the checkpoint of the last round, the summary, which is returned, and the figures."""
+        """Write the checkpoint of the last round and the summary, which is returned."""
         if self.saved != self.done:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
         summary = summarise(self.config, self.metrics, self.done)
         write_json(self.folder / "summary.json", summary)
-        if self.metrics.rows:
-            run_figure(self.metrics.rows, self.config.title(), self.folder / "curves.png")
-        if self.algorithm.levels:
-            leave_structure(self.config, self.fed, self.algorithm.levels(self.server), self.folder)
         return summary

@@ -1,0 +1,59 @@
+"""What is known of a column of metrics.csv, in one place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fl.base.errors import FLError
+
+Due = Literal["global", "models", "round"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of metrics.csv, and how summaries, tables and figures show it.
+
+    Attributes:
+        kind: what its numbers are, int or float.
+        due: when it is measured: after every "round", where the "global" model is evaluated (--eval-every), or where
+            the participants' "models" are (--models-every).
+        heading: above its numbers in the tables of runs; empty: not shown there.
+        beside_own: for scores of the global model, the heading where scores on clients' own data stand beside them.
+        factor, digits: a number is shown times this factor, with so many digits after the point (none for int). A
+            factor of 100 is for shares, which are shown in percent.
+        label: of the axis of its curves; empty: no curves are drawn.
+        log: whether that axis is logarithmic.
+        measure: `fl.runs.columns.Moment` -> its number, or None if there is none. Columns without a `measure` are
+            filled by what trains or evaluates.
+
+    >>> Column(factor=100).text(0.98765), Column(digits=3).text(0.98765)
+    ('98.77%', '0.988')
+    """
+
+    kind: type = float
+    due: Due = "round"
+    heading: str = ""
+    beside_own: str = ""
+    factor: float = 1
+    digits: int = 2
+    label: str = ""
+    log: bool = False
+    measure: Callable[[Any], float | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in (int, float):
+            raise FLError(f"not a column: its numbers must be int or float, got {self.kind!r}")
+        if self.due not in get_args(Due):
+            raise FLError(f"not a column: it is due with one of {', '.join(get_args(Due))}, got {self.due!r}")
+
+    def number(self, value: float) -> str:
+        """A number as tables show it.
+
+        >>> Column(factor=100).number(0.98765)
+        '98.77'
+        """
+        return f"{self.factor * value:.{0 if self.kind is int else self.digits}f}"
+
+    def text(self, value: float) -> str:
+        """A number as sentences show it: shares with a percent sign."""
+        return self.number(value) + ("%" if self.factor == 100 else "")

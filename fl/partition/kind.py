@@ -1,0 +1,99 @@
+"""What a way of dealing samples out to clients is."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.partition.split import Parts
+
+
+class Partition(NamedTuple):
+    """Attributes:
+    parts: the samples of each client, as indices into the training set.
+    structure: the truth about which clients are alike: the cluster of each client on each level, int64 [levels,
+        clients], see `together` and `alone`.
+    """
+
+    parts: Parts
+    structure: Tensor
+
+
+class Task(NamedTuple):
+    """What is to be dealt out, and to how many clients.
+
+    Attributes:
+        labels: of the samples, int64 [N]; [N, T] for text.
+        owners: the natural owner of each sample, int64 [N]; None for data without owners.
+        clients: how many there are.
+        minimum: samples that every client must have.
+        rng: the only source of randomness.
+    """
+
+    labels: Tensor
+    owners: Tensor | None
+    clients: int
+    minimum: int
+    rng: np.random.Generator
+
+
+def _no_word(_: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way of dealing samples out. A file of this folder that has one calls it KIND: that is all it takes to add one.
+    The file's name is its name on the command line.
+
+    Attributes:
+        deal: (task, options) -> the partition. It raises FLError if the data cannot be dealt out like this.
+        options: the defaults of what it reads, as a frozen dataclass; None if it reads nothing. The fields become flags
+            and settings, so two kinds cannot have an option of the same name.
+        text: whether it can deal out text, which has no class labels.
+        about: a few words for --help.
+        word: options -> what titles say after its name.
+        partial: whether it deals out the samples of as many owners as there are clients, so that it is no surprise if
+            others are left.
+    """
+
+    deal: Callable[[Task, Any], Partition]
+    options: Any = None
+    text: bool = False
+    about: str = ""
+    word: Callable[[Any], str] = _no_word
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        options = self.options
+        frozen = dataclasses.is_dataclass(options) and type(options).__hash__ is not None
+        if options is not None and (not frozen or isinstance(options, type)):
+            raise FLError(f"not a partition: options must be a frozen dataclass with its defaults, got {options!r}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return () if self.options is None else tuple(field.name for field in dataclasses.fields(self.options))
+
+
+def together(clients: int) -> Tensor:
+    """The structure of clients that do not differ: one cluster, int64 [1, clients].
+
+    >>> together(3)
+    tensor([[0, 0, 0]])
+    """
+    return torch.zeros(1, clients, dtype=torch.int64)
+
+
+def alone(clients: int) -> Tensor:
+    """The structure of clients that all differ: a cluster for each, int64 [1, clients].
+
+    >>> alone(3)
+    tensor([[0, 1, 2]])
+    """
+    return torch.arange(clients)[None]

@@ -1,0 +1,239 @@
+"""A method, a data set, a partition, a column of metrics.csv or a figure is one new file that nothing else names."""
+
+import ast
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from fl_flags import TINY
+
+from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms.method import Method
+from fl.analysis.outcome import others
+from fl.base.columns import Column
+from fl.base.declared import declared
+from fl.base.errors import FLError
+from fl.config.settings import DataSettings, PartitionOptions
+from fl.data import DATASETS, TEXTS
+from fl.partition import KINDS, Kind
+
+ROOT = Path(__file__).parents[2]
+
+FILES = {
+    "algorithms/halfway.py": '''
+"""FedAvg that moves a share of the way."""
+
+from dataclasses import dataclass
+
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.method import Method
+from fl.base.columns import Column
+from surgery import broadcast
+
+
+@dataclass(frozen=True)
+class HalfwayOptions:
+    """Halfway."""
+
+    share: float = 0.5
+    """share of the way to move"""
+
+
+def halfway(fed, options=HalfwayOptions()):
+    def round(server, clients, rng):
+        before = server["global"]
+        trained = fed.train(broadcast(before, len(clients)), clients, rng)
+        mean = fed.average(trained.sent, trained.sizes)
+        trained = trained._replace(metrics={**trained.metrics, "moved": options.share})
+        return {"global": {name: t + options.share * (mean[name] - t) for name, t in before.items()}}, trained
+
+    return fedavg(fed)._replace(round=round)
+
+
+METHOD = Method(halfway, HalfwayOptions(), columns={"moved": Column(heading="moved %", factor=100)})
+''',
+    "data/stripes.py": '''
+"""Images of one colour."""
+
+import torch
+
+from fl.data.dataset import Dataset
+from fl.data.loader import Loader
+
+
+def load(root, download):
+    y = torch.arange(200) % 2
+    x = (255 * y).byte().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
+    return Dataset("stripes", x, y, x[:20], y[:20], classes=2)
+
+
+LOADERS = {"stripes": Loader(load, bundled=True)}
+''',
+    "partition/largest.py": '''
+"""The first client has most of the samples."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl.partition.kind import Kind, Partition, together
+from fl.partition.split import Parts
+
+
+@dataclass(frozen=True)
+class LargestOptions:
+    """Largest."""
+
+    first_share: float = 0.5
+    """largest: share of the first client"""
+
+
+def deal(task, options):
+    owners = np.arange(len(task.labels)) % (task.clients - 1) + 1
+    owners[: int(options.first_share * len(owners))] = 0
+    return Partition(Parts.owned(owners, task.clients), together(task.clients))
+
+
+KIND = Kind(deal, LargestOptions(), about="one client has most", word=lambda options: f"{options.first_share:g}")
+''',
+    "runs/columns/certainty.py": '''
+"""How sure the global model is."""
+
+from fl.base.columns import Column
+
+
+def certainty(moment):
+    logits = moment.algorithm.predict(moment.server, moment.fed.data.test_x, None)
+    return logits.softmax(1).max(1).values.mean().item()
+
+
+COLUMN = Column(due="global", heading="sure %", factor=100, label="mean certainty", measure=certainty)
+''',
+    "figures/sizes.py": '''
+"""How many samples each client has."""
+
+from matplotlib.figure import Figure
+
+from fl.figures.style import save
+from fl.runs.artifact import Artifact
+
+
+def draw(run):
+    figure = Figure()
+    figure.subplots().bar(range(len(run.fed.clients)), run.fed.clients.train.sizes.tolist())
+    save(figure, run.folder / "sizes.png")
+
+
+ARTIFACT = Artifact(draw, when="start")
+''',
+}
+
+
+@pytest.mark.drawn
+def test_each_is_one_new_file(tmp_path):
+    """All of them in one run, in a process of its own, on a copy of the package with these files in it."""
+    shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in FILES.items():
+        (tmp_path / "fl" / name).write_text(text)
+    flags = [*TINY, "--algorithm", "fedavg,halfway", "--halfway.share", "0.25", "--dataset", "stripes", "--eval-every"]
+    flags += ["2", "--partition", "largest", "--first-share", "0.75", "--name", "mine", "--out", str(tmp_path)]
+    call = "import json, sys; from fl import run; [run.main(flags) for flags in json.loads(sys.argv[1])]"
+    done = subprocess.run(
+        [sys.executable, "-c", call, json.dumps([flags, ["--help"]])], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "100"},
+    )  # fmt: skip
+    said, _, shown = done.stdout.partition("usage:")
+    assert "sure %" in said, done.stderr
+    shown = " ".join(shown.replace("│", " ").split())
+    for words in (
+        "stripes (bundled)", "largest (one client has most)", "--first-share FLOAT largest: share of the first client",
+        "--halfway.share FLOAT share of the way to move",
+    ):  # fmt: skip
+        assert words in shown
+
+    folder = tmp_path / "mine"
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (settings["dataset"], settings["partition"], settings["first_share"]) == ("stripes", "largest", 0.75)
+    rows = list(csv.DictReader((folder / "halfway-seed0/metrics.csv").open()))
+    assert [row["moved"] for row in rows] == ["0.25"] * 4
+    assert [bool(row["certainty"]) for row in rows] == [False, True, False, True]
+    table = (re.split("  +", line.strip()) for line in (folder / "comparison.txt").read_text().splitlines())
+    head, *lines = table
+    fedavg, halfway = (dict(zip(head, line, strict=True)) for line in lines)
+    assert [line["moved %"] for line in (fedavg, halfway)] == ["-", "25.00"]
+    assert halfway["sure %"] == f"{100 * float(rows[-1]['certainty']):.2f}"
+    assert (folder / "halfway-seed0/sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
+    names = {"data": {*DATASETS, *TEXTS}, "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
+    known = set()
+    for file in (ROOT / "fl").rglob("*.py"):
+        where = file.relative_to(ROOT)
+        for node in ast.walk(ast.parse(file.read_text())):
+            for room in names:
+                mine = room in where.parts or "recipes" in where.parts
+                if not mine and isinstance(node, ast.Constant) and node.value in names[room]:
+                    known.add((str(where), node.value))
+    assert known == {("fl/config/settings.py", "digits"), ("fl/config/settings.py", "dirichlet")}  # the defaults
+
+
+@dataclass(frozen=True)
+class Options:
+    samples: int = 1
+
+
+@dataclass
+class Loose:
+    samples: int = 1
+
+
+def test_a_partition_cannot_hide_a_setting(monkeypatch):
+    class Good(DataSettings):
+        """With another setting beside it."""
+
+    monkeypatch.setitem(KINDS, "mine", Kind(KINDS["iid"].deal, Options()))
+    with pytest.raises(FLError, match="--partition mine cannot have an option 'samples'"):
+
+        class Other(PartitionOptions):
+            samples: int = 3
+
+
+@pytest.mark.parametrize("options", [Options, Loose(), {"a": 1}])
+def test_options_of_a_partition_are_a_frozen_dataclass(options):
+    with pytest.raises(FLError, match="options must be a frozen dataclass"):
+        Kind(KINDS["iid"].deal, options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"kind": str}, "int or float"), ({"due": "later"}, "global, models, round")]
+)
+def test_what_is_no_column_is_refused(wrong, said):
+    with pytest.raises(FLError, match=said):
+        Column(**wrong)
+
+
+def test_a_column_cannot_have_the_name_of_a_result(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"best": Column(heading="best")}))
+    with pytest.raises(FLError, match="a column cannot be called 'best'"):
+        others()
+
+
+def test_a_file_that_declares_something_else_is_named(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/__init__.py").touch()
+    (tmp_path / "mine/__main__.py").write_text("raise AssertionError")
+    (tmp_path / "mine/one.py").write_text("KIND = 1")
+    (tmp_path / "mine/other.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert declared("mine", "KIND", int) == {"one": 1}
+    with pytest.raises(FLError, match=r"mine\.one: KIND must be a str, got 1"):
+        declared("mine", "KIND", str)
