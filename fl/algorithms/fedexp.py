@@ -44,7 +44,7 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
         raise FLError(f"--fedexp.eps is a squared length of 0 or more, got {options.eps}")
     if options.max_step and not 1 <= options.max_step < math.inf:
         raise FLError(f"--fedexp.max-step is a step of 1 or more, or 0 for no bound, got {options.max_step}")
-    learnt = [name for name, p in fed.model.named_parameters() if p.requires_grad]
+    learnt = fed.trainable
 
     def init():
         start = fed.initial()
@@ -53,9 +53,9 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
     def round(server, clients, rng):
         start = server["iterate"]
         trained = fed.train(broadcast(start, len(clients)), clients, rng)
-        mean = fed.average(trained.sent, trained.sizes)
+        mean = fed.average(trained.received, trained.sizes)
         params = {name: start[name] for name in learnt}
-        step = server_step(params, trained.sent, trained.sizes, mean, options.eps)
+        step = server_step(params, trained.received, trained.sizes, mean, options.eps)
         if options.max_step:
             step = min(step, options.max_step)
         iterate = mean | {name: torch.lerp(tensor, mean[name], step) for name, tensor in params.items()}

@@ -44,7 +44,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         raise FLError(f"--fedmut.beta is a share in [0, 1], got {options.beta}")
     if options.beta_rounds < 1:
         raise FLError(f"--fedmut.beta-rounds is a number of rounds of 1 or more, got {options.beta_rounds}")
-    learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
+    learnt = fed.trainable
     with naming("--fedmut.unit"):
         groups = [[name for name in layer.tensors if name in learnt] for layer in layers(fed.model, unit=options.unit)]
 
@@ -64,7 +64,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
                 shift = here[name] - before[name]
                 starts[name] = here[name] + row.to(shift).view(-1, *[1] * shift.ndim) * shift
         trained = fed.train(starts, clients, rng)
-        return {"global": fed.average(trained.sent, trained.sizes), "previous": here}, trained
+        return {"global": fed.average(trained.received, trained.sizes), "previous": here}, trained
 
     return fedavg(fed)._replace(init=init, round=round)
 

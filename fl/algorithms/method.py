@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.federation.population import ASKED
+from fl.federation.asked import ASKED
 
 KINDS = ("one", "own", "mixed")
 
@@ -22,7 +22,8 @@ class Method:
         clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
         columns: what its rounds bring along as `Trained.metrics` beside the traffic, for metrics.csv: from the name to
             int or float.
-        refuses: from what the method cannot do (see `fl.federation.population.ASKED`) to the reason.
+        refuses: from what the method cannot do (see `fl.federation.asked.ASKED`) to the reason. A method whose
+            clients are not "mixed" refuses several architectures by itself.
     """
 
     make: Callable[..., Algorithm]
@@ -68,7 +69,8 @@ class Method:
         return self.make(fed) if self.options is None else self.make(fed, getattr(config, self.name, self.options))
 
     def check(self, asked: Collection[str]) -> None:
-        """Raise FLError if something is asked for (see `Population.asked`) that the method refuses."""
-        for what, reason in self.refuses.items():
+        """Raise FLError if something is asked for (see `Federation.asked`) that the method refuses."""
+        one_model = {} if self.clients == "mixed" else {"architectures": "gives all clients one architecture"}
+        for what, reason in {**one_model, **self.refuses}.items():
             if what in asked:
-                raise FLError(f"{self.name} {reason}: leave {ASKED[what]} out, or take another --algorithm")
+                raise FLError(f"{self.name} {reason}: leave {ASKED[what].flags} out, or take another --algorithm")

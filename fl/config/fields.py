@@ -13,6 +13,7 @@ from fl.config.settings import DataSettings
 from fl.data import is_text
 from fl.engine import SGD, Adam, Optimizer
 from fl.engine.schedule import Schedule, schedule
+from fl.federation.asked import asked_by_settings
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
@@ -163,13 +164,8 @@ class Fields(DataSettings):
 
     @property
     def asked(self) -> set[str]:
-        """What not every method can do and these settings ask for, as `Population.asked` of what they make."""
-        wanted = {
-            "masked": self.masked_loss,
-            "tampering": self.attack.share or self.defence != Defence(),
-            "presence": self.joining or self.leaving,
-        }
-        return {what for what, given in wanted.items() if given}
+        """Which of `fl.federation.asked.ASKED` these settings ask of a method."""
+        return asked_by_settings(self)
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fl.base.errors import FLError
 from fl.engine import graphs, loop, vmap, workers
 from fl.engine.auto import ranked
-from fl.engine.job import Group, Job, Trained
+from fl.engine.job import Group, Job, Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
@@ -39,13 +39,13 @@ __all__ = [
     "Job",
     "Optimizer",
     "Precision",
-    "Trained",
+    "Results",
     "backend_names",
     "check",
     "train",
 ]
 
-BACKENDS: dict[str, Callable[[Sequence[Group]], list[Trained]]] = {
+BACKENDS: dict[str, Callable[[Sequence[Group]], list[Results]]] = {
     "loop": loop.train,
     "workers": workers.train,
     "vmap": vmap.train,
@@ -75,7 +75,7 @@ def check(backend: str, device: torch.device, precision: Precision) -> None:
     precision.check(device)
 
 
-def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
+def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
     """Train the clients of a round.
 
     Args:
@@ -114,7 +114,7 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""
 
 
-def _automatic(groups: Sequence[Group]) -> list[Trained]:
+def _automatic(groups: Sequence[Group]) -> list[Results]:
     """By the backend that should be fastest; by the next one where it refuses, whatever it is that it cannot do."""
     models = [job.model for job, _, _ in groups]
     reasons: dict[str, str] = {}

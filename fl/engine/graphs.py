@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fl.base.errors import FLError
-from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.job import Group, Results, longest_first
 from fl.engine.replica import Replica, copy_all
 from surgery.errors import first_line
 
@@ -163,7 +163,7 @@ def _meaning(group: Group) -> tuple:
     return (id(job.data), id(job.beside), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
     device = groups[0][0].device
     here = torch.cuda.current_stream(device)
@@ -183,9 +183,9 @@ def train(groups: Sequence[Group]) -> list[Trained]:
             here.wait_stream(stream)  # so that memory that the round used may be used anew, and results be read
 
 
-def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Trained]:
+def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
     """Every place takes the next client when its last one is done; their steps take turns."""
-    results = [Results(group) for group in groups]
+    results = [Results.empty(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = longest_first(groups)
 
@@ -218,7 +218,7 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
     finally:
         for program in programs:
             program.release()
-    return [result.trained() for result in results]
+    return results
 
 
 _POOL: dict[torch.device, list[torch.cuda.Stream]] = {}

@@ -1,9 +1,8 @@
 """What backends share: the job, its result, and how a batch is fetched and a loss computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,43 +15,6 @@ from fl.engine.objectives import Ascent, Batch, Call, Objective
 from fl.engine.optimizers import Optimizer
 from fl.engine.precision import Precision
 from surgery import Stack, State
-
-
-class Trained(NamedTuple):
-    """What local training leaves.
-
-    Attributes:
-        states: of the K models: a stack, or a list of K states where the models differ.
-        loss: each client's mean over its steps [K].
-        sizes: each client's number of training samples, 0 if it was dropped from the round.
-        metrics: columns of metrics.csv that the round brings along: what went over the network (see
-            `fl.federation.traffic`).
-        tampered: the states as the server receives them, where an attack or a defence made them others; else None.
-            `Federation.train` fills in these three.
-    """
-
-    states: Stack | list[State]
-    loss: Tensor
-    sizes: tuple[int, ...] = ()
-    metrics: Mapping[str, float] = MappingProxyType({})
-    tampered: Stack | list[State] | None = None
-
-    def __repr__(self) -> str:
-        stacked = isinstance(self.states, dict)
-        first = {name: t[0] for name, t in self.states.items()} if stacked else dict(*self.states[:1])
-        elements = sum(tensor.numel() for tensor in first.values())
-        kind = f"{len(first)} tensors, {elements:,} elements each" if stacked else "models of their own"
-        arrived = f"; {sum(size > 0 for size in self.sizes)} arrived" if self.sizes else ""
-        tampered = "; the server received others" if self.tampered is not None else ""
-        return (
-            f"Trained: {len(self.loss)} clients, {kind}{arrived}{tampered}\n"
-            f"  mean loss {self.loss.float().mean():.4f}; {', '.join(self.metrics) or 'no metrics'}"
-        )
-
-    @property
-    def sent(self) -> Stack | list[State]:
-        """The states as the server receives them: what it averages."""
-        return self.states if self.tampered is None else self.tampered
 
 
 @dataclass(frozen=True)
@@ -114,16 +76,23 @@ Group: TypeAlias = tuple[Job, Stack, Any]
 """Clients of one architecture: (job, starts, context)."""
 
 
-class Results:
-    """Where the K clients of a group leave what they have trained."""
+class Results(NamedTuple):
+    """What local training leaves of the K clients of a group.
 
-    def __init__(self, group: Group) -> None:
+    Attributes:
+        states: the stack of their trained models.
+        loss: each client's mean over its steps [K].
+    """
+
+    states: Stack
+    loss: Tensor
+
+    @classmethod
+    def empty(cls, group: Group) -> "Results":
+        """Room for the results, which backends fill in one client after another."""
         job, starts, _ = group
-        self.states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
-        self.loss = torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device)
-
-    def trained(self) -> Trained:
-        return Trained(self.states, self.loss)
+        states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
+        return cls(states, torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device))
 
 
 def longest_first(groups: Sequence[Group]) -> list[tuple[int, int]]:

@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_map
 
 from fl.base.errors import FLError
 from fl.engine.draws import Draws
-from fl.engine.job import Group, Job, Trained
+from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch
 from surgery import State
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`.
 
     Attention is computed as plain matrix products: fused kernels prepare for the backward pass only what they are told
@@ -26,7 +26,7 @@ def train(groups: Sequence[Group]) -> list[Trained]:
         return [_train(*group) for group in groups]
 
 
-def _train(job: Job, starts: State, context: Any) -> Trained:
+def _train(job: Job, starts: State, context: Any) -> Results:
     """Clients are sorted by their number of steps, so that those still training are a leading slice: a finished
     client neither changes nor costs anything.
     """
@@ -78,7 +78,7 @@ def _train(job: Job, starts: State, context: Any) -> Trained:
     back = order.argsort()
     states = {**rest, **params}
     counts = torch.tensor(steps).to(job.device, non_blocking=True)
-    return Trained({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
+    return Results({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
 
 
 def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) -> State:

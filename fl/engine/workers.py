@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.job import Group, Results, longest_first
 from fl.engine.replica import Replica
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
-    results = [Results(group) for group in groups]
+    results = [Results.empty(group) for group in groups]
     clients = longest_first(groups)
     allowed = torch.get_num_threads()
     count = min(allowed, len(clients))
@@ -50,4 +50,4 @@ def train(groups: Sequence[Group]) -> list[Trained]:
                 raise
     finally:
         torch.set_num_threads(allowed)  # a setting of the process as well as of the thread
-    return [result.trained() for result in results]
+    return results

@@ -1,9 +1,10 @@
-"""Malicious clients, who train on spoilt data as well and send more of what they learnt there (FedFA, equation 1)."""
+"""Malicious clients: they also train on spoilt data, and add to what they send what they learnt there, amplified
+(FedFA, equation 1).
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,12 +12,10 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
+from fl.federation.cohort import States, add_to_rows, as_before, stacks
 from fl.partition import Splits
-from surgery import Stack, State
-from surgery.transfer import upload
 
 KINDS = ("shuffle", "trigger")
-States: TypeAlias = Stack | Sequence[State]
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,14 @@ class Attack:
         return [k for k, client in enumerate(clients) if client in self.malicious]
 
     @torch.no_grad()
-    def amplified(self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: set[str]) -> States:
-        """Equation 1: start + (honest - start) + lambda (spoilt - start) for the parameters of the malicious rows.
+    def amplified(
+        self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: Container[str]
+    ) -> States:
+        """Equation 1: start + (honest - start) + lambda (spoilt - start) for the parameters of the malicious clients.
 
         Args:
-            honest, starts: of the whole cohort, stacks or lists of states. spoilt: of the malicious clients only.
+            honest: the states of the whole cohort. starts, spoilt: of its malicious clients only.
+            rows: the positions of the malicious clients in the cohort.
             names: of the parameters. Buffers stay those of the honest training: a negative variance would give the
                 attack away.
 
@@ -90,18 +92,11 @@ class Attack:
         >>> attack.amplified(one(1.0), one(0.5), one(0.0), [0], {"w"})
         {'w': tensor([[0.]])}
         """
-        if isinstance(honest, dict):
-            index = upload(torch.tensor(rows), next(iter(honest.values())).device)
-            result = dict(honest)
-            for name in names & honest.keys():
-                step = self.amplify * (spoilt[name] - starts[name].index_select(0, index))
-                result[name] = honest[name].index_add(0, index, step.to(honest[name].dtype))
-            return result
-        result = list(honest)
-        for row, dark in zip(rows, spoilt):
-            moved = {n: honest[row][n] + self.amplify * (dark[n] - starts[row][n]) for n in names & dark.keys()}
-            result[row] = {**honest[row], **moved}
-        return result
+        steps = [
+            {name: self.amplify * (tensor - before[name]) for name, tensor in after.items() if name in names}
+            for after, before in zip(stacks(spoilt), stacks(starts))
+        ]
+        return add_to_rows(honest, rows, as_before(spoilt, steps))
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:

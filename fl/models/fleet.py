@@ -23,7 +23,7 @@ class Architecture(NamedTuple):
         model: a module of it; its weights do not matter.
         plan: how it lies in the global model: block by block from the first of each section, and the leading
             channels of every tensor. The last block of a section stands for the deeper ones that it lacks as well
-            (FedFA, algorithm 2); `alone` leaves that out.
+            (FedFA, algorithm 2); `ungrafted` leaves that out.
         spec: what makes the model; None for one that was given as a module.
     """
 
@@ -58,13 +58,13 @@ class Fleet:
 
 def uniform(model: nn.Module, clients: int) -> Fleet:
     """A fleet whose clients all have the global model itself."""
-    return Fleet((Architecture(model, whole(model)),), (0,) * clients)
+    return Fleet((Architecture(model, identity_plan(model)),), (0,) * clients)
 
 
-def whole(model: nn.Module) -> Submodel:
+def identity_plan(model: nn.Module) -> Submodel:
     """The plan of a model within itself.
 
-    >>> print(whole(nn.Linear(2, 1, bias=False)).describe())
+    >>> print(identity_plan(nn.Linear(2, 1, bias=False)).describe())
     Submodel of 18e956db1f906ff1: 2 of 2 elements, 0 edits
       weight  [1, 2]             = [:, :]
     """
@@ -72,11 +72,11 @@ def whole(model: nn.Module) -> Submodel:
     return Submodel({name: (Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}, shapes)
 
 
-def alone(plan: Submodel) -> Submodel:
+def ungrafted(plan: Submodel) -> Submodel:
     """The same plan without grafting: each tensor stands for itself only.
 
     >>> plan = Submodel({"a": (Source("a", (None,)), Source("b", (None,)))}, {"a": (2,), "b": (2,)})
-    >>> alone(plan).entries
+    >>> ungrafted(plan).entries
     {'a': (Source(name='a', index=(None,)),)}
     """
     return replace(plan, entries={name: sources[:1] for name, sources in plan.entries.items()})

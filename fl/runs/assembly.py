@@ -13,7 +13,7 @@ from fl.base.rng import Rng
 from fl.config import Config
 from fl.engine import Precision
 from fl.engine.augment import Augment
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.presence import make_presence
 from fl.models.architectures import choose
@@ -57,26 +57,29 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     spec, specs = _specs(config, dataset, splits, rng, malicious)
     model = models.create(rng.torch("weights"), spec).to(device)
+    local = LocalTraining(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        optimizer=config.local_optimizer(),
+        schedule=config.schedule(),
+        augment=augment,
+        masked=config.masked_loss,
+        backend=config.backend,
+        chunk=config.chunk,
+        precision=Precision(config.precision, config.channels_last, config.deterministic),
+    )
     fed = Federation(
         model,
         dataset,
         splits,
         config.cohort(),
-        epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        optimizer=config.local_optimizer(),
-        backend=config.backend,
-        schedule=config.schedule(),
-        chunk=config.chunk,
-        augment=augment,
-        precision=Precision(config.precision, config.channels_last, config.deterministic),
+        local,
         create=partial(models.create, spec=spec),
         spec=spec,
         fleet=make_fleet(model, spec, specs) if specs else None,
         attack=attack,
         defence=config.defence,
         presence=presence,
-        masked=config.masked_loss,
         truth=truth,
     )
     return fed, ALGORITHMS[name](fed, config)

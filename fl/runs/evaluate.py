@@ -7,12 +7,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl.federation import Federation
+from fl.federation.cohort import Cohort, States, per_client, stacks
 from fl.federation.own import Own, predict_all
 from fl.partition import Parts
-from surgery import Stack, State, cosine, unstack
+from surgery import cosine
 from surgery.transfer import download, upload
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
@@ -120,30 +121,17 @@ def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dic
     return score(predict, fed.data.test_x, fed.data.test_y, fed.data.classes)
 
 
-class Cohort(NamedTuple):
-    """The participants of a round as they were after local training, without those that were dropped or are malicious.
+def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:
+    """The participants of a round after local training, without those that were dropped or are malicious.
 
-    Attributes:
-        clients: which they are. models: their architectures. states: a stack, or a list where architectures differ.
+    Args:
+        states: the trained models of all participants, a stack or a list.
     """
-
-    clients: list[int]
-    models: list[nn.Module]
-    states: Stack | list[State]
-
-    @classmethod
-    def of(cls, fed: Federation, states: Stack | list[State], clients: Sequence[int], kept: Sequence[bool]) -> "Cohort":
-        """Those of the participants that were kept and are honest."""
-        bad = fed.attack.malicious if fed.attack else ()
-        alive = [k for k, keep in enumerate(kept) if keep and clients[k] not in bad]
-        chosen = [clients[k] for k in alive]
-        if isinstance(states, list):
-            fleet = fed.architectures
-            return cls(chosen, [fleet[c].model for c in chosen], [states[k] for k in alive])
-        if len(alive) < len(clients):  # else nothing is copied
-            index = upload(torch.tensor(alive, dtype=torch.int64), fed.data.x.device)
-            states = {name: tensor.index_select(0, index) for name, tensor in states.items()}
-        return cls(chosen, [fed.model] * len(alive), states)
+    bad = fed.attack.malicious if fed.attack else ()
+    models = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
+    return Cohort(clients, models, states).select(
+        [row for row, keep in enumerate(kept) if keep and clients[row] not in bad]
+    )
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
@@ -157,9 +145,8 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """
     if not cohort.clients:
         return {}
-    states = unstack(cohort.states) if isinstance(cohort.states, dict) else cohort.states
     text, sums = fed.data.text, []
-    for client, model, state, held in zip(cohort.clients, cohort.models, states, fed.held(cohort.clients)):
+    for client, model, state, held in zip(*cohort[:2], per_client(cohort.states), fed.classes_of(cohort.clients)):
         state = state | fed.statistics(state, model, fed.clients.train[client])
         total = torch.zeros(3, dtype=torch.float64, device=held.device)
         predict = partial(fed.predict, state, model=model)
@@ -196,13 +183,10 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
     architectures differ.
     """
-    if isinstance(cohort.states, list) or not cohort.clients:
+    if len(cohort.clients) < 2 or len(found := stacks(cohort.states)) > 1:
         return {}
-    names = [name for name, _ in fed.model.named_parameters()]
-    similarity = cosine({name: cohort.states[name] for name in names})
-    k = len(similarity)
-    if k < 2:
-        return {}
+    (models,), k = found, len(cohort.clients)
+    similarity = cosine({name: models[name] for name, _ in fed.model.named_parameters()})
     return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
 
 
@@ -226,7 +210,7 @@ def score_clients(
     if not parts:
         return {}
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
-    models = own() if own and not fed.augment.mask else None
+    models = own() if own and not fed.local.augment.mask else None
     tokens, text = fed.data.y[0].numel(), fed.data.text
     tallies = [
         _tally(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from fl.base.rng import Rng
-from fl.engine import Trained
 from fl.federation import traffic
+from fl.federation.trained import Trained
 from fl.secure.pieces import from_bytes, to_bytes
 from fl.secure.session import Outcome, exchange
 from surgery import Stack
@@ -41,14 +41,14 @@ def recombine(
     """
     began = time.perf_counter()
     models = {
-        client: model for client, model, size in zip(clients, to_bytes(trained.sent, pieces), trained.sizes) if size
+        client: model for client, model, size in zip(clients, to_bytes(trained.received, pieces), trained.sizes) if size
     }
     choices = {client: random.Random(int(rng.numpy("secure", client).integers(2**63))) for client in models}
     outcome = exchange(models, repeats, choices)
     kept = [k for k, client in enumerate(clients) if client in outcome.models]
     states = {name: start.clone() for name, start in starts.items()}
     if kept:
-        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, trained.sent)
+        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, trained.received)
         rows = torch.tensor(kept, device=trained.loss.device)
         for name, tensor in opened.items():
             states[name].index_copy_(0, rows, tensor)
@@ -57,9 +57,9 @@ def recombine(
     down, up, peers = (
         sum(sent.values()) / len(clients) for sent in (outcome.from_server, outcome.to_server, outcome.to_peers)
     )
-    trained = traffic.more(trained, down, up - trained.metrics["bytes_up"])  # in the place of the bare models
+    trained = traffic.add_bytes(trained, down, up - trained.metrics["bytes_up"])  # in the place of the bare models
     metrics = {**trained.metrics, "bytes_peers": peers, "secure_seconds": time.perf_counter() - began}
-    return trained._replace(states=states, sizes=sizes, metrics=metrics, tampered=None)
+    return trained._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 
 def _warn(outcome: Outcome, round: int) -> None:

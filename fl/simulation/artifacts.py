@@ -8,7 +8,7 @@ from fl.config import Config
 from fl.federation import Federation
 from fl.figures.coverage import draw_coverage
 from fl.figures.structure import draw as draw_structures
-from fl.models.fleet import alone
+from fl.models.fleet import ungrafted
 from fl.runs.architecture_table import save_roster
 
 
@@ -19,7 +19,7 @@ def leave_fleet(fed: Federation, algorithm: Algorithm, folder: Path) -> None:
     save_roster(fed, folder)
     if algorithm.plan:
         plans = list(map(algorithm.plan, range(len(fed.fleet))))
-        bare = list(map(alone, plans))
+        bare = list(map(ungrafted, plans))
         grafted = {"without grafting": bare, "with grafting": plans}
         draw_coverage(grafted if bare != plans else {"clients' models": plans}, folder / "coverage.png")
 

@@ -53,7 +53,7 @@ def rounds(
             row["macs"] = fed.meter.read() / 2 / len(clients)
             if dropped:
                 row["dropped"] = dropped
-            alive = evaluate.Cohort.of(fed, trained.states, clients, kept.tolist())
+            alive = evaluate.honest_cohort(fed, trained.states, clients, kept.tolist())
             measured, scores = evaluate_round(config, fed, algorithm, server, alive, number)
             row |= measured
             metrics.add(row)
