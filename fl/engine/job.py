@@ -1,4 +1,4 @@
-"""What backends share: the job, its result, and how a batch is fetched and a loss computed."""
+"""What all backends share: the job, its results, and how a batch is fetched and a loss computed."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -24,9 +24,9 @@ class Job:
     Attributes:
         model: the architecture; its own weights are neither read nor written, its mode is set to training.
         data: resident on the device that trains.
-        batches: which samples each client sees at each step, and what these go through.
-        ascent: where from its parameters a client looks for the gradient of a step; None: right there.
-        beside: [N, ...], values beside each training sample of the data, which reach the objective with it; or None.
+        batches: which samples each client sees at each step, and how these are changed at random.
+        ascent: how far from its parameters a client takes the gradient of a step; None: at the parameters.
+        beside: [N, ...], a value for each training sample of the data, passed to the objective with it; or None.
     """
 
     model: nn.Module
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """In which losses are summed: that of the parameters, if it is not too short for it."""
+        """The dtype in which losses are summed: that of the parameters, but at least float32."""
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def trainable(self) -> list[str]:
@@ -61,13 +61,13 @@ class Job:
             x = augment.masked(x, step.key)
         x = self.data.normalise(x, dtype)
         if self.precision.channels_last and x.ndim == 4:
-            x = x.to(memory_format=torch.channels_last)  # contiguous() leaves gray images as they are
+            x = x.to(memory_format=torch.channels_last)  # contiguous() would leave gray images as they are
         if self.beside is None:
             return x, self.data.y[step.index]
         return x, self.data.y[step.index], self.beside[step.index]
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
-        """The objective of one client on one batch. It takes random numbers from `draws`; None: it needs none."""
+        """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
         with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
 
@@ -96,6 +96,6 @@ class Results(NamedTuple):
 
 
 def longest_first(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    """(group, client) of all clients, those with many steps first, so that none is left to run alone at the end."""
+    """(group, client) of all clients, those with most steps first, so that no long one runs alone at the end."""
     every = [(g, k) for g, (job, _, _) in enumerate(groups) for k in range(len(job.batches.steps))]
     return sorted(every, key=lambda at: -groups[at[0]][0].batches.steps[at[1]])

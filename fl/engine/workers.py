@@ -1,6 +1,6 @@
 """Clients side by side in threads, for the CPU: each thread trains one client at a time in a replica of its own.
 
-A small step cannot keep several cores busy, several steps can. Torch lets go of Python's lock while it computes.
+One small step cannot keep several cores busy, but several steps can. Torch releases Python's lock while it computes.
 """
 
 import threading
@@ -36,7 +36,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
                     if failed.is_set():
                         return
         except BaseException:
-            failed.set()  # the others stop after their step
+            failed.set()  # the other threads stop after their step
             raise
 
     try:
@@ -45,9 +45,9 @@ def train(groups: Sequence[Group]) -> list[Results]:
             try:
                 for future in futures:
                     future.result()
-            except BaseException:  # Ctrl-C, too
+            except BaseException:  # also Ctrl-C
                 failed.set()
                 raise
     finally:
-        torch.set_num_threads(allowed)  # a setting of the process as well as of the thread
+        torch.set_num_threads(allowed)  # it is a setting of the process as well as of the thread
     return results

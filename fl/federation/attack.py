@@ -46,7 +46,7 @@ class AttackOptions:
             raise FLError("--attack.size is at least 1 and --attack.target at least 0")
 
     def unread(self, name: str) -> str:
-        """Why an option says nothing beside the others; "" where it does.
+        """Why an option has no effect with the others as they are; "" if it has one.
 
         >>> AttackOptions().unread("amplify")
         '--attack.share is 0: give a share of malicious clients, such as 0.2'
@@ -63,8 +63,8 @@ class Attack:
     """What malicious clients do.
 
     Attributes:
-        malicious: the clients.
-        data: the data set as they spoil it; the other clients' samples in it are as they were.
+        malicious: who they are.
+        data: the data set as they spoil it; the other clients' samples are unchanged.
         amplify: lambda.
     """
 
@@ -100,10 +100,10 @@ class Attack:
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:
-    """The malicious clients: their share of all, rounded to the nearest number.
+    """The malicious clients: their share of all clients, rounded to the nearest number.
 
     Raises:
-        FLError: for a share that is nobody.
+        FLError: for a share that rounds to nobody.
     """
     count = round(options.share * clients)
     if options.share and not count:
@@ -119,7 +119,7 @@ def make_attack(
     """The attack of these clients, None if there are none.
 
     Raises:
-        FLError: for a trigger on text or larger than the images, and for a class that there is not.
+        FLError: for a trigger on text or larger than the images, and for a target that is no class.
     """
     if not malicious:
         return None
@@ -137,7 +137,7 @@ def triggered(options: AttackOptions, data: Dataset) -> Callable[[Tensor], Tenso
     """A function that puts the trigger, a bright square at the lower right, into images uint8 [N, C, H, W].
 
     Raises:
-        FLError: for text, images too small for it, and a target that is no class.
+        FLError: for text, for images smaller than the trigger, and for a target that is no class.
     """
     if data.text:
         raise FLError("--attack.kind trigger puts a mark into images, and the data set is text: choose shuffle")

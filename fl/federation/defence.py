@@ -1,4 +1,4 @@
-"""Aggregation that withstands some malicious clients: an option of every method that averages."""
+"""Aggregation that withstands some malicious clients, for every method that averages."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
@@ -38,7 +38,7 @@ class Defence:
             raise FLError(f"--defence.clip is a number of 0 or more, got {self.clip}")
 
     def unread(self, name: str) -> str:
-        """Why an option says nothing beside the others; "" where it does."""
+        """Why an option has no effect with the others as they are; "" if it has one."""
         return f"--defence.rule is {self.rule}: give trimmed" if name == "trim" and self.rule != "trimmed" else ""
 
     def average(
@@ -47,8 +47,8 @@ class Defence:
         weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
         fallback: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """`surgery.average` by the rule. Median and trimmed mean take from the weights only who has none: an attacker
-        could lie about the others.
+        """`surgery.average` by the rule. Median and trimmed mean only leave out those whose weight is 0: an attacker
+        could lie about larger weights.
         """
         if self.rule == "mean":
             return average(models, weights, fallback=fallback)
@@ -98,7 +98,7 @@ def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
 
 
 def _shortened(after: Stack, before: Stack, share: Tensor, names: Container[str]) -> Stack:
-    """The stack with its updates multiplied by their shares [K]; a share of 1 leaves a model bit for bit as it is."""
+    """The stack with its updates multiplied by their shares [K]; a share of 1 leaves a model unchanged bit for bit."""
     result = dict(after)
     for name in filter(names.__contains__, after):
         factor = share.to(after[name].dtype).view(-1, *[1] * (after[name].ndim - 1))

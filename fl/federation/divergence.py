@@ -35,7 +35,7 @@ def drop_failed(
         Diverged: if no client is left.
     """
     pairs = list(zip(stacks(states), stacks(starts)))
-    # A sum is finite only if all of its terms are: one fast look at everything settles nearly every round.
+    # A sum is finite only if all of its terms are: this fast look at everything settles nearly every round.
     if bool((loss.isfinite() & torch.cat([_finite_sums(after) for after, _ in pairs])).all()):
         return states, tuple(sizes)
     kept = (loss.isfinite() & torch.cat([_finite_rows(after, before) for after, before in pairs])).tolist()
@@ -70,16 +70,16 @@ def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
 
 
 def _finite_sums(stack: Stack) -> Tensor:
-    """For which of the K entries of a stack the sums of all floating-point tensors are finite: bool [K]."""
+    """Whether the sums of all floating-point tensors are finite, for each of the K entries of a stack: bool [K]."""
     sums = [t.reshape(len(t), -1).sum(1) for t in stack.values() if t.is_floating_point()]
     return torch.stack(sums).isfinite().all(0)
 
 
 def _finite_rows(stack: Stack, starts: Stack) -> Tensor:
-    """Which of the K entries of a stack are finite, in all floating-point tensors, where they began so: bool [K]."""
+    """Whether all floating-point numbers that were finite at the start still are, for each of K entries: bool [K]."""
     rows = []
     for name, tensor in stack.items():
         if tensor.is_floating_point() and tensor.numel():
-            fine = tensor.isfinite() | ~starts[name].isfinite()  # a mask of -inf, say, is as it should be
+            fine = tensor.isfinite() | ~starts[name].isfinite()  # a mask of -inf, for example, is as it should be
             rows.append(fine.reshape(len(tensor), -1).all(1))
     return torch.stack(rows).all(0)

@@ -1,4 +1,4 @@
-"""Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
+"""Clients, data, model and local training: everything from which a method composes its rounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -32,10 +32,10 @@ _LOCAL = [setting.name for setting in fields(LocalTraining)]
 class Federation(Population):
     """A population of clients that trains, and predicts with what it has trained.
 
-    Its first attributes are those of `Population`, and can be given in the same way.
+    The attributes of `Population` come first.
 
     Attributes:
-        local: how clients train. Its settings can also be given one by one, by their names, here and in
+        local: how clients train. Its settings can also be given by their own names, here and in
             `dataclasses.replace(fed, epochs=1)`.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
@@ -50,10 +50,10 @@ class Federation(Population):
     (1, 3)
     """
 
-    local: LocalTraining = LocalTraining()
-    attack: Attack | None = None
-    defence: Defence = Defence()
-    meter: Meter = field(default_factory=Meter, repr=False, compare=False)
+    local: LocalTraining
+    attack: Attack | None
+    defence: Defence
+    meter: Meter = field(repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, repr=False, compare=False)
     _collected: LastState = field(init=False, repr=False, compare=False)
 
@@ -64,31 +64,31 @@ class Federation(Population):
         clients: Splits,
         participants: int,
         local: LocalTraining = LocalTraining(),
-        *more: Any,
+        *others: Any,
         attack: Attack | None = None,
         defence: Defence = Defence(),
         meter: Meter | None = None,
         **settings: Any,
     ) -> None:
-        if more or not isinstance(local, LocalTraining):
+        if others or not isinstance(local, LocalTraining):
             raise FLError(
                 "Federation(model, data, clients, participants) takes the settings of local training by their names, "
                 "as epochs=1, batch_size=20, optimizer=SGD(0.1), or as LocalTraining(...)"
             )
         local = replace(local, **{name: settings.pop(name) for name in _LOCAL if name in settings})
-        vars(self).update(local=local, attack=attack, defence=defence, meter=meter or Meter())
-        vars(self).update(_classes={}, _collected=LastState())
+        more = {"meter": meter or Meter(), "_classes": {}, "_collected": LastState()}
+        vars(self).update(local=local, attack=attack, defence=defence, **more)  # the class is frozen
         super().__init__(model, data, clients, participants, **settings)
         local.check(self.data)
 
     @property
     def average(self) -> Callable[..., State | Stack]:
-        """What the server makes of the models that clients send: `Defence.average`."""
+        """How the server averages the models that clients send: `Defence.average`."""
         return self.defence.average
 
     @property
     def average_submodels(self) -> Callable[..., State]:
-        """The same of parts of the model: `Defence.average_submodels`."""
+        """The same for parts of the model: `Defence.average_submodels`."""
         return self.defence.average_submodels
 
     @property
@@ -110,7 +110,7 @@ class Federation(Population):
         return torch.stack([self._classes[client] for client in clients])
 
     def _mark(self, table: Tensor, clients: dict[int, int], data: Dataset) -> None:
-        """Set table[row, c] where the row's client has class (or token) c in its training samples."""
+        """Set table[row, c] if the row's client has class (or token) c in its training samples."""
         parts = [self.clients.train[client] for client in clients.values()]
         rows = torch.tensor(list(clients)).repeat_interleave(torch.tensor([len(part) for part in parts]))
         index, rows = (upload(tensor, table.device) for tensor in (torch.cat(parts), rows))
@@ -131,7 +131,7 @@ class Federation(Population):
     ) -> Trained:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
-        A client whose loss or weights are not finite any more is dropped from the round: it keeps its start, its size
+        A client whose loss or weights are no longer finite is dropped from the round: it keeps its start, its size
         counts as 0, and a warning is logged.
 
         Args:
@@ -194,12 +194,12 @@ class Federation(Population):
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images
-        [N, C, H, W], [N, T, classes] for tokens [N, T]: take few of these at a time.
+        [N, C, H, W], [N, T, classes] for tokens [N, T], of which only a few fit at a time.
 
-        Static batch norms are given the state's statistics over all training data first, unless it holds some.
+        Static batch norms take the statistics of all training data, unless the state has some.
 
         Args:
-            model: of another architecture than the global one.
+            model: for a state of another architecture than the global one.
         """
         model = model or self.model
         state = {**state, **self.statistics(state, model)}
@@ -210,7 +210,7 @@ class Federation(Population):
     def predict_each(self, models: Stack, samples: Tensor) -> Tensor:
         """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
 
-        Models with static batch norms bring their statistics.
+        Models with static batch norms have to bring their statistics.
 
         Raises:
             RuntimeError: if the model has an operation that cannot be stacked.
@@ -221,14 +221,14 @@ class Federation(Population):
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """The running statistics of a state's static batch norms, if the model has such and the state none.
+        """The running statistics of static batch norms, if the model has such norms and the state no statistics.
 
-        One pass over the data for each state that is evaluated; the last one's are kept, since they are usually asked
-        for again.
+        They take a pass over the data for each state. Those of the last state are kept, since they are usually needed
+        again.
 
         Args:
-            model: of another architecture than the global one.
-            samples: training samples to take instead of those of all clients, indices on the CPU.
+            model: for a state of another architecture than the global one.
+            samples: the training samples to use, indices on the CPU. None: those of all clients.
         """
         model = model or self.model
         if not lacks_statistics(model, state):

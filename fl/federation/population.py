@@ -77,8 +77,8 @@ class Population:
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def sample(self, rng: Rng) -> list[int]:
-        """K distinct clients of those who are there, uniformly and in random order, the same for every method with
-        that seed and round.
+        """K different clients of those who are there, drawn uniformly and in random order. They are the same for every
+        method in the same round with the same seed.
         """
         if self.presence is None:
             return draw(len(self.clients), self.participants, rng.torch("sample"))

@@ -1,4 +1,4 @@
-"""What goes over the network in a round: models and bytes that a participant receives and sends, on average."""
+"""What a participant receives and sends in a round, on average: models and bytes."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,14 @@ from fl.federation.trained import Trained
 from surgery import count as count_models
 
 COLUMNS = ("models_down", "models_up", "bytes_down", "bytes_up", "bytes_peers", "secure_seconds")
-"""The last two are FedMR's with secure recombination: bytes to other clients, and the time that all of it takes."""
+"""The last two are from secure recombination (FedMR): bytes sent to other clients, and the time of the exchange."""
 
 
 def count(starts: States, sizes: Sequence[int]) -> dict[str, float]:
-    """The traffic of a round in which every client gets its start and sends back what became of it.
+    """The traffic of a round in which every client receives its start and sends its trained model back.
 
-    Tensors count as they are in memory, uncompressed, buffers too. A client that was dropped (size 0) sends nothing.
+    Tensors count with their size in memory, uncompressed; buffers count too. A client that was dropped (size 0) sends
+    nothing.
 
     Returns:
         models_down, models_up: in models of the participants' mean size. bytes_down, bytes_up: in bytes. Each is a mean
@@ -33,7 +34,7 @@ def count(starts: States, sizes: Sequence[int]) -> dict[str, float]:
 
 
 def add_bytes(trained: Trained, down: float = 0, up: float = 0) -> Trained:
-    """The same with further bytes (a mean over the participants) that a method sends beside the models.
+    """The same round with more traffic: bytes that a method sends beside the models, a mean over the participants.
 
     >>> import torch
     >>> trained = Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]), {})
@@ -48,7 +49,7 @@ def add_bytes(trained: Trained, down: float = 0, up: float = 0) -> Trained:
 
 
 def no_traffic(trained: Trained) -> Trained:
-    """The same with nothing sent either way: models that stay where they are.
+    """The same round without any traffic: the models stay where they are.
 
     >>> import torch
     >>> no_traffic(Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]), {})).metrics["bytes_up"]

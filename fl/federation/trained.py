@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fl.federation.cohort import States, per_client
+from fl.federation.cohort import States, stacks
 
 
 class Trained(NamedTuple):
@@ -33,11 +33,9 @@ class Trained(NamedTuple):
         return self.received
 
     def __repr__(self) -> str:
-        first = per_client(self.states)[0]
-        elements = sum(tensor.numel() for tensor in first.values())
-        kind = f"{len(first)} tensors, {elements:,} elements each"
-        if isinstance(self.states, list):
-            kind = "models of their own"
+        first, *others = stacks(self.states)
+        elements = sum(tensor[0].numel() for tensor in first.values())
+        kind = "models of their own" if others else f"{len(first)} tensors, {elements:,} elements each"
         changed = "" if self.received is self.states else "; the server received other models"
         return (
             f"Trained: {len(self.loss)} clients, {kind}; {sum(size > 0 for size in self.sizes)} arrived{changed}\n"

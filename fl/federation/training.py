@@ -59,8 +59,8 @@ def train_cohort(
     if rows := attack.rows(clients) if attack else []:
         malicious, spoilt = cohort.select(rows), replace(population, data=attack.data)
         context = select(objective.context, rows)
-        more, _ = _train(spoilt, local, malicious, objective._replace(context=context), rng)
-        sent = attack.amplified(states, malicious.states, more, rows, population.trainable)
+        learnt, _ = _train(spoilt, local, malicious, objective._replace(context=context), rng)
+        sent = attack.amplified(states, malicious.states, learnt, rows, population.trainable)
     sizes = [len(population.clients.train[client]) for client in clients]
     received, arrived = drop_failed(sent, loss, starts, clients, sizes, rng.round)
     states = received if sent is states else restored(states, starts, arrived)

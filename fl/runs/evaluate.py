@@ -1,4 +1,4 @@
-"""What is measured after a round."""
+"""The measurements after a round."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
@@ -19,17 +19,18 @@ from surgery.transfer import download, upload
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
-_LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many to be held at once
-_SAMPLES = 2**14  # of one piece of the clients' samples
+_LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many for memory
+_SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class Tally(NamedTuple):
-    """What models say of samples, on their device: nothing has waited for it yet. Of text every token is a sample.
+    """The predictions of models, still on their device: nothing has waited for them yet. Every token of text is a
+    sample.
 
     Attributes:
         loss: float64 [N]. right: [N], whether the most likely class is the label's.
-        predicted, labels: [N]; None of text, of which nobody asks for them.
-        sizes: how many of the N belong to each client, one after another, on the host.
+        predicted, labels: [N]; None for text, where they are not needed.
+        sizes: how many of the N samples, which are in the clients' order, belong to each client; on the host.
     """
 
     loss: Tensor
@@ -40,14 +41,14 @@ class Tally(NamedTuple):
 
 
 def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
-    """Accuracy, mean cross entropy (`loss`), and of images macro-F1 (`f1`), of text perplexity.
+    """Accuracy, mean cross entropy (`loss`), and macro-F1 for images (`f1`) or perplexity for text.
 
-    The F1 is scikit-learn's, over the classes in labels or predictions. Of text every token counts alike, and the
+    The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike, and the
     perplexity is exp(loss).
 
     Args:
-        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with as many samples as give
-            about 16 million logits.
+        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at
+            a time that there are about 16 million logits.
         x, y: samples and labels, as in `Dataset`.
 
     >>> score(lambda x: x, torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), 2) | {"loss": 0}
@@ -59,7 +60,7 @@ def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: in
 
 
 def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [n, classes] and labels [n] of one piece of the samples after another; of text n counts tokens."""
+    """Logits [n, classes] and labels [n] of one piece of the samples after another; for text n counts tokens."""
     size = max(1, _LOGITS // (classes * y[0].numel()))
     for some, labels in zip(x.split(size), y.split(size)):
         yield predict(some).flatten(0, -2), labels.flatten()
@@ -98,7 +99,7 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
     """scikit-learn's macro-F1 of each owner's samples, float64 [owners]: the mean over the classes in its labels or
     predictions of 2 TP / (labels + predictions).
 
-    All owners at once, since scikit-learn takes milliseconds for each.
+    It is computed for all owners at once, since scikit-learn takes milliseconds for each.
 
     Args:
         predicted, labels, owners: integers [N]; each owner from 0 on has a sample.
@@ -135,13 +136,13 @@ def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept:
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """How the participants' trained models do on the common test set, before they are averaged.
+    """The scores of the participants' trained models on the common test set, before they are averaged.
 
     Returns:
-        models_accuracy, models_std: mean and spread of their accuracy. models_own_accuracy, of images: the mean of
-        each one's accuracy on the test samples of the classes that it has in training, where it is asked for one of
-        these (FedFA's local accuracy). models_perplexity, of text: the mean of their perplexities (FedFA's local
-        perplexity). Static batch norms take the statistics of the client's own training samples.
+        models_accuracy, models_std: mean and spread of their accuracy. For images, models_own_accuracy: the mean of
+        each model's accuracy on the test samples of its client's own classes, when it chooses among these (FedFA's
+        local accuracy). For text, models_perplexity: the mean of their perplexities (FedFA's local perplexity). Static
+        batch norms take the statistics of the client's own training samples.
     """
     if not cohort.clients:
         return {}
@@ -160,7 +161,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
                 counts += [(among & own).sum(), own.sum()]
             total[: len(counts)] += torch.stack([count.double() for count in counts])
         sums.append(total)
-    right, among, own = torch.stack(sums).cpu().T  # of text the second is the loss
+    right, among, own = torch.stack(sums).cpu().T  # for text the second is the loss
     n = fed.data.test_y.numel()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
@@ -171,7 +172,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
 def attack_success(
     fed: Federation, predict: Callable[[Tensor], Tensor], mark: Callable[[Tensor], Tensor], target: int
 ) -> dict[str, float]:
-    """The share of test images of other classes that are taken for the target once they bear the trigger."""
+    """The share of test images of other classes that are classified as the target when they bear the trigger."""
     others = fed.data.test_y != target
     logits = predict(mark(fed.data.test_x[others]))
     return {"attack_success": (logits.argmax(1) == target).double().mean().item()}
@@ -191,7 +192,7 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def held_out(fed: Federation) -> list[str]:
-    """Which of "valid" and "test" all clients hold samples out for."""
+    """Those of "valid" and "test" for which all clients hold samples out."""
     parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
     # the former spares a look at every client
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
@@ -224,14 +225,14 @@ def score_clients(
 def _of_each(
     fed: Federation, predict: Callable[[Tensor, int], Tensor], parts: Parts
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_pieces`, of one client after another."""
+    """Like `_pieces`, for one client after another."""
     for client, index in enumerate(parts):
         index = upload(index, fed.data.x.device)
         yield from _pieces(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
 
 
 def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_pieces`, of all clients together, in their order."""
+    """Like `_pieces`, for all clients together, in their order."""
     size = max(1, min(_SAMPLES, _LOGITS // (fed.data.classes * fed.data.y[0].numel())))
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):
@@ -240,8 +241,11 @@ def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, T
 
 
 def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:
-    """Means over clients, each client counting alike, and the spread (population standard deviation) of accuracy and
-    macro-F1; malicious clients may be left out.
+    """Means over clients, which all count alike, and the spread (population standard deviation) of accuracy and
+    macro-F1.
+
+    Args:
+        left_out: clients that do not count, such as malicious ones.
 
     >>> rows = [{"accuracy": 0.5, "loss": 1.0, "f1": 0.25}, {"accuracy": 1.0, "loss": 2.0, "f1": 0.75}]
     >>> summarise_clients({"test": rows})  # doctest: +NORMALIZE_WHITESPACE
