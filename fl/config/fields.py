@@ -13,7 +13,7 @@ from fl.config.settings import DataSettings
 from fl.data import is_text
 from fl.engine import SGD, Adam, Optimizer
 from fl.engine.schedule import Schedule, schedule
-from fl.federation.asked import asked_by_settings
+from fl.federation.asked import ASKED
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
@@ -165,7 +165,7 @@ class Fields(DataSettings):
     @property
     def asked(self) -> set[str]:
         """Which of `fl.federation.asked.ASKED` these settings ask of a method."""
-        return asked_by_settings(self)
+        return {what for what, ask in ASKED.items() if ask.by_config(self)}
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""

@@ -1,20 +1,23 @@
-"""What not every method can do: a method refuses some of it, and settings or a federation ask for some of it."""
+"""What not every method can do. Settings or a federation ask for it, and a method may refuse it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fl.federation.defence import Defence
+from fl.models.architectures import ArchitectureOptions
+
 
 class Ask(NamedTuple):
-    """One thing that not every method can do.
+    """One such thing.
 
     Attributes:
         flags: those of the command line that ask for it.
-        by_settings: whether the settings of a run (`fl.Config`) ask for it.
+        by_config: whether the settings of a run (`fl.Config`) ask for it.
         by_federation: whether a federation asks for it.
     """
 
     flags: str
-    by_settings: Callable[[Any], Any]
+    by_config: Callable[[Any], Any]
     by_federation: Callable[[Any], Any]
 
 
@@ -22,26 +25,16 @@ ASKED = {
     "masked": Ask("--masked-loss", lambda config: config.masked_loss, lambda fed: fed.local.masked),
     "tampering": Ask(
         "--attack and --defence",
-        lambda config: config.attack.share or config.defence != type(config.defence)(),
-        lambda fed: fed.attack or fed.defence != type(fed.defence)(),
+        lambda config: config.attack.share or config.defence != Defence(),
+        lambda fed: fed.attack or fed.defence != Defence(),
     ),
     "presence": Ask(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),
     "architectures": Ask(
         "--architectures",
-        lambda config: config.architectures != type(config.architectures)(),
+        lambda config: config.architectures != ArchitectureOptions(),
         lambda fed: fed.fleet and len(fed.fleet.architectures) > 1,
     ),
 }
-"""Everything of this kind, by the name under which `fl.algorithms.method.Method` refuses it."""
-
-
-def asked_by_settings(config: Any) -> set[str]:
-    """Which of `ASKED` the settings of a run ask for."""
-    return {what for what, ask in ASKED.items() if ask.by_settings(config)}
-
-
-def asked_by_federation(fed: Any) -> set[str]:
-    """Which of `ASKED` a federation asks for."""
-    return {what for what, ask in ASKED.items() if ask.by_federation(fed)}
+"""All of them, by the name under which `fl.algorithms.method.Method` refuses them."""

@@ -12,7 +12,7 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
-from fl.federation.asked import asked_by_federation
+from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.cohort import Cohort, with_entry
 from fl.federation.defence import Defence
@@ -94,7 +94,7 @@ class Federation(Population):
     @property
     def asked(self) -> set[str]:
         """Which of `fl.federation.asked.ASKED` this federation asks of a method."""
-        return asked_by_federation(self)
+        return {what for what, ask in ASKED.items() if ask.by_federation(self)}
 
     def classes_of(self, clients: Sequence[int]) -> Tensor:
         """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
