@@ -77,7 +77,7 @@ Group: TypeAlias = tuple[Job, Stack, Any]
 
 
 class Results(NamedTuple):
-    """What local training leaves of the K clients of a group.
+    """The results of training the K clients of a group.
 
     Attributes:
         states: the stack of their trained models.

@@ -34,9 +34,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
     steps = job.batches.steps
     order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])).to(job.device, non_blocking=True)
     rest, rows = tree_map(lambda t: t.index_select(0, order), (starts, job.batches.rows))
-    context = tree_map(
-        lambda t: t.index_select(0, order) if t.stride(0) else t, context
-    )  # what all clients share is not copied
+    context = tree_map(lambda t: t.index_select(0, order) if t.stride(0) else t, context)  # shared values stay shared
     params = {name: rest.pop(name) for name in job.trainable()}
     memory = job.optimizer.memory(list(params.values()))
     dtype = next(iter(params.values())).dtype

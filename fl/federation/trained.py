@@ -1,4 +1,4 @@
-"""What a cohort's training leaves for the method."""
+"""The result of a cohort's training."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from fl.federation.cohort import States, stacks
 
 
 class Trained(NamedTuple):
-    """What the training of K clients leaves.
+    """The result of training K clients, as methods get it.
 
     Attributes:
         states: the clients' trained models: a stack, or a list of K states where architectures differ.

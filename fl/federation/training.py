@@ -1,4 +1,4 @@
-"""How a round's clients train, honest and malicious ones, and what of it reaches the server."""
+"""How the honest and the malicious clients of a round train, and what reaches the server."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,22 +79,13 @@ def make_group(
     rng: Rng,
 ) -> Group:
     """Clients of one architecture, in the form that the engine takes."""
-    data = population.data
-    parts = [population.clients.train[client] for client in clients]
+    x, parts = population.data.x, [population.clients.train[client] for client in clients]
     batches = make_batches(
-        parts,
-        clients,
-        local.epochs,
-        local.batch_size,
-        rng,
-        data.x.device,
-        local.repeats,
-        local.augment,
-        width=data.x.shape[-1],
+        parts, clients, local.epochs, local.batch_size, rng, x.device, local.repeats, local.augment, x.shape[-1]
     )
     optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
     settings = (optimizer, objective.objective, objective.ascent, local.precision, objective.beside)
-    return Job(model, data, batches, *settings), starts, objective.context or {}
+    return Job(model, population.data, batches, *settings), starts, objective.context or {}
 
 
 def _train(

@@ -24,8 +24,8 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class Tally(NamedTuple):
-    """The predictions of models, still on their device: nothing has waited for them yet. Every token of text is a
-    sample.
+    """The predictions of models, still on their device: nothing has waited for them yet. For text every token is
+    a sample.
 
     Attributes:
         loss: float64 [N]. right: [N], whether the most likely class is the label's.
@@ -78,7 +78,7 @@ def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[
 
 
 def _scores(tallies: Sequence[Tally]) -> list[list[dict[str, float]]]:
-    """What `score` returns, for each client of each tally; waits for the device once."""
+    """The scores of each client of each tally, as `score` returns them; waits for the device once."""
     columns = iter(download([t for tally in tallies for t in tally[:4] if t is not None]))
     result = []
     for tally in tallies:
@@ -201,7 +201,7 @@ def held_out(fed: Federation) -> list[str]:
 def score_clients(
     fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Callable[[], Own] | None = None
 ) -> Scores:
-    """What `score` says of every client on its own held-out samples, for the parts that `held_out` names.
+    """The scores of every client on its own held-out samples, for the parts that `held_out` names.
 
     Args:
         predict: (samples, client) -> logits.
