@@ -91,7 +91,7 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     batches = make_batches([fed.clients[0].train], [0], 1, batch, Rng(0), device)
     return {
         "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
-        "work": work(Job(fed.model, fed.data, batches, fed.optimizer, cross_entropy)),
+        "work": work(Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy)),
         "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
         "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
         "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},

@@ -33,7 +33,7 @@ from fl.algorithms.parts.personal import take
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.partition import Parts, hold_out
 
 CLIENTS, LEVELS = 50, ("global", "5", "5", "5", "personal")
@@ -48,8 +48,8 @@ def federation(model: str, device: str, each: int) -> Federation:
     parts = Parts(torch.arange(len(x)), torch.arange(CLIENTS + 1) * each)
     splits = hold_out(parts, 1 / 12, 1 / 6, np.random.default_rng(0))
     data = Dataset("random", x, y, x[:100], y[:100], classes=10)
-    fed = Federation(create(generator).to(device), data, splits, CLIENTS, 2, 32, SGD(0.01, 0.0), create=create)
-    return fed
+    local = LocalTraining(epochs=2, batch_size=32, optimizer=SGD(0.01, 0.0))
+    return Federation(create(generator).to(device), data, splits, CLIENTS, local, create=create)
 
 
 def seconds(work: Callable) -> tuple[float, object]:

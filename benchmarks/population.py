@@ -47,7 +47,7 @@ def federation(clients: int, data: Dataset) -> tuple[Federation, float]:
     net = zoo.create("cnn", torch.Generator().manual_seed(0), in_channels=1, image_size=8, width=0.25)
     begin = time.perf_counter()
     splits = hold_out(Parts(samples, torch.arange(clients + 1) * EACH), 0, 0, np.random.default_rng(0))
-    fed = Federation(net.to(data.x.device), data, splits, COHORT, EPOCHS, BATCH)
+    fed = Federation(net.to(data.x.device), data, splits, COHORT, epochs=EPOCHS, batch_size=BATCH)
     return fed, time.perf_counter() - begin
 
 

@@ -30,7 +30,7 @@ from fl.algorithms import fedmr
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 from fl.runs.evaluate import score
 from surgery.errors import first_line
@@ -48,14 +48,15 @@ def federation(model: str, clients: int, each: int, device: str, root: Path | No
     parts = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[: clients * each].split(each)
     net = zoo.create(model, torch.Generator().manual_seed(0)).to(device)
     splits = [Split(part, none, none) for part in parts]
-    return Federation(net, data, splits, min(10, clients), 5, 50, SGD(0.01, 0.9)), source
+    local = LocalTraining(epochs=5, batch_size=50, optimizer=SGD(0.01, 0.9))
+    return Federation(net, data, splits, min(10, clients), local), source
 
 
 def plain_round(fed: Federation):
     """A round of the plain loop, as a function of its number."""
     job = SimpleNamespace(
-        batch=fed.batch_size, check=False, lr=fed.optimizer.lr, momentum=fed.optimizer.momentum, epochs=fed.epochs,
-        device=fed.data.x.device,
+        batch=fed.local.batch_size, check=False, lr=fed.local.optimizer.lr, momentum=fed.local.optimizer.momentum,
+        epochs=fed.local.epochs, device=fed.data.x.device,
     )  # fmt: skip
     x, y = fed.data.normalise(fed.data.x.cpu()), fed.data.y.cpu()
     sets = [TensorDataset(x[split.train], y[split.train]) for split in fed.clients]

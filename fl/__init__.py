@@ -17,7 +17,7 @@ from fl.algorithms.parts import submodels
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
@@ -36,6 +36,7 @@ __all__ = [
     "Defence",
     "FLError",
     "Federation",
+    "LocalTraining",
     "Pathways",
     "Rng",
     "Server",

@@ -72,27 +72,27 @@ def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings)
 
 def train_each(fed, starts, clients, rng):
     """(states, sizes) of the clients after local training from these starts."""
-    trained = fed.train_mixed([fed.architectures[client].model for client in clients], starts, clients, rng)
+    trained = fed.train_mixed([fed.fleet_or_uniform[client].model for client in clients], starts, clients, rng)
     return trained.states, trained.sizes
 
 
 def shapes(fed, client):
     """Of the tensors of a client's model."""
-    return {name: tuple(tensor.shape) for name, tensor in surgery.state(fed.architectures[client].model).items()}
+    return {name: tuple(tensor.shape) for name, tensor in surgery.state(fed.fleet_or_uniform[client].model).items()}
 
 
 def spoil(monkeypatch, bad):
     """Local training of some clients, whatever their architectures, ends in weights that are no numbers."""
-    honest = training._mixed
+    honest = training._train
 
-    def train(fed, models, starts, clients, *more):
-        trained = honest(fed, models, starts, clients, *more)
-        for client, state in zip(clients, trained.states):
+    def train(population, local, cohort, *more):
+        states, loss = honest(population, local, cohort, *more)
+        for client, state in zip(cohort.clients, states):
             if client in bad:
                 next(iter(state.values())).view(-1)[0] = torch.nan
-        return trained
+        return states, loss
 
-    monkeypatch.setattr(training, "_mixed", train)
+    monkeypatch.setattr(training, "_train", train)
 
 
 def assert_close(states, expected, rtol=1e-9, atol=1e-11):

@@ -14,9 +14,8 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
-from fl.engine.objectives import cross_entropy
-from fl.federation import Federation
-from fl.federation.training import Aim, make_group
+from fl.federation import Federation, LocalTraining
+from fl.federation.training import LocalObjective, make_group
 from fl.partition import Split
 
 IMAGES = {"num_classes": 10, "in_channels": 3, "image_size": 32}
@@ -51,7 +50,7 @@ def federation(case: str, clients: int, steps: int) -> Federation:
     none = torch.empty(0, dtype=torch.int64)
     parts = [Split(part, none, none) for part in torch.arange(n).split(2 * steps)]
     model = zoo.create(name, generator, **arguments).to("cuda")
-    return Federation(model, data, parts, clients, 1, 2, SGD(0.01, 0.9), **settings)
+    return Federation(model, data, parts, clients, LocalTraining(1, 2, SGD(0.01, 0.9)), **settings)
 
 
 def measure(case: str, gpu) -> dict[str, dict[str, int]]:
@@ -69,7 +68,7 @@ def _counts(case: str, backend: str, gpu) -> dict[str, int]:
     def seen(clients: int, steps: int):
         fed = dataclasses.replace(federation(case, clients, steps), backend=backend)
         starts = surgery.broadcast(fed.initial(), clients)
-        group = make_group(fed, fed.model, starts, range(clients), Aim(cross_entropy, {}), Rng(0, 1))
+        group = make_group(fed, fed.local, fed.model, starts, range(clients), LocalObjective(), Rng(0, 1))
         train([group], backend)  # captures
         with gpu.watch() as counted:
             train([group], backend)

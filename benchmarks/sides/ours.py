@@ -8,9 +8,8 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.engine.auto import ranked
-from fl.engine.objectives import cross_entropy
 from fl.federation import Federation
-from fl.federation.training import Aim, make_group
+from fl.federation.training import LocalObjective, make_group
 from fl.partition import Split
 from sides.worker import Job, Link, make_model, prepare
 
@@ -33,7 +32,7 @@ def run(job: Job, link: Link) -> None:
     algorithm = fedavg(fed)
     server = algorithm.init()
     starts = surgery.broadcast(fed.initial(), job.participants)
-    group = make_group(fed, fed.model, starts, range(job.participants), Aim(cross_entropy, {}), Rng(0))
+    group = make_group(fed, fed.local, fed.model, starts, range(job.participants), LocalObjective(), Rng(0))
     chosen = f"auto, which is {ranked([group])[0]}" if job.backend == "auto" else job.backend
     threads = f"1 process, {job.threads} torch threads, backend {chosen}"
     link.ready("layer-surgery", "this checkout", threads, lambda: server["global"])

@@ -6,9 +6,9 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 from fl.base.rng import Rng
-from fl.engine import Trained
 from fl.federation import Federation
 from fl.federation.own import Own
+from fl.federation.trained import Trained
 from surgery import Stack, State, Submodel
 
 Server: TypeAlias = dict[str, State | Stack]

@@ -40,7 +40,7 @@ def clusamp(fed: Federation) -> Algorithm:
         FLError: if that is more than the memory of the device.
     """
     METHOD.check(fed)
-    learnt = {name: p for name, p in fed.model.named_parameters() if p.requires_grad}
+    learnt = fed.trainable
     n, numbers = len(fed.clients), sum(p.numel() for p in learnt.values())
     needed, there = 2 * 4 * n * numbers + 4 * 8 * n * n, memory(fed.data.x.device)
     if needed > there:
@@ -66,9 +66,9 @@ def clusamp(fed: Federation) -> Algorithm:
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.x.device)
         gradients = {}
         for name, before in server["gradients"].items():
-            change = trained.sent[name].index_select(0, entries) - start[name]
+            change = trained.received[name].index_select(0, entries) - start[name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
-        return {"global": fed.average(trained.sent, kept), "gradients": gradients}, trained
+        return {"global": fed.average(trained.received, kept), "gradients": gradients}, trained
 
     return fedavg(fed)._replace(init=init, round=round, sample=sample)
 

@@ -39,7 +39,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
         before = take(server["personal"], clients)
         own = trained_or_same(fed, before, clients, rng, objective, {"anchor": start})
         personal = updated(server["personal"], clients, own, trained.sizes)
-        return {"global": fed.average(trained.sent, trained.sizes), "personal": personal}, trained
+        return {"global": fed.average(trained.received, trained.sizes), "personal": personal}, trained
 
     return on_their_own(fed)._replace(round=round)
 

@@ -37,7 +37,7 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
 
     def round(server, clients, rng):
         trained = fed.train(broadcast(server["global"], len(clients)), clients, rng, ascent=ascent)
-        return {"global": fed.average(trained.sent, trained.sizes)}, trained
+        return {"global": fed.average(trained.received, trained.sizes)}, trained
 
     return fedavg(fed)._replace(round=round)
 

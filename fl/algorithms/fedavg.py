@@ -20,7 +20,7 @@ def fedavg(fed: Federation) -> Algorithm:
 
     def round(server, clients, rng):
         trained = fed.train(broadcast(server["global"], len(clients)), clients, rng)
-        return {"global": fed.average(trained.sent, trained.sizes)}, trained
+        return {"global": fed.average(trained.received, trained.sizes)}, trained
 
     def predict(server, images, client=None):
         return fed.predict(server["global"], images)

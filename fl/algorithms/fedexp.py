@@ -42,7 +42,7 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
     The round's metrics tell its `server_step`.
     """
     METHOD.check(fed, options)
-    learnt = [name for name, p in fed.model.named_parameters() if p.requires_grad]
+    learnt = fed.trainable
 
     def init():
         start = fed.initial()
@@ -51,9 +51,9 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
     def round(server, clients, rng):
         start = server["iterate"]
         trained = fed.train(broadcast(start, len(clients)), clients, rng)
-        mean = fed.average(trained.sent, trained.sizes)
+        mean = fed.average(trained.received, trained.sizes)
         params = {name: start[name] for name in learnt}
-        step = server_step(params, trained.sent, trained.sizes, mean, options.eps)
+        step = server_step(params, trained.received, trained.sizes, mean, options.eps)
         if options.max_step:
             step = min(step, options.max_step)
         iterate = mean | {name: torch.lerp(tensor, mean[name], step) for name, tensor in params.items()}

@@ -10,7 +10,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import Deployed, train_submodels
 from fl.base.flags import OnlyWith, number, one_of
 from fl.federation import Federation
-from fl.models.fleet import alone
+from fl.models.fleet import ungrafted
 from surgery import layers, submodel_factors
 
 _SCALES = ("norm", "rms", "none")
@@ -47,8 +47,8 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     With one architecture and scale="none" this is FedAvg.
     """
     METHOD.check(fed, options)
-    fleet = fed.architectures
-    kinds = [kind.plan if options.graft else alone(kind.plan) for kind in fleet.architectures]
+    fleet = fed.fleet_or_uniform
+    kinds = [kind.plan if options.graft else ungrafted(kind.plan) for kind in fleet.architectures]
     learnt = dict(fed.model.named_parameters())
     groups = [tuple(name for name in layer.tensors if name in learnt) for layer in layers(fed.model)]
 
@@ -64,9 +64,9 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         factors = None
         if options.scale != "none":  # lines 12 and 18
             factors = submodel_factors(
-                trained.sent, plans, options.quantile, groups, trained.sizes, measure=options.scale
+                trained.received, plans, options.quantile, groups, trained.sizes, measure=options.scale
             )
-        mean = fed.average_submodels(trained.sent, plans, server["global"], trained.sizes, factors)  # lines 14-24
+        mean = fed.average_submodels(trained.received, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained
 
     parts = Deployed(fed, plan)

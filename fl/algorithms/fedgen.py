@@ -112,7 +112,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
             generator,
             {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
             Adam(options.lr * factor, weight_decay=options.weight_decay),
-            (trained.sent[weight], trained.sent[bias] if bias else None),
+            (trained.received[weight], trained.received[bias] if bias else None),
             upload((counts / counts.sum(0).clamp(min=1)).to(like.dtype), device),
             upload(drawn[0].to(like.dtype), device),
             upload(drawn[1], device),
@@ -121,8 +121,8 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
         moments = {f"generator_{kind}": dict(zip(_LEARNED, memory[kind])) for kind in _MEMORY}
         down = sum(tensor.nbytes for tensor in generator.values())
-        trained = traffic.more(trained, down, up=counts[0].nbytes * sent.sum().item() / k)
-        return {"global": fed.average(trained.sent, trained.sizes), "generator": generator, **moments}, trained
+        trained = traffic.add_bytes(trained, down, up=counts[0].nbytes * sent.sum().item() / k)
+        return {"global": fed.average(trained.received, trained.sizes), "generator": generator, **moments}, trained
 
     return fedavg(fed)._replace(init=init, round=round)
 

@@ -62,12 +62,12 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
             trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
             if not any(trained.sizes):  # nobody could upload: a warning said why, and the next round may do better
                 return server, trained
-        mean = fed.average(trained.sent, [size > 0 for size in trained.sizes])  # without those that were dropped
+        mean = fed.average(trained.received, [size > 0 for size in trained.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
         else:
             shuffles = permutations(len(pieces), len(clients), rng.torch("recombine"))
-            slots = shuffle(trained.sent, pieces, shuffles)
+            slots = shuffle(trained.received, pieces, shuffles)
         return {"global": mean, "slots": slots}, trained
 
     def predict(server, images, client=None):

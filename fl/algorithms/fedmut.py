@@ -40,7 +40,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
     model has taken a step. The average is weighted by the number of samples, as FedAvg's (the released code's is not).
     """
     METHOD.check(fed, options)
-    learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
+    learnt = fed.trainable
     with naming("--fedmut.unit"):
         groups = [[name for name in layer.tensors if name in learnt] for layer in layers(fed.model, unit=options.unit)]
 
@@ -60,7 +60,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
                 shift = here[name] - before[name]
                 starts[name] = here[name] + row.to(shift).view(-1, *[1] * shift.ndim) * shift
         trained = fed.train(starts, clients, rng)
-        return {"global": fed.average(trained.sent, trained.sizes), "previous": here}, trained
+        return {"global": fed.average(trained.received, trained.sizes), "previous": here}, trained
 
     return fedavg(fed)._replace(init=init, round=round)
 

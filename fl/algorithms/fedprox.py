@@ -27,7 +27,7 @@ def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algo
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))
         trained = fed.train(start, clients, rng, objective, {"anchor": start})
-        return {"global": fed.average(trained.sent, trained.sizes)}, trained
+        return {"global": fed.average(trained.received, trained.sizes)}, trained
 
     return fedavg(fed)._replace(round=round)
 

@@ -40,7 +40,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     """
     METHOD.check(fed, options)
     head = classifier(fed.model)
-    learnt = {name for name, p in fed.model.named_parameters() if p.requires_grad}
+    learnt = set(fed.trainable)
     if learnt.isdisjoint(head) or learnt.issubset(head):
         raise FLError(
             f"FedRep trains the last linear layer apart from the rest, and of {type(fed.model).__name__} only one of "
@@ -62,8 +62,8 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
         sizes = tuple(size if before else 0 for before, size in zip(first.sizes, trained.sizes))
         trained = trained._replace(sizes=sizes, metrics=traffic.count(start, sizes))
         kept_back = sum(tensor[0].nbytes for tensor in heads.values())
-        trained = traffic.more(trained, down=-kept_back, up=-kept_back * sum(size > 0 for size in sizes) / k)
-        mean = fed.average(trained.sent, sizes, fallback=server["global"])  # each may have failed in one of the two
+        trained = traffic.add_bytes(trained, down=-kept_back, up=-kept_back * sum(size > 0 for size in sizes) / k)
+        mean = fed.average(trained.received, sizes, fallback=server["global"])  # each may have failed in one of the two
         return {"global": mean, "heads": updated(server["heads"], clients, heads, sizes)}, trained
 
     def predict(server, images, client=None):

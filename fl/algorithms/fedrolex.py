@@ -22,7 +22,7 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
     Raises:
         FLError: for a model whose channels cannot be followed.
     """
-    fleet = fed.architectures
+    fleet = fed.fleet_or_uniform
     dtype = next(fed.model.parameters()).dtype
     example = fed.data.normalise(fed.data.x[:2], dtype)
 

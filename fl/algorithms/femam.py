@@ -176,13 +176,13 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         its model (who missed it: all of them), and those whose cluster somebody left its new mean.
         """
         if kinds[at] == "personal":
-            trained = traffic.none(trained)
+            trained = traffic.no_traffic(trained)
         elif over:
             took, missed = (members >= 0).sum().item(), (members < 0).sum().item()
             offers = members[members >= 0].unique().numel() if options.prune and at else 0
             left = members[(members >= 0) & (pathways[at] < 0)].unique()
             copies = took + missed * offers + torch.isin(pathways[at], left).sum().item()
-            trained = traffic.more(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
+            trained = traffic.add_bytes(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
         used = (pathways >= 0).sum().item() / len(sizes)
         return trained._replace(metrics={**trained.metrics, "level": at + 1, "models_used": used})
 
@@ -247,7 +247,7 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
             "1 or more, at most one for each level but the last, which trains to the end, or converged"
         )
-    if len(kinds) > 1 and (fed.augment.crop or fed.augment.flip or fed.augment.mask):
+    if len(kinds) > 1 and (fed.local.augment.crop or fed.local.augment.flip or fed.local.augment.mask):
         raise FLError(
             "FeMAM remembers what earlier levels say of each sample, which augmentation changes: leave --crop and "
             "--flip out, and take another model than transformer_masked"

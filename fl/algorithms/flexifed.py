@@ -46,7 +46,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
         FLError: if architectures have no first layer in common, or nobody has the largest.
     """
     METHOD.check(fed, options)
-    fleet = fed.architectures
+    fleet = fed.fleet_or_uniform
     largest = _largest(fed, fleet)
     plans = _plans(fleet, options.strategy)
     deployed = plans[largest]
@@ -68,7 +68,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
     def round(server, clients, rng):
         each = [plan(client) for client in clients]
         trained = train_submodels(fed, server["tree"], each, clients, rng)
-        after = fed.average_submodels(trained.sent, each, server["tree"], trained.sizes)
+        after = fed.average_submodels(trained.received, each, server["tree"], trained.sizes)
         return {"global": deployed.extract(after), "tree": after}, trained
 
     parts = Deployed(fed, plan, tree)

@@ -13,7 +13,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier
 from fl.algorithms.parts.submodels import Deployed, train_submodels
 from fl.federation import Federation
-from fl.models.fleet import alone
+from fl.models.fleet import ungrafted
 from surgery import Submodel, state
 from surgery.submodel import Source, as_runs
 from zoo import Spec
@@ -49,8 +49,8 @@ def heterofl(
     Args:
         window: (client, round) -> where its model lies in the global one, for those who choose other channels.
     """
-    fleet = fed.architectures
-    kinds = [alone(kind.plan) for kind in fleet.architectures]
+    fleet = fed.fleet_or_uniform
+    kinds = [ungrafted(kind.plan) for kind in fleet.architectures]
     kept: dict[int, Submodel | None] = {}
 
     def leading(client, number=0):
@@ -60,7 +60,7 @@ def heterofl(
 
     def rows(clients):  # which rows of each client's model count, as a plan within it; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
-            for client, held in zip(fresh, fed.held(fresh).cpu()):
+            for client, held in zip(fresh, fed.classes_of(fresh).cpu()):
                 kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
         return [kept[client] for client in clients]
 
@@ -70,7 +70,7 @@ def heterofl(
     def round(server, clients, rng):
         plans = [window(client, rng.round) for client in clients]
         trained = train_submodels(fed, server["global"], plans, clients, rng)
-        states, weights = trained.sent, trained.sizes
+        states, weights = trained.received, trained.sizes
         if options.own_rows:
             own = rows(clients)
             states = [inner.extract(state) if inner else state for inner, state in zip(own, states)]

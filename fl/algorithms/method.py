@@ -9,7 +9,7 @@ from fl.base.checks import check_values
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.federation.population import ASKED
+from fl.federation.asked import ASKED
 
 KINDS = ("one", "own", "mixed")
 
@@ -24,7 +24,8 @@ class Method:
         clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
         columns: what its rounds add to `Trained.metrics`, for metrics.csv: from the name to int or float, or to a whole
             `fl.base.columns.Column` if tables and figures are to show it.
-        refuses: from what the method cannot do (see `fl.federation.population.ASKED`) to the reason.
+        refuses: from what the method cannot do (see `fl.federation.asked.ASKED`) to the reason. A method whose
+            clients are not "mixed" refuses several architectures by itself.
     """
 
     make: Callable[..., Algorithm]
@@ -82,7 +83,8 @@ class Method:
             check_values(options, self.name)
 
     def refuse(self, asked: Collection[str]) -> None:
-        """Raise FLError if something is asked for (see `Population.asked`) that the method cannot do."""
-        for what, reason in self.refuses.items():
+        """Raise FLError if something is asked for (see `Federation.asked`) that the method cannot do."""
+        one_model = {} if self.clients == "mixed" else {"architectures": "gives all clients one architecture"}
+        for what, reason in {**one_model, **self.refuses}.items():
             if what in asked:
-                raise FLError(f"{self.name} {reason}: leave {ASKED[what]} out, or take another --algorithm")
+                raise FLError(f"{self.name} {reason}: leave {ASKED[what].flags} out, or take another --algorithm")

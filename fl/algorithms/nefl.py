@@ -42,7 +42,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     Where no client has the global model's architecture, its norms and steps are what HeteroFL would make of the
     others', so that there is a global model to deploy.
     """
-    fleet = fed.architectures
+    fleet = fed.fleet_or_uniform
     choose = _chooser(options.keep)
     depths = {len(section.blocks) for section in sections(fed.model)}
     if strange := [pattern for pattern in options.keep if len(pattern) not in depths]:
@@ -79,7 +79,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     def round(server, clients, rng):
         before, each = everything(server), [plan(client) for client in clients]
         trained = train_submodels(fed, before, each, clients, rng)
-        after = fed.average_submodels(trained.sent, each, before, trained.sizes)
+        after = fed.average_submodels(trained.received, each, before, trained.sizes)
         parts = {part: {name: after[name] for name in server[part]} for part in server}
         return parts, trained
 

@@ -57,9 +57,9 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     the memory of two models. With outer_lr lam = 1, one inner step and mu = 0 it is FedAvg.
     """
     METHOD.check(fed, options)
-    learnt = [name for name, p in fed.model.named_parameters() if p.requires_grad]
-    pull = options.lam * (options.outer_lr / fed.optimizer.lr if options.outer_lr else 1.0)
-    optimizer = Envelope(fed.optimizer.lr, fed.optimizer, options.inner_steps, pull)
+    learnt = list(fed.trainable)
+    pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
+    optimizer = Envelope(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
     both = replace(fed, model=Pair(fed.model), optimizer=optimizer, repeats=options.inner_steps)
     objective = enveloped(options.lam, options.mu)
 
@@ -69,14 +69,14 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         pairs = {f"personal.{name}": tensor for name, tensor in start.items()}
         trained = both.train({**pairs, **copies}, clients, rng, objective)
         theta = {name: trained.states[f"personal.{name}"] for name in start}
-        arrived = trained.sent
+        arrived = trained.received
         sent = {name: arrived[f"personal.{name}"] for name in start}
         sent |= {name: arrived[f"local.{i}"] for i, name in enumerate(learnt)}
         mean = fed.average(sent, trained.sizes)
         for name in learnt:
             mean[name] = torch.lerp(server["global"][name], mean[name], options.mixing)
         personal = updated(server["personal"], clients, theta, trained.sizes)
-        trained = trained._replace(states=sent, metrics=traffic.count(start, trained.sizes))
+        trained = trained._replace(states=sent, received=sent, metrics=traffic.count(start, trained.sizes))
         return {"global": mean, "personal": personal}, trained
 
     return on_their_own(fed)._replace(round=round)

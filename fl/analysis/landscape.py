@@ -107,7 +107,7 @@ def landscape(
     x, y = samples(fed, part, number, rng)
     together = together or (_ON_CUDA if where.type == "cuda" else 1)
     axis = grid(points, radius)
-    with arithmetic(fed.precision, where):
+    with arithmetic(fed.local.precision, where):
         values = surface(mean_loss(model, fed.data, x, y, together), state(model), directions, axis, together, title)
     return Landscape(title, run.folder, axis, values, len(y), *rise(values, axis, radius))
 
@@ -123,8 +123,8 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, 
     if 0 < number < len(y):
         index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(x.device)
         x, y = x[index], y[index]
-    if fed.augment.mask:
-        x = fed.augment(x, torch.zeros((), dtype=torch.int32, device=x.device))
+    if fed.local.augment.mask:
+        x = fed.local.augment(x, torch.zeros((), dtype=torch.int32, device=x.device))
     return x, y
 
 

@@ -28,6 +28,7 @@ from fl.data import is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.engine.schedule import SCHEDULES, Schedule, schedule
+from fl.federation.asked import ASKED
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
@@ -179,13 +180,8 @@ class Fields(DataSettings):
 
     @property
     def asked(self) -> set[str]:
-        """What these settings ask for that not every method can do, see `Population.asked`."""
-        wanted = {
-            "masked": self.masked_loss,
-            "tampering": self.attack.share or self.defence != Defence(),
-            "presence": self.joining or self.leaving,
-        }
-        return {what for what, given in wanted.items() if given}
+        """Which of `fl.federation.asked.ASKED` these settings ask of a method."""
+        return {what for what, ask in ASKED.items() if ask.by_config(self)}
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""

@@ -1,14 +1,14 @@
 """Local training: K clients, each from a start of its own, on its own data, for its own number of steps.
 
-Backends share one signature, `train(groups) -> results`, follow the same batches and random numbers and give the same
-result (to float32 rounding):
+Backends share one signature, `train(groups) -> results`, use the same batches and random numbers, and give the same
+result up to float32 rounding:
 
     loop      one client after another: the reference
-    workers   one client a thread, for the CPU
+    workers   clients in threads side by side, for the CPU
     vmap      all clients of one architecture as one program over stacked tensors
     graphs    each client's step as a CUDA graph, several of them on streams side by side
 
-`auto` picks the one that was measured to be fastest for jobs of this size, and another one where that refuses a model.
+`auto` picks the backend that was measured to be fastest for jobs of this size; if it refuses a model, the next one.
 """
 
 import logging
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fl.base.errors import FLError
 from fl.engine import graphs, loop, vmap, workers
 from fl.engine.auto import ranked
-from fl.engine.job import Group, Job, Trained
+from fl.engine.job import Group, Job, Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
@@ -39,13 +39,13 @@ __all__ = [
     "Job",
     "Optimizer",
     "Precision",
-    "Trained",
+    "Results",
     "backend_names",
     "check",
     "train",
 ]
 
-BACKENDS: dict[str, Callable[[Sequence[Group]], list[Trained]]] = {
+BACKENDS: dict[str, Callable[[Sequence[Group]], list[Results]]] = {
     "loop": loop.train,
     "workers": workers.train,
     "vmap": vmap.train,
@@ -54,7 +54,7 @@ BACKENDS: dict[str, Callable[[Sequence[Group]], list[Trained]]] = {
 
 
 def backend_names() -> list[str]:
-    """What `train` takes as a backend.
+    """The backends that `train` knows.
 
     >>> backend_names()
     ['auto', 'loop', 'workers', 'vmap', 'graphs']
@@ -63,7 +63,7 @@ def backend_names() -> list[str]:
 
 
 def check(backend: str, device: torch.device, precision: Precision) -> None:
-    """Raise FLError for a backend or a precision that there is not, in general or on this device."""
+    """Raise FLError for a backend or a precision that is unknown, or that this device does not have."""
     if backend not in backend_names():
         raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
     if backend == "workers" and device.type != "cpu":
@@ -75,18 +75,18 @@ def check(backend: str, device: torch.device, precision: Precision) -> None:
     precision.check(device)
 
 
-def train(groups: Sequence[Group], backend: str = "auto") -> list[Trained]:
+def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
     """Train the clients of a round.
 
     Args:
         groups: clients of one architecture each, as (job, starts, context): what they have in common, see `Job`; the
             stack of their starting states; per-client inputs of the objective, tensors with a leading axis K in nested
-            dicts, or None. Nothing of it is changed.
+            dicts, or None. None of it is changed.
         backend: one of `backend_names()`.
 
     Raises:
-        FLError: for a backend that is unknown or cannot run the model or the device, and a model that draws random
-            numbers in another way than those of `fl.engine.draws.Drawing`.
+        FLError: if the backend is unknown or cannot train this model on this device, and if the model draws random
+            numbers in a way that `fl.engine.draws.Drawing` does not know.
     """
     for job, starts, _ in groups:
         if count(starts) != len(job.batches.steps):
@@ -114,8 +114,8 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""
 
 
-def _automatic(groups: Sequence[Group]) -> list[Trained]:
-    """By the backend that should be fastest; by the next one where it refuses, whatever it is that it cannot do."""
+def _automatic(groups: Sequence[Group]) -> list[Results]:
+    """Train with the backend that should be fastest; if it refuses, for whatever reason, with the next one."""
     models = [job.model for job, _, _ in groups]
     reasons: dict[str, str] = {}
     for backend in ranked(groups):
@@ -124,7 +124,7 @@ def _automatic(groups: Sequence[Group]) -> list[Trained]:
         try:
             done = BACKENDS[backend](groups)
         except Exception as error:
-            if backend == "loop":  # what this one cannot do, none can
+            if backend == "loop":  # what the loop cannot do, no backend can
                 raise
             reasons[backend] = first_line(error)
         else:
@@ -138,8 +138,8 @@ def _automatic(groups: Sequence[Group]) -> list[Trained]:
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The starts and the model's buffers that are no state (non-persistent): each client begins with the model's own,
-    and they end with the round.
+    """The starts, and the model's non-persistent buffers, which are no part of its state: each client begins with the
+    model's own, and they are dropped after the round.
     """
     known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()}
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}

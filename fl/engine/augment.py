@@ -1,4 +1,4 @@
-"""What training samples go through, as tensor operations on the device: no worker processes, no host."""
+"""Random changes of training samples, as tensor operations on the device: no worker processes, no host."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,15 @@ from fl.engine.draws import Draws
 
 
 class Augment(NamedTuple):
-    """Random crops and flips of images, masks of text; what is drawn depends on the client and its step alone.
+    """Random crops and flips of images, masks of text; what is drawn depends only on the client and its step.
 
-    Where images are cut out is drawn for all steps of a round at once (`draw`), since drawing takes many small kernels;
-    each step then cuts its own (`cut`).
+    The places where images are cut out are drawn for all steps of a round at once (`draw`), since drawing takes many
+    small kernels; each step then cuts its own images (`cut`).
 
     Attributes:
         crop: zeros put around an image before it is cut back to its size at a random place, in pixels; 0: none.
         flip: mirror half of the images.
-        mask: the share of a text's tokens that give way to `token`, for a masked language model.
+        mask: the share of a text's tokens that are replaced by `token`, for a masked language model.
 
     >>> images = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     >>> Augment(crop=1, flip=True)(images, torch.tensor(5, dtype=torch.int32))
@@ -53,7 +53,8 @@ class Augment(NamedTuple):
     def draw(self, key: Tensor, batch: int, width: int) -> Tensor:
         """Where the images of each key's batch are cut out: int64 [*leading, B, 3].
 
-        In an image with its border of zeros: the first row, the first column, and 1 or -1, the way on from there.
+        The three numbers are the first row and the first column, in the image with its border of zeros, and the
+        direction in which columns are read from there, 1 or -1.
 
         Args:
             key: int32 [*leading]. batch: B. width: of the images, in pixels.
@@ -77,5 +78,5 @@ class Augment(NamedTuple):
         return chosen.movedim(-1, 1).contiguous().view(*many, channels, height, width)
 
     def masked(self, tokens: Tensor, key: Tensor) -> Tensor:
-        """Tokens [*leading, B, T], a share of which gives way to `token`."""
+        """Tokens [*leading, B, T], a share of which is replaced by `token`."""
         return tokens.masked_fill(Draws(key, stream=1).keep(self.mask, tuple(tokens.shape[key.ndim :])), self.token)

@@ -18,13 +18,12 @@ _DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm)
 
 
 def ranked(groups: Sequence[Group]) -> list[str]:
-    """The backends that may train these groups, the one that should be fastest first; the last one is `loop`, which
-    trains everything.
+    """The backends that can train these groups, the fastest first; the last one is `loop`, which trains everything.
 
-    Their order is that of the nearest row of this device's measurements (`benchmarks/engine.py`). Near is by the
-    logarithms of the number of threads, of the cohort's size and of the work of a step. An accelerator without
-    measurements waits for the launches of many small kernels: there tiny models and those of linear layers alone train
-    as one program, the others as graphs, since convolutions of many clients at once are slow.
+    Their order is that of the nearest row of this device's measurements (`benchmarks/engine.py`), where distances are
+    between logarithms: of the number of threads, of the cohort's size and of the work of a step. Without measurements
+    an accelerator is assumed to wait for the launches of many small kernels: tiny models, and models of linear layers
+    only, then train as one program, the others as graphs, since convolutions of many clients at once are slow.
     """
     job = groups[0][0]
     able = ["loop", "workers" if job.device.type == "cpu" else "graphs"]
@@ -35,7 +34,7 @@ def ranked(groups: Sequence[Group]) -> list[str]:
 
 
 def _order(groups: Sequence[Group], able: Sequence[str]) -> list[str]:
-    """All that are able, the fastest first."""
+    """The able backends, the fastest first."""
     job = groups[0][0]
     rows = _rows(job.device.type)
     if not rows:
@@ -56,8 +55,8 @@ def _order(groups: Sequence[Group], able: Sequence[str]) -> list[str]:
 def work(job: Job) -> int:
     """Floating-point operations of one forward pass of one client's batch, per layer of the network.
 
-    Running clients side by side pays where single operations are too small to keep the device busy. 0 if the
-    model cannot run on the meta device, where nothing is computed.
+    Running clients side by side pays off where single operations are too small to keep the device busy. 0 if the model
+    cannot run on the meta device, where nothing is computed.
     """
     layers = max(1, len(list(owners(job.model))))
     return flops(job.model, job.data) // layers * job.batches.size

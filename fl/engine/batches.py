@@ -13,13 +13,13 @@ from surgery.transfer import upload
 
 
 class Step(NamedTuple):
-    """What one step of a client is made from; of several clients, with leading axes.
+    """The input of one step of a client; for several clients, with leading axes.
 
     Attributes:
         index: the samples, int64 [*leading, B].
-        key: a random number of 32 bits, int64 [*leading], from which what is random in the step is drawn
+        key: a random number of 32 bits, int64 [*leading]; everything random in the step is drawn from it
             (`fl.engine.draws`).
-        places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 3]; None where they are not.
+        places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 3]; None without augmentation.
     """
 
     index: Tensor
@@ -31,12 +31,12 @@ class Batches(NamedTuple):
     """What K clients train on in one round.
 
     Attributes:
-        rows: every step in numbers, int64 [K, S, W], S the largest number of steps: its samples, its key and, for
-            augmented images, their places. `step` reads them. Rows past a client's own steps are padding that nobody
-            reads.
+        rows: every step as a row of numbers, int64 [K, S, W], where S is the largest number of steps: its samples, its
+            key and, for augmented images, their places. `step` takes them apart. Rows after a client's own steps are
+            padding that nobody reads.
         size: samples of a step.
         steps: each client's number of steps, known on the host.
-        augment: what the samples go through.
+        augment: how the samples are changed at random.
     """
 
     rows: Tensor
@@ -45,7 +45,7 @@ class Batches(NamedTuple):
     augment: Augment = Augment()
 
     def step(self, rows: Tensor) -> Step:
-        """What rows [*leading, W] say, as views of them."""
+        """The steps that rows [*leading, W] stand for, as views of them."""
         index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
         return Step(index, key[..., 0], places.unflatten(-1, (self.size, 3)) if self.augment.moves else None)
 
@@ -74,13 +74,13 @@ def make_batches(
     """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
 
     The last batch of an epoch is filled from the start of the same permutation, cyclically where a client has
-    fewer than `size` samples. What a client sees depends on (seed, round, client) alone.
+    fewer than `size` samples. What a client sees depends only on (seed, round, client).
 
     Args:
         parts: the training indices of each of the K clients.
         clients: their numbers, which select their random streams.
         repeats: steps on each batch before the next.
-        augment: what the samples go through. width: of the images, in pixels, where these are cut out or mirrored.
+        augment: how the samples are changed at random. width: of the images, in pixels, if these are cut or mirrored.
 
     >>> batches = make_batches([torch.arange(3)], [0], epochs=1, size=2, rng=Rng(0), device="cpu")
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values

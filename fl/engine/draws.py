@@ -1,6 +1,6 @@
 """Random numbers within a step (dropout, stochastic depth, augmentation, noise) without a generator's state.
 
-What is drawn is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
+Each number is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
 comes from the client's own generator (`fl.engine.batches`). So it is the same on every device (normal numbers up to
 rounding) and in every backend: one client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
 """
@@ -26,13 +26,13 @@ _GOLDEN = -0x61C88647  # 2^32 / golden ratio: spreads the numbers of draws and s
 
 
 class Draws:
-    """A sequence of draws that depends on a key alone.
+    """A sequence of draws that depends only on a key.
 
     Args:
         key: integers of 32 bits, of any leading shape: one draw for each.
-        stream: those of one key do not overlap.
-        positions: what was found out in earlier steps, by number and shape of a draw: hashes of positions, which are
-            the same for every key. Draws add to it.
+        stream: the streams of one key do not overlap.
+        positions: hashes of positions from earlier steps, by the number and shape of a draw; they are the same for
+            every key. Draws adds new ones.
 
     >>> key = torch.tensor([1, 1, 2], dtype=torch.int32)
     >>> a, b, c = Draws(key).uniform((4,))
@@ -70,7 +70,7 @@ class Draws:
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8.
 
-        Logarithm and cosine differ in their last bits between devices: these numbers, unlike all others here, are the
+        Logarithm and cosine differ in their last bits between devices: unlike all other numbers here, these are the
         same on two devices only up to rounding.
         """
         radius = (-2 * (1 - self.uniform(shape)).log()).sqrt()
@@ -81,7 +81,7 @@ class Draws:
         return (self.uniform(shape) * bound).long()
 
     def keep(self, probability: float, shape: tuple[int, ...]) -> Tensor:
-        """Random truth, with this probability."""
+        """Random booleans, true with this probability."""
         return self.uniform(shape) < probability
 
 
@@ -102,7 +102,7 @@ class Drawing(TorchFunctionMode):
     """Within it, dropout of every kind takes its random numbers from `draws` instead of torch's global generator, and
     so do torch.rand, randn, randint, rand_like, randn_like, and tensors' bernoulli_, uniform_ and normal_.
 
-    What else draws from the global generator is left alone, and found by `fl.engine.train`.
+    Other draws from the global generator are left alone; `fl.engine.train` notices them.
 
     >>> with Drawing(Draws(torch.tensor(7, dtype=torch.int32))):
     ...     F.dropout(torch.ones(6), 0.5), torch.randint(9, (4,))
@@ -126,11 +126,11 @@ class Drawing(TorchFunctionMode):
 
 
 class NoDraws(TorchDispatchMode):
-    """Within it nothing may be random: for a backward pass, in which activation checkpointing would repeat the forward
-    pass with other masks. It looks at every operation, which takes time.
+    """Within it nothing may be random. It is for backward passes, in which activation checkpointing would repeat the
+    forward pass with other masks. It looks at every operation, which takes time.
 
     Raises:
-        FLError: from what draws.
+        FLError: from an operation that draws.
     """
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -142,8 +142,8 @@ class NoDraws(TorchDispatchMode):
 
 
 def _dropout(dims: int | None) -> Callable[..., Tensor]:
-    """Dropout of single entries (None), or of whole channels of `dims` dimensions, for a batch or, where torch takes
-    that, a single sample.
+    """Dropout of single entries (None), or of whole channels of `dims` dimensions, for a batch or, where torch allows
+    it, a single sample.
     """
 
     def dropout(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -161,7 +161,7 @@ def _dropout(dims: int | None) -> Callable[..., Tensor]:
 
 
 def _uniform(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Random numbers in [0, 1) that are below 1 in a shorter dtype, too: rounding down, not to the nearest."""
+    """Random numbers in [0, 1) that stay below 1 in a shorter dtype: they are rounded down, not to the nearest."""
     step = max(torch.finfo(dtype).eps / 2, 2**-24)
     return ((draws.uniform(shape) / step).floor() * step).to(dtype)
 
@@ -171,7 +171,7 @@ def _normal(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _new(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Callable[..., Tensor]:
-    """`torch.rand` and its like: a new tensor of a size given as one argument or as several."""
+    """`torch.rand` and similar functions: a new tensor whose size is one argument or several."""
 
     def new(
         draws: Draws,
@@ -190,7 +190,7 @@ def _new(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Calla
 
 
 def _like(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Callable[..., Tensor]:
-    """`torch.rand_like` and its like."""
+    """`torch.rand_like` and similar functions."""
     return lambda draws, input, dtype=None, device=None: kind(draws, tuple(input.shape), dtype or input.dtype).to(
         device or input.device
     )
@@ -225,8 +225,8 @@ def _into(tensor: Tensor, kind: Callable[[tuple[int, ...], torch.dtype], Tensor]
     drawn = kind(tuple(tensor.shape), tensor.dtype)
     try:
         return tensor.copy_(drawn)
-    except RuntimeError:  # under vmap a tensor that is one for all clients cannot hold a number for each of them:
-        tensor.fill_(math.nan)  # whoever reads it, instead of what is returned, is to notice
+    except RuntimeError:  # under vmap a tensor shared by all clients cannot hold a number for each of them:
+        tensor.fill_(math.nan)  # code that reads it, instead of the returned tensor, should notice
         return drawn
 
 

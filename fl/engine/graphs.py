@@ -1,7 +1,7 @@
-"""Each client's step captured once as a CUDA graph and replayed; several clients on parallel streams.
+"""Each client's step is captured once as a CUDA graph and replayed, several clients on parallel streams.
 
 Eager steps of small models wait for the launches of their many small kernels; a graph is one launch. Clients of
-different architectures run side by side like those of one. Captures are kept for the next rounds.
+different architectures also run side by side. Captures are kept for the next rounds.
 """
 
 import logging
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fl.base.errors import FLError
-from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.job import Group, Results, longest_first
 from fl.engine.replica import Replica, copy_all
 from surgery.errors import first_line
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("fl")
 
 _STREAMS = 16  # clients side by side at most
 _WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
-_WINDOW = 256  # steps whose numbers a slot holds at a time; more than a warm-up takes
+_WINDOW = 256  # steps whose rows a slot holds at a time; more than a warm-up takes
 _PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn (under an attack)
 
 Capture = Callable[[Callable[[], None], int], Callable[[], None]]
@@ -36,7 +36,7 @@ Capture = Callable[[Callable[[], None], int], Callable[[], None]]
 class Slot(Replica):
     """A replica whose step reads its inputs from fixed places, so that it can be replayed.
 
-    Which step comes next the step itself counts: replaying it is all that there is to do.
+    The step itself counts which step comes next, so replaying it is all there is to do.
     """
 
     def __init__(self, group: Group, capture: Capture, warm_up: int) -> None:
@@ -70,26 +70,26 @@ class Slot(Replica):
         return self.mine
 
     def window(self, k: int, s: int) -> None:
-        """Put the k-th client's steps from s on in place, as many as there is room for."""
+        """Put the k-th client's steps from the s-th on in place, as many as fit."""
         rows = self.job.batches.rows[k, s : min(s + _WINDOW, self.job.batches.steps[k])]
         self.rows[: len(rows)].copy_(rows)
         self.next.zero_()
 
     def following(self) -> None:
-        """The next step of those in place."""
+        """Make the next of the steps that are in place."""
         row = self.rows.index_select(0, self.next)[0]
         self.step(self.job.batches.step(row), self.mine)
         self.next += 1
 
     def advance(self, k: int, s: int) -> None:
-        """The s-th step of the k-th client; steps come in order."""
+        """Make the s-th step of the k-th client; steps come in order."""
         if s % _WINDOW == 0:
             self.window(k, s)
         self.replay()
 
 
 class Program:
-    """What is captured of one architecture, a slot a stream: the same step in all of them."""
+    """The captures of one architecture, a slot for each stream: the same step in all of them."""
 
     def __init__(self) -> None:
         self.slots: dict[int, Slot] = {}
@@ -108,36 +108,36 @@ class Program:
         return self.slots[place]
 
     def close(self, group: Group) -> None:
-        """Make no more slots: memory holds no more than those that there are, which do all the work."""
+        """Make no more slots, since memory is full: those that exist do all the work."""
         self.full = True
         name, count = type(group[0].model).__name__, len(self.slots)
         _log.warning("warning: memory holds %d graphs of %s: so many clients train side by side", count, name)
 
     def release(self) -> None:
-        """Forget the round, whose tensors may go."""
+        """Forget the round, so that its tensors can be freed."""
         for slot in self.slots.values():
             slot.job = slot.starts = slot.context = None
 
 
 class Kept:
-    """The programs of one model, the last ones that were used."""
+    """The programs of one model that were used last."""
 
     def __init__(self) -> None:
         self.programs: OrderedDict[tuple, Program] = OrderedDict()
         self.made = 0
 
     def program(self, group: Group) -> Program:
-        """What does just what this group wants; without captures, if nobody wanted that lately."""
+        """The program for exactly what this group does; a new one, without captures, if there was none lately."""
         key = _meaning(group)
         if key not in self.programs:
             if stale := [k for k in self.programs if k[1] not in (key[1], id(None)) and group[0].beside is not None]:
-                _wait(group[0].device)  # tables beside the samples are large, and the last one is not asked for again
+                _wait(group[0].device)  # tables beside the samples are large, and an earlier one is not used again
                 for k in stale:
                     del self.programs[k]
             self.programs[key] = Program()
             self.made += 1
             if len(self.programs) > _PROGRAMS:
-                _wait(group[0].device)  # a graph must not go while it runs
+                _wait(group[0].device)  # a graph must not be freed while it runs
                 self.programs.popitem(last=False)
             if self.made == 4 * _PROGRAMS:
                 _log.warning(
@@ -153,17 +153,17 @@ _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def _meaning(group: Group) -> tuple:
-    """All that a capture has in it: two groups with the same share their graphs."""
+    """Everything that a capture contains: two groups for which it is the same share their graphs."""
     job, starts, context = group
     leaves, structure = tree_flatten(context)
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
-    # Printed, a model shows its modules' settings (rates, momenta), which a capture has in it.
+    # A model's printed form shows its modules' settings (rates, momenta), which a capture contains.
     what = str(job.model), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
     return (id(job.data), id(job.beside), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
     device = groups[0][0].device
     here = torch.cuda.current_stream(device)
@@ -173,25 +173,25 @@ def train(groups: Sequence[Group]) -> list[Trained]:
         stream.wait_stream(here)
     try:
         return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _captured)
-    except BaseException:  # whoever trains these models next may need the memory
+    except BaseException:  # the next training of these models may need the memory
         _wait(device)
         for job, _, _ in groups:
             _KEPT.pop(job.model, None)
         raise
     finally:
         for stream in streams:
-            here.wait_stream(stream)  # so that memory that the round used may be used anew, and results be read
+            here.wait_stream(stream)  # so that the round's memory can be reused, and its results be read
 
 
-def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Trained]:
-    """Every place takes the next client when its last one is done; their steps take turns."""
-    results = [Results(group) for group in groups]
+def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
+    """Every place takes the next client when its last one has finished; their steps take turns."""
+    results = [Results.empty(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = longest_first(groups)
 
     def work(place: int):
         while ready := [one for one in queue if programs[one[0]].takes(place)]:
-            # Those first whose architecture this place has captured: so each is captured as seldom as can be.
+            # Clients whose architecture this place has captured come first: so there are as few captures as possible.
             g, k = next((one for one in ready if place in programs[one[0]].slots), ready[0])
             queue.remove((g, k))
             with places[place]:
@@ -218,14 +218,14 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
     finally:
         for program in programs:
             program.release()
-    return [result.trained() for result in results]
+    return results
 
 
 _POOL: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """The device's first streams, always the same ones: slots stay on theirs."""
+    """The device's first streams, always the same ones, since slots stay on theirs."""
     made = _POOL.setdefault(device, [])
     made += [torch.cuda.Stream(device) for _ in range(count - len(made))]
     return made[:count]
@@ -238,10 +238,10 @@ def _wait(device: torch.device) -> None:
 
 @contextmanager
 def _never_waiting() -> Iterator[None]:
-    """Raise FLError for what waits for the device."""
+    """Raise FLError for an operation that waits for the device."""
     before = torch.cuda.get_sync_debug_mode()
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch says that it does not find everything that waits
+        with warnings.catch_warnings(action="ignore"):  # torch warns that it does not find every wait
             torch.cuda.set_sync_debug_mode("error")
         yield
     except RuntimeError as error:
@@ -253,11 +253,11 @@ def _never_waiting() -> Iterator[None]:
 
 
 def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
-    """A function that replays the step, whose inputs and outputs stay where they are."""
+    """A function that replays the step; its inputs and outputs stay where they are."""
     for _ in range(warm_up - 1):
         step()
-    # A capture that fails leaves torch 2.11 with memory that it never gives back, so what most often stops one, a step
-    # that waits for the device, is looked for before.
+    # After a failed capture torch 2.11 never gives some memory back. Most captures fail because the step waits for the
+    # device, so this is tried before.
     with _never_waiting():
         step()
     torch.cuda.current_stream().synchronize()
@@ -266,7 +266,7 @@ def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             step()
     except RuntimeError as error:
-        cause = error.__context__ or error  # leaving the capture, torch complains once more
+        cause = error.__context__ or error  # torch raises once more when it leaves the capture
         if isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
         if "captur" not in f"{error} {cause}":

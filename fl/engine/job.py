@@ -1,9 +1,8 @@
-"""What backends share: the job, its result, and how a batch is fetched and a loss computed."""
+"""What all backends share: the job, its results, and how a batch is fetched and a loss computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,43 +17,6 @@ from fl.engine.precision import Precision
 from surgery import Stack, State
 
 
-class Trained(NamedTuple):
-    """What local training leaves.
-
-    Attributes:
-        states: of the K models: a stack, or a list of K states where the models differ.
-        loss: each client's mean over its steps [K].
-        sizes: each client's number of training samples, 0 if it was dropped from the round.
-        metrics: columns of metrics.csv that the round brings along: what went over the network (see
-            `fl.federation.traffic`).
-        tampered: the states as the server receives them, where an attack or a defence made them others; else None.
-            `Federation.train` fills in these three.
-    """
-
-    states: Stack | list[State]
-    loss: Tensor
-    sizes: tuple[int, ...] = ()
-    metrics: Mapping[str, float] = MappingProxyType({})
-    tampered: Stack | list[State] | None = None
-
-    def __repr__(self) -> str:
-        stacked = isinstance(self.states, dict)
-        first = {name: t[0] for name, t in self.states.items()} if stacked else dict(*self.states[:1])
-        elements = sum(tensor.numel() for tensor in first.values())
-        kind = f"{len(first)} tensors, {elements:,} elements each" if stacked else "models of their own"
-        arrived = f"; {sum(size > 0 for size in self.sizes)} arrived" if self.sizes else ""
-        tampered = "; the server received others" if self.tampered is not None else ""
-        return (
-            f"Trained: {len(self.loss)} clients, {kind}{arrived}{tampered}\n"
-            f"  mean loss {self.loss.float().mean():.4f}; {', '.join(self.metrics) or 'no metrics'}"
-        )
-
-    @property
-    def sent(self) -> Stack | list[State]:
-        """The states as the server receives them: what it averages."""
-        return self.states if self.tampered is None else self.tampered
-
-
 @dataclass(frozen=True)
 class Job:
     """One round of local training for K clients of one architecture.
@@ -62,9 +24,9 @@ class Job:
     Attributes:
         model: the architecture; its own weights are neither read nor written, its mode is set to training.
         data: resident on the device that trains.
-        batches: which samples each client sees at each step, and what these go through.
-        ascent: where from its parameters a client looks for the gradient of a step; None: right there.
-        beside: [N, ...], values beside each training sample of the data, which reach the objective with it; or None.
+        batches: which samples each client sees at each step, and how these are changed at random.
+        ascent: how far from its parameters a client takes the gradient of a step; None: at the parameters.
+        beside: [N, ...], a value for each training sample of the data, passed to the objective with it; or None.
     """
 
     model: nn.Module
@@ -83,7 +45,7 @@ class Job:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """In which losses are summed: that of the parameters, if it is not too short for it."""
+        """The dtype in which losses are summed: that of the parameters, but at least float32."""
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def trainable(self) -> list[str]:
@@ -99,13 +61,13 @@ class Job:
             x = augment.masked(x, step.key)
         x = self.data.normalise(x, dtype)
         if self.precision.channels_last and x.ndim == 4:
-            x = x.to(memory_format=torch.channels_last)  # contiguous() leaves gray images as they are
+            x = x.to(memory_format=torch.channels_last)  # contiguous() would leave gray images as they are
         if self.beside is None:
             return x, self.data.y[step.index]
         return x, self.data.y[step.index], self.beside[step.index]
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
-        """The objective of one client on one batch. It takes random numbers from `draws`; None: it needs none."""
+        """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
         with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
 
@@ -114,19 +76,26 @@ Group: TypeAlias = tuple[Job, Stack, Any]
 """Clients of one architecture: (job, starts, context)."""
 
 
-class Results:
-    """Where the K clients of a group leave what they have trained."""
+class Results(NamedTuple):
+    """The results of training the K clients of a group.
 
-    def __init__(self, group: Group) -> None:
+    Attributes:
+        states: the stack of their trained models.
+        loss: each client's mean over its steps [K].
+    """
+
+    states: Stack
+    loss: Tensor
+
+    @classmethod
+    def empty(cls, group: Group) -> "Results":
+        """Room for the results, which backends fill in one client after another."""
         job, starts, _ = group
-        self.states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
-        self.loss = torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device)
-
-    def trained(self) -> Trained:
-        return Trained(self.states, self.loss)
+        states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
+        return cls(states, torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device))
 
 
 def longest_first(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    """(group, client) of all clients, those with many steps first, so that none is left to run alone at the end."""
+    """(group, client) of all clients, those with most steps first, so that no long one runs alone at the end."""
     every = [(g, k) for g, (job, _, _) in enumerate(groups) for k in range(len(job.batches.steps))]
     return sorted(every, key=lambda at: -groups[at[0]][0].batches.steps[at[1]])

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from fl.engine.job import Group, Results, Trained
+from fl.engine.job import Group, Results
 from fl.engine.replica import Replica
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of every group sequentially. See `fl.engine.train`."""
     done = []
     for group in groups:
-        replica, results = Replica(group), Results(group)
+        replica, results = Replica(group), Results.empty(group)
         for k in range(len(replica.job.batches.steps)):
             for _ in replica.train(k, results):
                 pass
-        done.append(results.trained())
+        done.append(results)
     return done

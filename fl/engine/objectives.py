@@ -1,15 +1,15 @@
-"""What clients minimise, and where they take its gradient: the only hooks into local training.
+"""What clients minimise, and where they take its gradient: the only two hooks into local training.
 
 An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
-model in training mode with that client's buffers; `context` is what the algorithm handed along for the client
-(anchors, masks), a dict of tensors; `batch` is (x, y), or (x, y, beside) where the algorithm handed along values beside
-each sample (cached logits). The engine differentiates the loss with respect to `params`.
+model in training mode with that client's buffers; `context` is a dict of tensors that the algorithm passes for the
+client (anchors, masks); `batch` is (x, y), or (x, y, beside) if the algorithm passes values for each sample (cached
+logits). The engine differentiates the loss with respect to `params`.
 
 An ascent takes (params, gradients) of one client and returns a step; the gradient that moves the client is then that of
 the same batch, with the same random numbers, at params + step. That is sharpness-aware training.
 
-Both are functions of their arguments alone: what changes from round to round belongs into the context, since CUDA
-graphs repeat the numbers that they were captured with.
+Both depend on nothing but their arguments. What changes from round to round belongs in the context, since a CUDA graph
+repeats the numbers that it was captured with.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def masked(objective: Objective = cross_entropy) -> Objective:
     """The objective of a model whose logits are 0 for the classes that the client does not have: those where the
     boolean context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021, section 3).
 
-    The same for the same objective, as CUDA graphs are captured anew for another one.
+    Cached, because a new function would force a new graph capture.
     """
 
     def without(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
@@ -65,7 +65,8 @@ def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
 def beside(objective: Objective) -> Objective:
     """The objective of a model whose logits are added to those beside the samples (FeMAM, equation 8).
 
-    With "share" in the context, a number a client, the sum is multiplied by it (the mean of several models' logits).
+    With "share" in the context, a number for each client, the sum is multiplied by it (for the mean of several models'
+    logits).
     """
 
     def added(call: Call, params: State, context: Any, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Memory: TypeAlias = dict[str, list[Tensor]]
-"""What an optimizer keeps from step to step: by name, a tensor a parameter."""
+"""What an optimizer keeps from step to step: by name, a tensor for each parameter."""
 
 
 class SGD(NamedTuple):
@@ -25,16 +25,16 @@ class SGD(NamedTuple):
     clip: float = 0.0
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, before the first step."""
+        """What is kept, as it is before the first step."""
         return {"momentum": [torch.zeros_like(p) for p in params]} if self.momentum else {}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
         """One step.
 
         Args:
-            params, memory, gradients: of one client, or with `lead=1` stacks [K, ...] of several that have made
-                equally many steps. A parameter without gradient (the model did not use it) is left alone, as
-                torch.optim does.
+            params, memory, gradients: of one client, or with `lead=1` stacks [K, ...] of several clients that have made
+                the same number of steps. A parameter without a gradient (the model did not use it) stays as it is, as
+                in torch.optim.
         """
         params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
         torch._fused_sgd_(
@@ -62,7 +62,7 @@ class Adam(NamedTuple):
     clip: float = 0.0
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, before the first step."""
+        """What is kept, as it is before the first step."""
         first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
         return {"first": first, "second": second, "steps": [torch.zeros((), device=p.device) for p in params]}
 
@@ -93,7 +93,7 @@ Optimizer: TypeAlias = SGD | Adam
 def _ready(
     params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], clip: float, lead: int
 ) -> tuple[list[Tensor], Memory, list[Tensor]]:
-    """What a fused kernel can take: parameters with gradients, clipped, and laid out in memory as they are."""
+    """The input of a fused kernel: parameters with gradients, and these clipped and laid out in memory like them."""
     if any(g is None for g in gradients):
         used = [i for i, g in enumerate(gradients) if g is not None]
         params, gradients = [params[i] for i in used], [gradients[i] for i in used]
@@ -109,7 +109,7 @@ def _ready(
 
 
 def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
-    """The gradients, scaled down for each client whose norm over all of them is above `bound`.
+    """The gradients; those of a client whose norm over all of them is above `bound` are scaled down to it.
 
     >>> torch.cat(clipped([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)
     tensor([[0.6000, 0.8000],

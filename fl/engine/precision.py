@@ -1,4 +1,4 @@
-"""In which numbers, memory layout and order a step is computed."""
+"""The numbers, the memory layout and the order in which a step is computed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,10 +15,10 @@ class Precision(NamedTuple):
     """How forward and backward passes are computed; parameters and optimizer states keep their dtype.
 
     Attributes:
-        name: `float32` as the model is; `tf32` lets CUDA round the factors of products to 10 bits of mantissa;
-            `bf16` is torch's autocast to bfloat16.
-        channels_last: images and convolutions with channels as the last axis in memory.
-        deterministic: of cuDNN's algorithms for convolutions, on CUDA, only those that add in one order.
+        name: `float32` computes as the model is; `tf32` lets CUDA round the factors of products to 10 bits of
+            mantissa; `bf16` is torch's autocast to bfloat16.
+        channels_last: whether images and convolutions have channels as the last axis in memory.
+        deterministic: on CUDA, whether cuDNN may only use algorithms for convolutions that always add in one order.
     """
 
     name: str = "float32"
@@ -26,7 +26,7 @@ class Precision(NamedTuple):
     deterministic: bool = True
 
     def check(self, device: torch.device) -> None:
-        """Raise FLError for what there is not, in general or on this device."""
+        """Raise FLError for a precision that is unknown, or that this device does not have."""
         if self.name not in NAMES:
             raise FLError(f"unknown precision {self.name!r}: there are {', '.join(NAMES)}")
         if self.name == "tf32" and device.type != "cuda":
@@ -40,10 +40,10 @@ class Precision(NamedTuple):
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     """The context of a round: whether CUDA's matrix products and convolutions may round to TF32, and whether cuDNN has
-    to add in one order; as they were before afterwards.
+    to add in one order. Afterwards the switches are as they were before.
 
-    Torch lets convolutions have TF32 unless it is told otherwise, so `float32` says so too. Within it, torch's older
-    switches (`torch.backends.cudnn.flags()`, `allow_tf32`) raise, since they know nothing of the newer ones.
+    Torch rounds convolutions to TF32 by default, so `float32` has to switch that off. Within this context torch's older
+    switches (`torch.backends.cudnn.flags()`, `allow_tf32`) raise, since they do not know the newer ones.
     """
     if device.type != "cuda":
         yield

@@ -23,7 +23,7 @@ class Replica:
     """The model, its gradients and the optimizer's memory for one client at a time.
 
     Args:
-        group: whose clients will train here; nothing of it is changed.
+        group: the clients that will train here; it is not changed.
     """
 
     def __init__(self, group: Group) -> None:
@@ -47,7 +47,7 @@ class Replica:
         self.positions: dict = {}  # see `Draws`
 
     def train(self, k: int, results: Results) -> Iterator[None]:
-        """Train the k-th client from its start, all of its steps; yields after each."""
+        """Train the k-th client from its start for all of its steps; yields after each step."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
             self.step(self.job.batches.step(self.job.batches.rows[k, s]), mine)
@@ -56,7 +56,7 @@ class Replica:
 
     @torch.no_grad()
     def load(self, k: int) -> Any:
-        """Put the k-th client's start in place; the optimizer forgets. Returns the client's context."""
+        """Put the k-th client's start in place and clear the optimizer's memory. Returns the client's context."""
         place = self._state()
         copy_all(place.values(), [self.starts[name][k] for name in place])
         torch._foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
@@ -80,12 +80,12 @@ class Replica:
         loss = self.job.loss(self.call, self.params, context, batch, draws)
         with NoDraws() if self.random is None else nullcontext():
             loss.backward(inputs=self.values)
-        # A model that did not draw in its first step is spared the detour; should it draw later, `train` notices.
+        # A model that did not draw in its first step is spared the detour; if it draws later, `train` notices.
         self.random = draws is not None and draws.drawn > 0
         return loss.detach()
 
     def look_ahead(self, batch: Batch, key: Tensor, context: Any) -> None:
-        """Put the gradients where the ascent leads in the place of those here; buffers stay as they are now."""
+        """Replace the gradients by those at the point to which the ascent leads; buffers stay as they are now."""
         used = {name: p for name, p in self.params.items() if p.grad is not None}
         with torch.no_grad():
             here = dict((*used.items(), *self.model.named_buffers()))
@@ -98,12 +98,12 @@ class Replica:
             copy_all(dict((*used.items(), *self.model.named_buffers())).values(), before.values())
 
     def call(self, params: State, x: Tensor) -> Tensor:
-        """The model at `params`; its own need no detour."""
+        """The output of the model at `params`; its own parameters need no detour."""
         return self.model(x) if params is self.params else functional_call(self.model, params, (x,))
 
     @torch.no_grad()
     def save(self, k: int, results: Results) -> None:
-        """Leave the k-th client's results."""
+        """Write the k-th client's results."""
         made = self._state()
         copy_all([results.states[name][k] for name in made], made.values())
         torch.div(self.total, self.job.batches.steps[k], out=results.loss[k])
@@ -115,7 +115,7 @@ class Replica:
 
 
 def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    """Copy each of the values to its place, in one launch for all of a kind."""
+    """Copy each of the values to its place, with one launch for all tensors of the same dtype."""
     alike: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values):
         mine = alike.setdefault((place.dtype, value.dtype), ([], []))

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from fl.base.errors import FLError
 
 Schedule: TypeAlias = Callable[[int], float]
-"""round (from 1) -> the factor of the learning rate in it"""
+"""round (from 1) -> the factor of its learning rate"""
 
 SCHEDULES = ("constant", "step", "cosine")
 
@@ -16,9 +16,9 @@ def schedule(name: str, rounds: int, factor: float = 0.1, at: tuple[float, ...] 
     """A schedule by name.
 
     Args:
-        name: `constant`; `step`, which multiplies by `factor` after each of the shares `at` of all rounds (HeteroFL,
-            NeFL, FedFA: x0.1 at half and three quarters); `cosine`, from 1 in the first round down to nearly 0.
-        rounds: of the whole run.
+        name: `constant`; `step` multiplies by `factor` after each of the shares `at` of all rounds (HeteroFL, NeFL,
+            FedFA: 0.1 after half and three quarters); `cosine` falls from 1 in the first round to nearly 0.
+        rounds: the number of rounds of the whole run.
 
     Raises:
         FLError: for an unknown name, and shares outside of (0, 1).

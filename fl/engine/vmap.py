@@ -11,30 +11,30 @@ from torch.utils._pytree import tree_map
 
 from fl.base.errors import FLError
 from fl.engine.draws import Draws
-from fl.engine.job import Group, Job, Trained
+from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch
 from surgery import State
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`.
 
-    Attention is computed as plain matrix products: fused kernels prepare for the backward pass only what they are told
-    to by `requires_grad`, which is never set within vmap.
+    Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
+    set, which it never is within vmap.
     """
     with sdpa_kernel(SDPBackend.MATH):
         return [_train(*group) for group in groups]
 
 
-def _train(job: Job, starts: State, context: Any) -> Trained:
-    """Clients are sorted by their number of steps, so that those still training are a leading slice: a finished
-    client neither changes nor costs anything.
+def _train(job: Job, starts: State, context: Any) -> Results:
+    """Clients are sorted by their number of steps, so that those that still train are a leading slice: a finished
+    client does not change and costs nothing.
     """
     job.model.train()
     steps = job.batches.steps
     order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])).to(job.device, non_blocking=True)
     rest, rows = tree_map(lambda t: t.index_select(0, order), (starts, job.batches.rows))
-    context = tree_map(lambda t: t.index_select(0, order) if t.stride(0) else t, context)  # one for all stays one
+    context = tree_map(lambda t: t.index_select(0, order) if t.stride(0) else t, context)  # shared values stay shared
     params = {name: rest.pop(name) for name in job.trainable()}
     memory = job.optimizer.memory(list(params.values()))
     dtype = next(iter(params.values())).dtype
@@ -58,10 +58,10 @@ def _train(job: Job, starts: State, context: Any) -> Trained:
     for s in range(max(steps)):
         active = sum(n > s for n in steps)
         p, r, c, row = tree_map(lambda t, n=active: t[:n], (params, rest, context, rows[:, s]))
-        kept = tree_map(lambda t, n=active: t[:n] if t.ndim else t, memory)  # Adam's count of steps is one for all
+        kept = tree_map(lambda t, n=active: t[:n] if t.ndim else t, memory)  # Adam's count of steps is the same for all
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in p.items()}  # views of params
-        # Clients do not share anything, so the gradient of the sum holds each one's own: ordinary autograd around
-        # vmap does, which spares the backward pass the layers of torch.func.grad inside it.
+        # Clients share nothing, so the gradient of the sum holds each client's own. Ordinary autograd around vmap is
+        # therefore enough, and spares the backward pass the layers of torch.func.grad inside it.
         given = job.batches.step(row)
         batch = job.fetch(given, dtype)
         loss = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
@@ -78,7 +78,7 @@ def _train(job: Job, starts: State, context: Any) -> Trained:
     back = order.argsort()
     states = {**rest, **params}
     counts = torch.tensor(steps).to(job.device, non_blocking=True)
-    return Trained({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
+    return Results({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
 
 
 def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) -> State:
@@ -89,7 +89,7 @@ def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) ->
 
 
 def _vectorised(losses: Callable[..., Tensor], model: nn.Module, *arguments) -> Tensor:
-    """losses(*arguments), where an operation that vmap refuses is named."""
+    """losses(*arguments); an error names the operation that vmap refuses."""
     try:
         return losses(*arguments)
     except RuntimeError as error:

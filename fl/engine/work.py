@@ -11,9 +11,10 @@ from fl.data import Dataset
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
-    """Floating-point operations of one sample's forward pass; twice its multiply-accumulates. Counted once for a model.
+    """Floating-point operations of one sample's forward pass: twice its multiply-accumulates. Each model is counted
+    once.
 
-    0 if the model cannot run on the meta device, because what it does depends on the data.
+    0 if the model cannot run on the meta device, because its operations depend on the data.
 
     >>> from fl.data import load
     >>> flops(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
@@ -32,7 +33,7 @@ _FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary(
 def _count(model: nn.Module, data: Dataset) -> int:
     try:
         shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
-    except RuntimeError:  # one with the older weight_norm cannot be copied
+    except RuntimeError:  # a model with the older weight_norm cannot be copied
         return 0
     dtype = next(p.dtype for p in shadow.parameters())
     two = torch.zeros(2, *data.x.shape[1:], device="meta", dtype=data.x.dtype)  # static batch norms refuse one image
@@ -45,7 +46,7 @@ def _count(model: nn.Module, data: Dataset) -> int:
 
 
 class Meter:
-    """Adds up what clients compute until somebody reads it.
+    """Adds up what clients compute, until it is read.
 
     Attributes:
         flops: of forward passes in local training; a training step costs about three of them.
@@ -55,6 +56,6 @@ class Meter:
         self.flops = 0
 
     def read(self) -> int:
-        """What has come together since the last reading."""
+        """What was added since the last reading."""
         flops, self.flops = self.flops, 0
         return flops

@@ -1,6 +1,6 @@
 """Clients side by side in threads, for the CPU: each thread trains one client at a time in a replica of its own.
 
-A small step cannot keep several cores busy, several steps can. Torch lets go of Python's lock while it computes.
+One small step cannot keep several cores busy, but several steps can. Torch releases Python's lock while it computes.
 """
 
 import threading
@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fl.engine.job import Group, Results, Trained, longest_first
+from fl.engine.job import Group, Results, longest_first
 from fl.engine.replica import Replica
 
 
-def train(groups: Sequence[Group]) -> list[Trained]:
+def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
-    results = [Results(group) for group in groups]
+    results = [Results.empty(group) for group in groups]
     clients = longest_first(groups)
     allowed = torch.get_num_threads()
     count = min(allowed, len(clients))
@@ -36,7 +36,7 @@ def train(groups: Sequence[Group]) -> list[Trained]:
                     if failed.is_set():
                         return
         except BaseException:
-            failed.set()  # the others stop after their step
+            failed.set()  # the other threads stop after their step
             raise
 
     try:
@@ -45,9 +45,9 @@ def train(groups: Sequence[Group]) -> list[Trained]:
             try:
                 for future in futures:
                     future.result()
-            except BaseException:  # Ctrl-C, too
+            except BaseException:  # also Ctrl-C
                 failed.set()
                 raise
     finally:
-        torch.set_num_threads(allowed)  # a setting of the process as well as of the thread
-    return [result.trained() for result in results]
+        torch.set_num_threads(allowed)  # it is a setting of the process as well as of the thread
+    return results

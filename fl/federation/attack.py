@@ -1,22 +1,21 @@
-"""Malicious clients, who train on spoilt data as well and send more of what they learnt there (FedFA, equation 1)."""
+"""Malicious clients: they also train on spoilt data, and add to what they send what they learnt there, amplified
+(FedFA, equation 1).
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast0, AtLeast1, Limits, Natural, OnlyWith, Share, one_of
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
+from fl.federation.cohort import States, add_to_rows, as_before, stacks
 from fl.partition import Splits
-from surgery import Stack, State
-from surgery.transfer import upload
-
-States: TypeAlias = Stack | Sequence[State]
-
 
 _ATTACKED = OnlyWith("share", Limits(above=0))
 
@@ -43,8 +42,8 @@ class Attack:
     """What malicious clients do.
 
     Attributes:
-        malicious: the clients.
-        data: the data set as they spoil it; the other clients' samples in it are as they were.
+        malicious: who they are.
+        data: the data set as they spoil it; the other clients' samples are unchanged.
         amplify: lambda.
     """
 
@@ -57,11 +56,14 @@ class Attack:
         return [k for k, client in enumerate(clients) if client in self.malicious]
 
     @torch.no_grad()
-    def amplified(self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: set[str]) -> States:
-        """Equation 1: start + (honest - start) + lambda (spoilt - start) for the parameters of the malicious rows.
+    def amplified(
+        self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: Container[str]
+    ) -> States:
+        """Equation 1: start + (honest - start) + lambda (spoilt - start) for the parameters of the malicious clients.
 
         Args:
-            honest, starts: of the whole cohort, stacks or lists of states. spoilt: of the malicious clients only.
+            honest: the states of the whole cohort. starts, spoilt: of its malicious clients only.
+            rows: the positions of the malicious clients in the cohort.
             names: of the parameters. Buffers stay those of the honest training: a negative variance would give the
                 attack away.
 
@@ -69,26 +71,20 @@ class Attack:
         >>> attack.amplified(one(1.0), one(0.5), one(0.0), [0], {"w"})
         {'w': tensor([[0.]])}
         """
-        if isinstance(honest, dict):
-            index = upload(torch.tensor(rows), next(iter(honest.values())).device)
-            result = dict(honest)
-            for name in names & honest.keys():
-                step = self.amplify * (spoilt[name] - starts[name].index_select(0, index))
-                result[name] = honest[name].index_add(0, index, step.to(honest[name].dtype))
-            return result
-        result = list(honest)
-        for row, dark in zip(rows, spoilt):
-            moved = {n: honest[row][n] + self.amplify * (dark[n] - starts[row][n]) for n in names & dark.keys()}
-            result[row] = {**honest[row], **moved}
-        return result
+        steps = [
+            {name: self.amplify * (tensor - before[name]) for name, tensor in after.items() if name in names}
+            for after, before in zip(stacks(spoilt), stacks(starts))
+        ]
+        return add_to_rows(honest, rows, as_before(spoilt, steps))
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:
-    """The malicious clients: their share of all, rounded to the nearest number.
+    """The malicious clients: their share of all clients, rounded to the nearest number.
 
     Raises:
-        FLError: for a share that is nobody.
+        FLError: for options out of their limits, and a share that rounds to nobody.
     """
+    check_values(options, "attack")
     count = round(options.share * clients)
     if options.share and not count:
         raise FLError(
@@ -103,7 +99,7 @@ def make_attack(
     """The attack of these clients, None if there are none.
 
     Raises:
-        FLError: for a trigger on text or larger than the images, and for a class that there is not.
+        FLError: for a trigger on text or larger than the images, and for a target that is no class.
     """
     if not malicious:
         return None
@@ -121,7 +117,7 @@ def triggered(options: AttackOptions, data: Dataset) -> Callable[[Tensor], Tenso
     """A function that puts the trigger, a bright square at the lower right, into images uint8 [N, C, H, W].
 
     Raises:
-        FLError: for text, images too small for it, and a target that is no class.
+        FLError: for text, for images smaller than the trigger, and for a target that is no class.
     """
     if data.text:
         raise FLError("--attack.kind trigger puts a mark into images, and the data set is text: choose shuffle")

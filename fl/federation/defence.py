@@ -1,6 +1,6 @@
-"""Aggregation that withstands some malicious clients: an option of every method that averages."""
+"""Aggregation that withstands some malicious clients, for every method that averages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fl.base.flags import AtLeast0, OnlyWith, number, one_of
-from surgery import Stack, State, Submodel, average, average_submodels, trimmed_mean, trimmed_mean_submodels
+from fl.federation.cohort import States, as_before, stacks
+from surgery import Stack, State, Submodel, average, average_submodels, count, trimmed_mean, trimmed_mean_submodels
 from surgery.transfer import upload
 
 
@@ -31,8 +32,8 @@ class Defence:
         weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
         fallback: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """`surgery.average` by the rule. Median and trimmed mean take from the weights only who has none: an attacker
-        could lie about the others.
+        """`surgery.average` by the rule. Median and trimmed mean only leave out those whose weight is 0: an attacker
+        could lie about larger weights.
         """
         if self.rule == "mean":
             return average(models, weights, fallback=fallback)
@@ -55,44 +56,36 @@ class Defence:
         return 0.5 if self.rule == "median" else self.trim
 
     @torch.no_grad()
-    def clipped(
-        self, trained: Stack | list[State], starts: Stack | Sequence[State], sizes: Sequence[int], names: set[str]
-    ) -> Stack | list[State]:
-        """The trained models with updates no longer than `clip` medians, over the parameters; buffers stay.
+    def clipped(self, trained: States, starts: States, sizes: Sequence[int], names: Container[str]) -> States:
+        """The trained models, with no update of the parameters longer than `clip` medians. Buffers stay as they are.
 
         Args:
-            sizes: 0 for clients whose update does not count.
+            sizes: 0 for clients whose update does not count in the median.
+            names: of the parameters.
 
         >>> start, end = {"w": torch.zeros(3, 1)}, {"w": torch.tensor([[1.0], [2.0], [50.0]])}
         >>> Defence(clip=2.0).clipped(end, start, [1, 1, 1], {"w"})["w"].flatten()
         tensor([1., 2., 4.])
         """
-        stacked = isinstance(trained, dict)
-        rows = [(trained, starts)] if stacked else [(_single(a), _single(b)) for a, b in zip(trained, starts)]
-        norms = torch.cat([_lengths(after, before, names) for after, before in rows])
+        pairs = list(zip(stacks(trained), stacks(starts)))
+        norms = torch.cat([_lengths(after, before, names) for after, before in pairs])
         counted = upload(torch.tensor([k for k, size in enumerate(sizes) if size]), norms.device)
         limit = self.clip * norms.index_select(0, counted).median()
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
-        if stacked:
-            return _shortened(trained, starts, share, names)
-        done = [_shortened(after, before, share[k : k + 1], names) for k, (after, before) in enumerate(rows)]
-        return [{name: tensor[0] for name, tensor in state.items()} for state in done]
+        shares = share.split([count(after) for after, _ in pairs])
+        return as_before(trained, [_shortened(*pair, own, names) for pair, own in zip(pairs, shares)])
 
 
-def _single(state: State) -> Stack:
-    return {name: tensor[None] for name, tensor in state.items()}
-
-
-def _lengths(after: Stack, before: Stack, names: set[str]) -> Tensor:
+def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
     """The lengths of the updates [K], summed in float64."""
     squares = [(after[n].double() - before[n].double()).flatten(1).square().sum(1) for n in after if n in names]
     return torch.stack(squares).sum(0).sqrt()
 
 
-def _shortened(after: Stack, before: Stack, share: Tensor, names: set[str]) -> Stack:
-    """The stack with its updates multiplied by their shares [K]; a share of 1 leaves a model bit for bit as it is."""
+def _shortened(after: Stack, before: Stack, share: Tensor, names: Container[str]) -> Stack:
+    """The stack with its updates multiplied by their shares [K]; a share of 1 leaves a model unchanged bit for bit."""
     result = dict(after)
-    for name in names & after.keys():
+    for name in filter(names.__contains__, after):
         factor = share.to(after[name].dtype).view(-1, *[1] * (after[name].ndim - 1))
         cut = before[name] + factor * (after[name] - before[name])
         result[name] = torch.where(factor < 1, cut, after[name])

@@ -1,37 +1,125 @@
-"""Clients, data, model and local-training settings: all that an algorithm composes its rounds from."""
+"""Clients, data, model and local training: everything from which a method composes its rounds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import Trained
-from fl.engine.objectives import Ascent, Objective, cross_entropy
+from fl.data import Dataset
+from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
+from fl.engine.work import Meter, flops
+from fl.federation.asked import ASKED
+from fl.federation.attack import Attack
+from fl.federation.cohort import Cohort, with_entry
+from fl.federation.defence import Defence
 from fl.federation.inference import LastState, collect, infer, infer_each, lacks_statistics
+from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
-from fl.federation.training import Aim, train_cohort
+from fl.federation.trained import Trained
+from fl.federation.training import LocalObjective, train_cohort
+from fl.partition import Splits
 from surgery import Stack, State, count
+from surgery.transfer import upload
+
+_LOCAL = [setting.name for setting in fields(LocalTraining)]
 
 
 @dataclass(frozen=True)
 class Federation(Population):
-    """A population of clients that trains, and predicts with what it has trained. Its settings: see `Population`."""
+    """A population of clients that trains, and predicts with what it has trained.
 
-    _collected: LastState = field(init=False, default_factory=LastState, repr=False, compare=False)
+    The attributes of `Population` come first.
+
+    Attributes:
+        local: how clients train. Its settings can also be given by their own names, here and in
+            `dataclasses.replace(fed, epochs=1)`.
+        attack: malicious clients and what they do; None: all are honest.
+        defence: how the server averages, see `average` and `average_submodels`.
+        meter: adds up what the clients compute.
+
+    >>> from fl.data import load
+    >>> from fl.partition import Split
+    >>> own = torch.arange(300).split(100)
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> fed = Federation(model, load("digits"), [Split(part, part[:0], part[:0]) for part in own], 2, epochs=1)
+    >>> fed.local.epochs, replace(fed, epochs=3).local.epochs
+    (1, 3)
+    """
+
+    local: LocalTraining
+    attack: Attack | None
+    defence: Defence
+    meter: Meter = field(repr=False, compare=False)
+    _classes: dict[int, Tensor] = field(init=False, repr=False, compare=False)
+    _collected: LastState = field(init=False, repr=False, compare=False)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Dataset,
+        clients: Splits,
+        participants: int,
+        local: LocalTraining = LocalTraining(),
+        *others: Any,
+        attack: Attack | None = None,
+        defence: Defence = Defence(),
+        meter: Meter | None = None,
+        **settings: Any,
+    ) -> None:
+        if others or not isinstance(local, LocalTraining):
+            raise FLError(
+                "Federation(model, data, clients, participants) takes the settings of local training by their names, "
+                "as epochs=1, batch_size=20, optimizer=SGD(0.1), or as LocalTraining(...)"
+            )
+        local = replace(local, **{name: settings.pop(name) for name in _LOCAL if name in settings})
+        more = {"meter": meter or Meter(), "_classes": {}, "_collected": LastState()}
+        vars(self).update(local=local, attack=attack, defence=defence, **more)  # the class is frozen
+        super().__init__(model, data, clients, participants, **settings)
+        local.check(self.data)
+        check_values(defence, "defence")
 
     @property
     def average(self) -> Callable[..., State | Stack]:
-        """What the server makes of the models that clients send: `Defence.average`."""
+        """How the server averages the models that clients send: `Defence.average`."""
         return self.defence.average
 
     @property
     def average_submodels(self) -> Callable[..., State]:
-        """The same of parts of the model: `Defence.average_submodels`."""
+        """The same for parts of the model: `Defence.average_submodels`."""
         return self.defence.average_submodels
+
+    @property
+    def asked(self) -> set[str]:
+        """Which of `fl.federation.asked.ASKED` this federation asks of a method."""
+        return {what for what, ask in ASKED.items() if ask.by_federation(self)}
+
+    def classes_of(self, clients: Sequence[int]) -> Tensor:
+        """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
+
+        Malicious clients also have those of their spoilt samples.
+        """
+        if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
+            table = torch.zeros(len(fresh), self.data.classes, dtype=torch.bool, device=self.data.y.device)
+            self._mark(table, dict(enumerate(fresh)), self.data)
+            if bad := self.attack.rows(fresh) if self.attack else []:
+                self._mark(table, {row: fresh[row] for row in bad}, self.attack.data)
+            self._classes.update(zip(fresh, table))
+        return torch.stack([self._classes[client] for client in clients])
+
+    def _mark(self, table: Tensor, clients: dict[int, int], data: Dataset) -> None:
+        """Set table[row, c] if the row's client has class (or token) c in its training samples."""
+        parts = [self.clients.train[client] for client in clients.values()]
+        rows = torch.tensor(list(clients)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+        index, rows = (upload(tensor, table.device) for tensor in (torch.cat(parts), rows))
+        for values in (data.y, data.x) if data.text else (data.y,):
+            seen = values[index]
+            places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
+            table.index_put_(places, table.new_ones(()))
 
     def train(
         self,
@@ -45,7 +133,7 @@ class Federation(Population):
     ) -> Trained:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
-        A client whose loss or weights are not finite any more is dropped from the round: it keeps its start, its size
+        A client whose loss or weights are no longer finite is dropped from the round: it keeps its start, its size
         counts as 0, and a warning is logged.
 
         Args:
@@ -62,8 +150,8 @@ class Federation(Population):
             )
         if count(starts) != len(clients):
             raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
-        aim = Aim(objective, context or {}, ascent, beside)
-        return train_cohort(self, [self.model] * len(clients), starts, clients, aim, rng)
+        each = LocalObjective(objective, context or {}, ascent, beside)
+        return self._train(Cohort(clients, [self.model] * len(clients), starts), each, rng)
 
     def train_mixed(
         self,
@@ -94,52 +182,62 @@ class Federation(Population):
                 f"{len(models)} models, {len(starts)} starting states and {len(context or clients)} contexts for "
                 f"{len(clients)} clients: give one each"
             )
-        aim = Aim(objective, list(context or [{}] * len(clients)), ascent)
-        return train_cohort(self, models, starts, clients, aim, rng)
+        each = LocalObjective(objective, list(context or [{}] * len(clients)), ascent)
+        return self._train(Cohort(clients, models, list(starts)), each, rng)
+
+    def _train(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> Trained:
+        if self.local.masked:
+            context = with_entry(each.context, "held", self.classes_of(cohort.clients))
+            each = each._replace(objective=masked(each.objective), context=context)
+        passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
+        for client, model in zip(cohort.clients, cohort.models):
+            self.meter.flops += passes * len(self.clients.train[client]) * flops(model, self.data)
+        return train_cohort(self, self.local, self.attack, self.defence, cohort, each, rng)
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images
-        [N, C, H, W], [N, T, classes] for tokens [N, T]: take few of these at a time.
+        [N, C, H, W], [N, T, classes] for tokens [N, T], of which only a few fit at a time.
 
-        Static batch norms are given the state's statistics over all training data first, unless it holds some.
+        Static batch norms take the statistics of all training data, unless the state has some.
 
         Args:
-            model: of another architecture than the global one.
+            model: for a state of another architecture than the global one.
         """
         model = model or self.model
         state = {**state, **self.statistics(state, model)}
-        if self.augment.mask:  # of a masked language model is asked what stands behind the masks, here always the same
-            images = self.augment.masked(images, torch.zeros((), dtype=torch.int64, device=images.device))
-        return infer(model, state, self.data, images, self.precision)
+        if self.local.augment.mask:  # a masked language model is asked about hidden tokens, here always the same ones
+            images = self.local.augment.masked(images, torch.zeros((), dtype=torch.int64, device=images.device))
+        return infer(model, state, self.data, images, self.local.precision)
 
     def predict_each(self, models: Stack, samples: Tensor) -> Tensor:
         """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
 
-        Models with static batch norms bring their statistics.
+        Models with static batch norms have to bring their statistics.
 
         Raises:
             RuntimeError: if the model has an operation that cannot be stacked.
         """
-        if self.augment.mask:
-            samples = self.augment.masked(samples, torch.zeros(len(samples), dtype=torch.int64, device=samples.device))
-        return infer_each(self.model, models, self.data, samples, self.precision)
+        if self.local.augment.mask:
+            keys = torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
+            samples = self.local.augment.masked(samples, keys)
+        return infer_each(self.model, models, self.data, samples, self.local.precision)
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """The running statistics of a state's static batch norms, if the model has such and the state none.
+        """The running statistics of static batch norms, if the model has such norms and the state no statistics.
 
-        One pass over the data for each state that is evaluated; the last one's are kept, since they are usually asked
-        for again.
+        They take a pass over the data for each state. Those of the last state are kept, since they are usually needed
+        again.
 
         Args:
-            model: of another architecture than the global one.
-            samples: training samples to take instead of those of all clients, indices on the CPU.
+            model: for a state of another architecture than the global one.
+            samples: the training samples to use, indices on the CPU. None: those of all clients.
         """
         model = model or self.model
         if not lacks_statistics(model, state):
             return {}
         if samples is not None:
-            return collect(model, state, self.data, samples, self.precision)
+            return collect(model, state, self.data, samples, self.local.precision)
         if (known := self._collected.of(state)) is None:
-            known = collect(model, state, self.data, self.clients.train.samples, self.precision)
+            known = collect(model, state, self.data, self.clients.train.samples, self.local.precision)
             self._collected.keep(state, known)
         return dict(known)

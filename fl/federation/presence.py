@@ -1,4 +1,4 @@
-"""Clients that join after the first round and leave before the last."""
+"""Clients that join after the first round or leave before the last."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Presence(NamedTuple):
     last: Tensor
 
     def at(self, round: int) -> list[int]:
-        """Who is there, in ascending order.
+        """The clients who take part in a round, in ascending order.
 
         >>> Presence(torch.tensor([1, 3]), torch.tensor([2, 9])).at(3)
         [1]
@@ -31,13 +31,16 @@ class Presence(NamedTuple):
 def make_presence(
     clients: int, participants: int, joining: float, leaving: float, rounds: int, rng: Rng
 ) -> Presence | None:
-    """Shares of the clients, drawn at random, join after rounds that are drawn uniformly, and others leave after such.
+    """Draw some clients who join, and others who leave, each after a round that is drawn uniformly.
 
     Args:
-        joining, leaving: their shares; None is returned if nobody does.
+        joining, leaving: their shares of all clients.
+
+    Returns:
+        None if nobody joins or leaves.
 
     Raises:
-        FLError: if too few stay for a round, or there is no round between the first and the last.
+        FLError: if too few clients stay for a round, or there are not two rounds between which to come and go.
 
     >>> there = make_presence(10, 4, 0.2, 0.3, 20, Rng(0))
     >>> len(there.at(1)), len(there.at(20))
@@ -58,7 +61,9 @@ def make_presence(
         raise FLError("--joining and --leaving need two --rounds or more, between which clients come and go")
     generator = rng.torch("presence")
     order = torch.randperm(clients, generator=generator)
-    after = torch.randint(1, rounds, (coming + going,), generator=generator)  # the round before or behind which it is
+    after = torch.randint(
+        1, rounds, (coming + going,), generator=generator
+    )  # the last round without, or with, the client
     first, last = torch.ones(clients, dtype=torch.int64), torch.full((clients,), torch.iinfo(torch.int64).max)
     first[order[:coming]] = after[:coming] + 1
     last[order[coming : coming + going]] = after[coming:]

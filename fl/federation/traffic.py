@@ -1,18 +1,20 @@
-"""What goes over the network in a round: models and bytes that a participant receives and sends, on average."""
+"""What a participant receives and sends in a round, on average: models and bytes."""
 
 from collections.abc import Sequence
 
-from fl.engine import Trained
-from surgery import Stack, State
+from fl.federation.cohort import States, stacks
+from fl.federation.trained import Trained
+from surgery import count as count_models
 
 COLUMNS = ("models_down", "models_up", "bytes_down", "bytes_up", "bytes_peers", "secure_seconds")
-"""The last two are FedMR's with secure recombination: bytes to other clients, and the time that all of it takes."""
+"""The last two are from secure recombination (FedMR): bytes sent to other clients, and the time of the exchange."""
 
 
-def count(starts: Stack | Sequence[State], sizes: Sequence[int]) -> dict[str, float]:
-    """The traffic of a round in which every client gets its start and sends back what became of it.
+def count(starts: States, sizes: Sequence[int]) -> dict[str, float]:
+    """The traffic of a round in which every client receives its start and sends its trained model back.
 
-    Tensors count as they are in memory, uncompressed, buffers too. A client that was dropped (size 0) sends nothing.
+    Tensors count with their size in memory, uncompressed; buffers count too. A client that was dropped (size 0) sends
+    nothing.
 
     Returns:
         models_down, models_up: in models of the participants' mean size. bytes_down, bytes_up: in bytes. Each is a mean
@@ -23,20 +25,20 @@ def count(starts: Stack | Sequence[State], sizes: Sequence[int]) -> dict[str, fl
     {'models_down': 1.0, 'models_up': 0.5, 'bytes_down': 20.0, 'bytes_up': 10.0}
     """
     k = len(sizes)
-    if isinstance(starts, dict):
-        each = [sum(tensor[0].nbytes for tensor in starts.values())] * k
-    else:
-        each = [sum(tensor.nbytes for tensor in state.values()) for state in starts]
+    each = []
+    for stack in stacks(starts):
+        models = count_models(stack)
+        each += [sum(tensor.nbytes for tensor in stack.values()) // models] * models
     down, up = sum(each) / k, sum(n for n, size in zip(each, sizes) if size) / k
     return {"models_down": 1.0, "models_up": up / down, "bytes_down": down, "bytes_up": up}
 
 
-def more(trained: Trained, down: float = 0, up: float = 0) -> Trained:
-    """The same with further bytes (a mean over the participants) that a method sends beside the models.
+def add_bytes(trained: Trained, down: float = 0, up: float = 0) -> Trained:
+    """The same round with more traffic: bytes that a method sends beside the models, a mean over the participants.
 
     >>> import torch
-    >>> trained = Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]))
-    >>> more(trained, down=10).metrics
+    >>> trained = Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]), {})
+    >>> add_bytes(trained, down=10).metrics
     {'models_down': 1.5, 'models_up': 1.0, 'bytes_down': 30.0, 'bytes_up': 20.0}
     """
     before = trained.metrics
@@ -46,11 +48,11 @@ def more(trained: Trained, down: float = 0, up: float = 0) -> Trained:
     return trained._replace(metrics={**before, **now, "bytes_up": bytes_up})
 
 
-def none(trained: Trained) -> Trained:
-    """The same with nothing sent either way: models that stay where they are.
+def no_traffic(trained: Trained) -> Trained:
+    """The same round without any traffic: the models stay where they are.
 
     >>> import torch
-    >>> none(Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]))).metrics["bytes_up"]
+    >>> no_traffic(Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]), {})).metrics["bytes_up"]
     0.0
     """
     return trained._replace(metrics={**trained.metrics, **dict.fromkeys(COLUMNS[:4], 0.0)})

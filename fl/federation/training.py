@@ -1,27 +1,27 @@
-"""How a round's clients train, honest and malicious ones, and what of it reaches the server."""
+"""How the honest and the malicious clients of a round train, and what reaches the server."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fl.base.rng import Rng
-from fl.engine import Group, Job, Trained, train
+from fl.engine import Group, Job, train
 from fl.engine.batches import make_batches
-from fl.engine.objectives import Ascent, Objective, masked
-from fl.engine.work import flops
+from fl.engine.objectives import Ascent, Objective, cross_entropy
 from fl.federation import traffic
-from fl.federation.attack import States
+from fl.federation.attack import Attack
+from fl.federation.cohort import Cohort, States, joined, select, select_stacked
+from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
+from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
-from surgery import Stack, State, stack, unstack
-from surgery.transfer import upload
+from fl.federation.trained import Trained
+from surgery import Stack
 
 
-class Aim(NamedTuple):
+class LocalObjective(NamedTuple):
     """What clients minimise, and how.
 
     Attributes:
@@ -30,131 +30,78 @@ class Aim(NamedTuple):
         beside: [N, ...], values beside each of the data's training samples.
     """
 
-    objective: Objective
-    context: Any
+    objective: Objective = cross_entropy
+    context: Any = None
     ascent: Ascent | None = None
     beside: Tensor | None = None
 
 
 def train_cohort(
-    fed: Population, models: Sequence[nn.Module], starts: States, clients: Sequence[int], aim: Aim, rng: Rng
+    population: Population,
+    local: LocalTraining,
+    attack: Attack | None,
+    defence: Defence,
+    cohort: Cohort,
+    objective: LocalObjective,
+    rng: Rng,
 ) -> Trained:
-    """Train the k-th of the clients with the k-th of the models, from the k-th of the starts.
+    """Train the clients of a cohort from its states.
 
-    Malicious clients train a second time, on spoilt data, and send what they make of both. Clients that failed are
-    dropped, updates clipped if the defence says so, what is computed and sent is counted.
-
-    Args:
-        starts: a stack, if all have the federation's model, or a list of states.
+    Malicious clients train a second time, on spoilt data, and send a mixture of the two results. Clients that diverge
+    are dropped, updates are clipped if the defence says so, and what is sent is counted.
 
     Raises:
-        FLError: if all clients have to be dropped.
+        Diverged: if all clients have to be dropped.
     """
-    run, pick = (_stacked, _rows) if isinstance(starts, dict) else (_mixed, _entries)
-    if fed.masked:
-        aim = _masked(aim, fed.held(clients))
-    trained = run(fed, models, starts, clients, aim, rng)
-    if rows := fed.attack.rows(clients) if fed.attack else []:
-        spoilt = replace(fed, data=fed.attack.data, attack=None)
-        bad = aim._replace(context=pick(aim.context, rows))
-        dark = run(spoilt, _entries(models, rows), pick(starts, rows), _entries(clients, rows), bad, rng)
-        sent = fed.attack.amplified(trained.states, starts, dark.states, rows, _trainable(fed))
-        trained = trained._replace(tampered=sent)
-    _meter(fed, models, clients, 2 if aim.ascent else 1)
-    return _received(fed, trained, starts, clients, rng.round)
+    clients, starts = cohort.clients, cohort.states
+    states, loss = _train(population, local, cohort, objective, rng)
+    sent = states
+    if rows := attack.rows(clients) if attack else []:
+        malicious, spoilt = cohort.select(rows), replace(population, data=attack.data)
+        context = select(objective.context, rows)
+        learnt, _ = _train(spoilt, local, malicious, objective._replace(context=context), rng)
+        sent = attack.amplified(states, malicious.states, learnt, rows, population.trainable)
+    sizes = [len(population.clients.train[client]) for client in clients]
+    received, arrived = drop_failed(sent, loss, starts, clients, sizes, rng.round)
+    states = received if sent is states else restored(states, starts, arrived)
+    if defence.clip:
+        received = defence.clipped(received, starts, arrived, population.trainable)
+    return Trained(states, loss, arrived, traffic.count(starts, arrived), received)
 
 
-def make_group(fed: Population, model: nn.Module, starts: Stack, clients: Sequence[int], aim: Aim, rng: Rng) -> Group:
-    """Clients of one architecture, as the engine takes them."""
-    parts = [fed.clients.train[client] for client in clients]
-    x = fed.data.x
+def make_group(
+    population: Population,
+    local: LocalTraining,
+    model: nn.Module,
+    starts: Stack,
+    clients: Sequence[int],
+    objective: LocalObjective,
+    rng: Rng,
+) -> Group:
+    """Clients of one architecture, in the form that the engine takes."""
+    x, parts = population.data.x, [population.clients.train[client] for client in clients]
     batches = make_batches(
-        parts, clients, fed.epochs, fed.batch_size, rng, x.device, fed.repeats, fed.augment, width=x.shape[-1]
+        parts, clients, local.epochs, local.batch_size, rng, x.device, local.repeats, local.augment, x.shape[-1]
     )
-    optimizer = fed.optimizer._replace(lr=fed.optimizer.lr * fed.schedule(rng.round))
-    settings = (optimizer, aim.objective, aim.ascent, fed.precision, aim.beside)
-    return Job(model, fed.data, batches, *settings), starts, aim.context
+    optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
+    settings = (optimizer, objective.objective, objective.ascent, local.precision, objective.beside)
+    return Job(model, population.data, batches, *settings), starts, objective.context or {}
 
 
-def _stacked(
-    fed: Population, models: Sequence[nn.Module], starts: Stack, clients: Sequence[int], aim: Aim, rng: Rng
-) -> Trained:
-    pieces = []
-    for some in _chunks(fed, clients):
-        mine, context = _rows((starts, aim.context), some)
-        pieces += train(
-            [make_group(fed, models[0], mine, clients[some], aim._replace(context=context), rng)], fed.backend
-        )
-    if len(pieces) == 1:
-        return pieces[0]
-    return Trained(*tree_map(lambda *parts: torch.cat(parts), *[(p.states, p.loss) for p in pieces]))
-
-
-def _mixed(
-    fed: Population, models: Sequence[nn.Module], starts: Sequence[State], clients: Sequence[int], aim: Aim, rng: Rng
-) -> Trained:
-    states, losses = [{}] * len(clients), [torch.empty(0)] * len(clients)
-    for some in _chunks(fed, clients):
-        alike: dict[int, list[int]] = {}
-        for k in range(len(clients))[some]:
-            alike.setdefault(id(models[k]), []).append(k)
+def _train(
+    population: Population, local: LocalTraining, cohort: Cohort, objective: LocalObjective, rng: Rng
+) -> tuple[States, Tensor]:
+    """The trained states, in the form of the cohort's, and the losses [K]."""
+    parts, k = [], len(cohort.clients)
+    for first in range(0, k, local.chunk or k):
+        alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
+        for row in range(k)[first : first + (local.chunk or k)]:
+            alike.setdefault(id(cohort.models[row]), []).append(row)
         groups = []
-        for members in alike.values():
-            mine = stack(_entries(starts, members))
-            context = tree_map(lambda *each: torch.stack(each), *_entries(aim.context, members))
-            same = aim._replace(context=context)
-            groups.append(make_group(fed, models[members[0]], mine, _entries(clients, members), same, rng))
-        for members, trained in zip(alike.values(), train(groups, fed.backend)):
-            for k, state, loss in zip(members, unstack(trained.states), trained.loss):
-                states[k], losses[k] = state, loss
-    return Trained(states, torch.stack(losses))
-
-
-def _masked(aim: Aim, held: Tensor) -> Aim:
-    if isinstance(aim.context, list):
-        context = [{**mine, "held": row} for mine, row in zip(aim.context, held)]
-    else:
-        context = {**aim.context, "held": held}
-    return aim._replace(objective=masked(aim.objective), context=context)
-
-
-def _rows(stacked: Any, index: Sequence[int] | slice) -> Any:
-    """Some entries of stacks in nested dicts: views for a slice."""
-    if isinstance(index, slice):
-        return tree_map(lambda tensor: tensor[index], stacked)
-    host, moved = torch.tensor(index, dtype=torch.int64), {}
-    for device in {tensor.device for tensor in tree_leaves(stacked)}:
-        moved[device] = upload(host, device)
-    return tree_map(lambda tensor: tensor.index_select(0, moved[tensor.device]), stacked)
-
-
-def _entries(each: Sequence, index: Sequence[int]) -> list:
-    return [each[k] for k in index]
-
-
-def _chunks(fed: Population, clients: Sequence[int]) -> list[slice]:
-    size = fed.chunk or len(clients)
-    return [slice(first, first + size) for first in range(0, len(clients), size)]
-
-
-def _trainable(fed: Population) -> set[str]:
-    return {name for name, p in fed.model.named_parameters() if p.requires_grad}
-
-
-def _meter(fed: Population, models: Sequence[nn.Module], clients: Sequence[int], passes: int) -> None:
-    """What honest training of this kind computes."""
-    for model, client in zip(models, clients):
-        samples = len(fed.clients.train[client]) * fed.epochs * fed.repeats * passes
-        fed.meter.flops += samples * flops(model, fed.data)
-
-
-def _received(fed: Population, trained: Trained, starts: States, clients: Sequence[int], round: int) -> Trained:
-    sizes = [len(fed.clients.train[client]) for client in clients]
-    arrived = drop_failed(trained._replace(states=trained.sent), starts, clients, sizes, round)
-    states, sent = arrived.states, arrived.states
-    if trained.tampered is not None:
-        states = restored(trained.states, starts, [size > 0 for size in arrived.sizes])
-    if fed.defence.clip:
-        sent = fed.defence.clipped(sent, starts, arrived.sizes, _trainable(fed))
-    metrics = traffic.count(starts, arrived.sizes)
-    return Trained(states, trained.loss, arrived.sizes, metrics, None if sent is states else sent)
+        for rows in alike.values():
+            clients, model = [cohort.clients[row] for row in rows], cohort.models[rows[0]]
+            starts, context = (select_stacked(each, rows) for each in (cohort.states, objective.context))
+            same = objective._replace(context=context)
+            groups.append(make_group(population, local, model, starts, clients, same, rng))
+        parts += zip(alike.values(), train(groups, local.backend))
+    return joined(parts, cohort.states)

@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from fl.analysis.coverage import coverage
 from fl.base.errors import FLError
 from fl.figures.style import save
-from fl.models.fleet import alone
+from fl.models.fleet import ungrafted
 from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
 from surgery import Submodel, sections
@@ -100,7 +100,7 @@ def _leave(run: Simulation) -> None:
     if not run.fed.fleet or not run.algorithm.plan:
         return
     plans = list(map(run.algorithm.plan, range(len(run.fed.fleet))))
-    bare = list(map(alone, plans))
+    bare = list(map(ungrafted, plans))
     grafted = {"without grafting": bare, "with grafting": plans}
     draw_coverage(grafted if bare != plans else {"clients' models": plans}, run.folder / "coverage.png")
 

@@ -1,4 +1,4 @@
-"""What a client's model is: which there are, who has which, and the search among them."""
+"""The clients' models: which ones exist, which client has which, and the search among them."""
 
 from fl.models.create import create, make_spec
 

@@ -1,4 +1,4 @@
-"""Which architecture each client has: what the server announces, and how clients choose (FedFA, Alg. 1, lines 1-2)."""
+"""Which architecture each client has: the server announces some, and clients choose (FedFA, Alg. 1, lines 1-2)."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from fl.models.search import Space, largest_within, search, zico
 from fl.partition import Splits
 from zoo import Spec
 
-_BATCHES = 2  # that a score is taken over
-_KEPT = 64  # models that are kept for the next client; as many as `search` tries all of
-_CHOSEN: dict[tuple, list[Spec | None]] = {}  # what ZiCo said: every method with the seed and a check before ask again
-_SEEDS = 32  # of which it is kept
+_BATCHES = 2  # of a score
+_KEPT = 64  # models that are kept for the next client; of so many candidates `search` tries all
+_CHOSEN: dict[tuple, list[Spec | None]] = {}  # ZiCo's choices: every method with the same seed needs them again
+_SEEDS = 32  # for which they are kept
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ArchitectureOptions:
     """given: a YAML list with the width and the depth of each client, as [{width: 0.5, depth: 2}, ...]"""
 
     def check(self) -> None:
-        """Raise FLError for values out of range, and options that would not be read."""
+        """Raise FLError for values out of range, and for options without an effect."""
         check_values(self, "architectures")
         check_read(self, ArchitectureOptions(), "architectures")
         for flag, reader in (("budgets", "budget"), ("file", "given")):
@@ -124,21 +124,21 @@ def choose(
 
 
 def _by_score(space: Space, weak: float, scorer: "_Scorer", n: int, malicious: frozenset[int]) -> list[Spec | None]:
-    """The smallest for the weak clients, what scores best for the others; None for malicious ones."""
+    """The smallest candidate for weak clients, the one with the best score for others; None for malicious ones."""
     few = set(draw(n, round(weak * n), scorer.rng.torch("weak")))
     best = scorer.best if len(space) > 1 else lambda _: space.smallest
     return [space.smallest if k in few else None if k in malicious else best(k) for k in range(n)]
 
 
 class _Scorer:
-    """What ZiCo says of the candidates on clients' data, at initial weights drawn from the run's seed."""
+    """ZiCo's scores of the candidates on clients' data, with initial weights drawn from the run's seed."""
 
     def __init__(self, space: Space, data: Dataset, clients: Splits, batch_size: int, rng: Rng) -> None:
         self.space, self.data, self.clients, self.batch_size, self.rng = space, data, clients, batch_size, rng
         self.model = lru_cache(_KEPT)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
 
     def best(self, client: int) -> Spec:
-        """What scores best; the smallest for a client whose few samples do not make different batches."""
+        """The candidate with the best score; the smallest for a client with too few samples for different batches."""
         if len(self.clients.train[client]) < 2 * _BATCHES:
             return self.space.smallest
         batches = self._batches(client)
@@ -147,7 +147,7 @@ class _Scorer:
         )
 
     def _batches(self, client: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Two batches of the client's training samples, without one in both."""
+        """Two batches of the client's training samples that have none in common."""
         own = self.clients.train[client]
         order = torch.randperm(len(own), generator=self.rng.torch("zico", client)).tolist()
         size = min(self.batch_size, len(own) // _BATCHES)
@@ -159,7 +159,7 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
     """The architectures that a file gives to the clients, in their order.
 
     Raises:
-        FLError: for a file of another kind or length, and architectures that were not announced.
+        FLError: for a file with other content or of another length, and for architectures that were not announced.
     """
     try:
         rows = yaml.safe_load(path.read_text())
@@ -178,7 +178,7 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
     """The candidates of these widths and depths.
 
     Raises:
-        FLError: naming the client and what of its architecture the server has not announced.
+        FLError: naming the client, and the part of its architecture that the server has not announced.
     """
     specs = []
     for client, row in enumerate(rows):

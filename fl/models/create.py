@@ -37,8 +37,8 @@ def make_spec(
         dropout: its rate; None is the model's own.
 
     Raises:
-        FLError: for a name, width, depth or norm that cannot be had, and for a model of images for text or of text for
-            images.
+        FLError: for an unknown name, for a width, depth or norm that the model cannot have, and for text with a model
+            of images or the other way round.
 
     >>> make_spec("vgg11", 10, image_size=32).dropout, make_spec("vgg11", 10, image_size=32, dropout=0.1).dropout
     (0.5, 0.1)
@@ -75,7 +75,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     """Build the model of a spec; a library's model is made shallow by `surgery.ungraft` and narrow by `surgery.narrow`.
 
     Args:
-        generator: the initial weights are a function of it; no global generator is changed.
+        generator: the initial weights depend only on it; no global generator is changed.
 
     Raises:
         FLError: if the model does not take such images.
@@ -93,7 +93,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
             found = sections(model)
             if not found:
                 raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
-            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is for all sections
             model, _ = ungraft(model, depth, example=spec.example(2))
         rate = spec.width[0]
         return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
@@ -104,7 +104,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
-    """Training mode gives logits [2, classes] for such images; the model does not change."""
+    """Raise FLError unless training mode gives logits [2, classes] for such images. The model does not change."""
     images = spec.example(2)
     try:
         with torch.no_grad():

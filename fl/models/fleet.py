@@ -21,9 +21,9 @@ class Architecture(NamedTuple):
 
     Attributes:
         model: a module of it; its weights do not matter.
-        plan: how it lies in the global model: block by block from the first of each section, and the leading
-            channels of every tensor. The last block of a section stands for the deeper ones that it lacks as well
-            (FedFA, algorithm 2); `alone` leaves that out.
+        plan: where it lies in the global model: the first blocks of each section, and the leading channels of every
+            tensor. The last block of a section also stands for the deeper ones that the architecture lacks (FedFA,
+            algorithm 2); `ungrafted` undoes that.
         spec: what makes the model; None for one that was given as a module.
     """
 
@@ -37,8 +37,8 @@ class Fleet:
     """Each client's architecture.
 
     Attributes:
-        architectures: those that some client has, each once.
-        owned: for each client the position of its own in `architectures`.
+        architectures: all that occur, each once.
+        owned: for each client, the position of its architecture in `architectures`.
 
     >>> specs = [zoo.Spec("cnn", width=rate) for rate in (0.5, 1.0, 0.5)]
     >>> fleet = make_fleet(specs[1].build(), specs[1], specs)
@@ -58,13 +58,13 @@ class Fleet:
 
 def uniform(model: nn.Module, clients: int) -> Fleet:
     """A fleet whose clients all have the global model itself."""
-    return Fleet((Architecture(model, whole(model)),), (0,) * clients)
+    return Fleet((Architecture(model, identity_plan(model)),), (0,) * clients)
 
 
-def whole(model: nn.Module) -> Submodel:
+def identity_plan(model: nn.Module) -> Submodel:
     """The plan of a model within itself.
 
-    >>> print(whole(nn.Linear(2, 1, bias=False)).describe())
+    >>> print(identity_plan(nn.Linear(2, 1, bias=False)).describe())
     Submodel of 18e956db1f906ff1: 2 of 2 elements, 0 edits
       weight  [1, 2]             = [:, :]
     """
@@ -72,11 +72,11 @@ def whole(model: nn.Module) -> Submodel:
     return Submodel({name: (Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}, shapes)
 
 
-def alone(plan: Submodel) -> Submodel:
-    """The same plan without grafting: each tensor stands for itself only.
+def ungrafted(plan: Submodel) -> Submodel:
+    """The same plan without grafting: each tensor stands only for itself.
 
     >>> plan = Submodel({"a": (Source("a", (None,)), Source("b", (None,)))}, {"a": (2,), "b": (2,)})
-    >>> alone(plan).entries
+    >>> ungrafted(plan).entries
     {'a': (Source(name='a', index=(None,)),)}
     """
     return replace(plan, entries={name: sources[:1] for name, sources in plan.entries.items()})
@@ -87,7 +87,7 @@ def make_fleet(full: nn.Module, spec: zoo.Spec, specs: Sequence[zoo.Spec]) -> Fl
 
     Args:
         full: the global model, made from `spec`, on the device that trains.
-        specs: one for each client: the global one's family, nowhere wider or deeper than it.
+        specs: one for each client, of the same family as the global model and nowhere wider or deeper.
 
     Raises:
         FLError: for an architecture that does not lie within the global model.
@@ -100,7 +100,7 @@ def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architect
     """The module and the plan of one architecture."""
     model = create(torch.Generator(), small).to(next(full.parameters()).device)
     for name, module in model.named_modules():
-        if isinstance(module, Scaler):  # it divides by the client's rate over the server's, whatever the latter is
+        if isinstance(module, Scaler):  # it divides by the client's rate relative to the server's
             module.rate /= full.get_submodule(name).rate
     try:
         return Architecture(model, plan_within(full, model, stand="corner"), small)
@@ -114,15 +114,15 @@ def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architect
 def plan_within(
     full: nn.Module, small: nn.Module, stand: str, choose: Callable[[int, int], Sequence[int]] | None = None
 ) -> Submodel:
-    """How a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
+    """Where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
 
     Args:
-        stand: for what blocks stand beside themselves, see `surgery.ungraft`.
-        choose: (blocks of a section, how many of them the small model has) -> positions of those it has. None: the
-            first ones.
+        stand: which other blocks a block stands for, see `surgery.ungraft`.
+        choose: (blocks of a section, how many of them the small model has) -> the positions of those that it has.
+            None: the first ones.
 
     Raises:
-        SurgeryError: if it is no part of it.
+        SurgeryError: if the smaller model is no part of the full one.
     """
     shallow, depth = ungraft(full, kept_blocks(full, small, choose), stand=stand)
     return depth.compose(narrow(shallow, like=small)[1])
@@ -131,9 +131,9 @@ def plan_within(
 def kept_blocks(
     full: nn.Module, small: nn.Module, choose: Callable[[int, int], Sequence[int]] | None = None
 ) -> dict[str, int | Sequence[int]]:
-    """What of each of the full model's sections the small one has, as `ungraft` takes it.
+    """The blocks of each of the full model's sections that the small one has, in the form that `ungraft` takes.
 
-    By the names of its tensors, since a section that is cut to one block is no section to `surgery.sections`.
+    They are found by the names of tensors, since `surgery.sections` finds no section where one block is left.
     """
     names = list(surgery.state(small))
     kept = {}

@@ -25,7 +25,7 @@ def roster(fed: Federation) -> list[dict[str, object]]:
         participant receives and sends in a round. count, malicious: numbers of clients. clients: which they are,
         separated by spaces.
     """
-    fleet, bad = fed.architectures, fed.attack.malicious if fed.attack else frozenset()
+    fleet, bad = fed.fleet_or_uniform, fed.attack.malicious if fed.attack else frozenset()
     rows = []
     for k, kind in enumerate(fleet.architectures):
         owners = [client for client, own in enumerate(fleet.owned) if own == k]

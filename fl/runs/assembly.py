@@ -1,4 +1,4 @@
-"""From settings to a federation and a method: data, split, architectures, attack and model, all drawn from the seed."""
+"""From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from fl.base.rng import Rng
 from fl.config import Config
 from fl.engine import Precision
 from fl.engine.augment import Augment
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.presence import make_presence
 from fl.models.architectures import choose
@@ -21,7 +21,7 @@ from fl.models.fleet import make_fleet
 from fl.models.search import maximum
 from zoo import Spec
 
-_MASKED = 0.15  # of the tokens, as HeteroFL's released code
+_MASKED = 0.15  # of the tokens, as in HeteroFL's released code
 
 
 def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federation, Algorithm]:
@@ -30,7 +30,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
 
     Args:
-        dataset: spares loading it again when several runs share it.
+        dataset: the settings' data set, if it is loaded already for another run.
 
     >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
     >>> len(fed.clients), list(algorithm.init())
@@ -45,7 +45,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     rng = Rng(seed)
     parts, truth = config.deal(dataset, rng.numpy("partition"))
     augment = Augment(config.crop, config.flip)
-    if config.model == "transformer_masked":  # asked for the tokens themselves, of which it does not see all
+    if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
     splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
@@ -57,26 +57,29 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     spec, specs = _specs(config, dataset, splits, rng, malicious)
     model = models.create(rng.torch("weights"), spec).to(device)
+    local = LocalTraining(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        optimizer=config.local_optimizer(),
+        schedule=config.schedule(),
+        augment=augment,
+        masked=config.masked_loss,
+        backend=config.backend,
+        chunk=config.chunk,
+        precision=Precision(config.precision, config.channels_last, config.deterministic),
+    )
     fed = Federation(
         model,
         dataset,
         splits,
         config.cohort(),
-        epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        optimizer=config.local_optimizer(),
-        backend=config.backend,
-        schedule=config.schedule(),
-        chunk=config.chunk,
-        augment=augment,
-        precision=Precision(config.precision, config.channels_last, config.deterministic),
+        local,
         create=partial(models.create, spec=spec),
         spec=spec,
         fleet=make_fleet(model, spec, specs) if specs else None,
         attack=attack,
         defence=config.defence,
         presence=presence,
-        masked=config.masked_loss,
         truth=truth,
     )
     return fed, ALGORITHMS[name](fed, config)
@@ -85,8 +88,8 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
 def _specs(
     config: Config, dataset: data.Dataset, clients: partition.Splits, rng: Rng, malicious: frozenset[int]
 ) -> tuple[Spec, list[Spec]]:
-    """The global model, which has the maximum of every client's width and depth, and the clients' own models; none
-    where they all have the global one.
+    """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
+    if all clients have the global one.
     """
     (name,) = config.algorithm
     base = model_spec(config, dataset)

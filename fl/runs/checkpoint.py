@@ -1,4 +1,4 @@
-"""What a run needs to go on: the server's tensors and, in the same file, the round they belong to."""
+"""What a run needs to continue: the server's tensors and, in the same file, their round."""
 
 import dataclasses
 import json
@@ -19,18 +19,18 @@ from zoo import Spec
 
 FILE = "checkpoint.safetensors"
 _FORMAT = "2"
-_STATISTICS = "statistics"  # beside the parts of the server
+_STATISTICS = "statistics"  # stored beside the parts of the server
 
 
 def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State) -> None:
-    """Write the checkpoint of a run folder atomically: whoever reads sees the old one or the new one, whole.
+    """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
-    One safetensors file with tensors named `part/tensor`, whose header carries JSON, so that tensors and round
-    cannot get apart as two files could.
+    It is one safetensors file with tensors named `part/tensor` and JSON in its header, so that tensors and round always
+    belong together, which two files would not ensure.
 
     Args:
         spec: of the model.
-        statistics: of the global model's static batch norms, if it has such.
+        statistics: of the global model's static batch norms, if it has any.
     """
     # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
@@ -47,7 +47,7 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     """(server, round) from a run folder.
 
     Args:
-        like: a server of the same method and model, `algorithm.init()`; its devices and dtypes are taken.
+        like: a server of the same method and model, `algorithm.init()`; the result has its devices and dtypes.
         spec: of the model.
 
     Raises:
@@ -79,7 +79,7 @@ def read_model(folder: Path) -> tuple[Spec, State]:
 
 
 def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
-    """(spec of the model, all that the server kept, by its parts) of a run folder."""
+    """(spec of the model, everything the server kept, by part) of a run folder."""
     tensors, header = _read(folder)
     try:
         return zoo.spec.make(header["model"]), unflatten(tensors)

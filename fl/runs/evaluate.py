@@ -1,4 +1,4 @@
-"""What is measured after a round."""
+"""The measurements after a round."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
@@ -7,28 +7,30 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl.federation import Federation
+from fl.federation.cohort import Cohort, States, per_client, stacks
 from fl.federation.own import Own, predict_all
 from fl.partition import Parts
-from surgery import Stack, State, cosine, unstack
+from surgery import cosine
 from surgery.transfer import download, upload
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
-_LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many to be held at once
-_SAMPLES = 2**14  # of one piece of the clients' samples
+_LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many for memory
+_SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class Tally(NamedTuple):
-    """What models say of samples, on their device: nothing has waited for it yet. Of text every token is a sample.
+    """The predictions of models, still on their device: nothing has waited for them yet. For text every token is
+    a sample.
 
     Attributes:
         loss: float64 [N]. right: [N], whether the most likely class is the label's.
-        predicted, labels: [N]; None of text, of which nobody asks for them.
-        sizes: how many of the N belong to each client, one after another, on the host.
+        predicted, labels: [N]; None for text, where they are not needed.
+        sizes: how many of the N samples, which are in the clients' order, belong to each client; on the host.
     """
 
     loss: Tensor
@@ -39,14 +41,14 @@ class Tally(NamedTuple):
 
 
 def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
-    """Accuracy, mean cross entropy (`loss`), and of images macro-F1 (`f1`), of text perplexity.
+    """Accuracy, mean cross entropy (`loss`), and macro-F1 for images (`f1`) or perplexity for text.
 
-    The F1 is scikit-learn's, over the classes in labels or predictions. Of text every token counts alike, and the
+    The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike, and the
     perplexity is exp(loss).
 
     Args:
-        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with as many samples as give
-            about 16 million logits.
+        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at
+            a time that there are about 16 million logits.
         x, y: samples and labels, as in `Dataset`.
 
     >>> score(lambda x: x, torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), 2) | {"loss": 0}
@@ -58,7 +60,7 @@ def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: in
 
 
 def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [n, classes] and labels [n] of one piece of the samples after another; of text n counts tokens."""
+    """Logits [n, classes] and labels [n] of one piece of the samples after another; for text n counts tokens."""
     size = max(1, _LOGITS // (classes * y[0].numel()))
     for some, labels in zip(x.split(size), y.split(size)):
         yield predict(some).flatten(0, -2), labels.flatten()
@@ -76,7 +78,7 @@ def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[
 
 
 def _scores(tallies: Sequence[Tally]) -> list[list[dict[str, float]]]:
-    """What `score` returns, for each client of each tally; waits for the device once."""
+    """The scores of each client of each tally, as `score` returns them; waits for the device once."""
     columns = iter(download([t for tally in tallies for t in tally[:4] if t is not None]))
     result = []
     for tally in tallies:
@@ -97,7 +99,7 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
     """scikit-learn's macro-F1 of each owner's samples, float64 [owners]: the mean over the classes in its labels or
     predictions of 2 TP / (labels + predictions).
 
-    All owners at once, since scikit-learn takes milliseconds for each.
+    It is computed for all owners at once, since scikit-learn takes milliseconds for each.
 
     Args:
         predicted, labels, owners: integers [N]; each owner from 0 on has a sample.
@@ -120,46 +122,32 @@ def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dic
     return score(predict, fed.data.test_x, fed.data.test_y, fed.data.classes)
 
 
-class Cohort(NamedTuple):
-    """The participants of a round as they were after local training, without those that were dropped or are malicious.
+def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:
+    """The participants of a round after local training, without those that were dropped or are malicious.
 
-    Attributes:
-        clients: which they are. models: their architectures. states: a stack, or a list where architectures differ.
+    Args:
+        states: the trained models of all participants, a stack or a list.
     """
-
-    clients: list[int]
-    models: list[nn.Module]
-    states: Stack | list[State]
-
-    @classmethod
-    def of(cls, fed: Federation, states: Stack | list[State], clients: Sequence[int], kept: Sequence[bool]) -> "Cohort":
-        """Those of the participants that were kept and are honest."""
-        bad = fed.attack.malicious if fed.attack else ()
-        alive = [k for k, keep in enumerate(kept) if keep and clients[k] not in bad]
-        chosen = [clients[k] for k in alive]
-        if isinstance(states, list):
-            fleet = fed.architectures
-            return cls(chosen, [fleet[c].model for c in chosen], [states[k] for k in alive])
-        if len(alive) < len(clients):  # else nothing is copied
-            index = upload(torch.tensor(alive, dtype=torch.int64), fed.data.x.device)
-            states = {name: tensor.index_select(0, index) for name, tensor in states.items()}
-        return cls(chosen, [fed.model] * len(alive), states)
+    bad = fed.attack.malicious if fed.attack else ()
+    models = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
+    return Cohort(clients, models, states).select(
+        [row for row, keep in enumerate(kept) if keep and clients[row] not in bad]
+    )
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """How the participants' trained models do on the common test set, before they are averaged.
+    """The scores of the participants' trained models on the common test set, before they are averaged.
 
     Returns:
-        models_accuracy, models_std: mean and spread of their accuracy. models_own_accuracy, of images: the mean of
-        each one's accuracy on the test samples of the classes that it has in training, where it is asked for one of
-        these (FedFA's local accuracy). models_perplexity, of text: the mean of their perplexities (FedFA's local
-        perplexity). Static batch norms take the statistics of the client's own training samples.
+        models_accuracy, models_std: mean and spread of their accuracy. For images, models_own_accuracy: the mean of
+        each model's accuracy on the test samples of its client's own classes, when it chooses among these (FedFA's
+        local accuracy). For text, models_perplexity: the mean of their perplexities (FedFA's local perplexity). Static
+        batch norms take the statistics of the client's own training samples.
     """
     if not cohort.clients:
         return {}
-    states = unstack(cohort.states) if isinstance(cohort.states, dict) else cohort.states
     text, sums = fed.data.text, []
-    for client, model, state, held in zip(cohort.clients, cohort.models, states, fed.held(cohort.clients)):
+    for client, model, state, held in zip(*cohort[:2], per_client(cohort.states), fed.classes_of(cohort.clients)):
         state = state | fed.statistics(state, model, fed.clients.train[client])
         total = torch.zeros(3, dtype=torch.float64, device=held.device)
         predict = partial(fed.predict, state, model=model)
@@ -173,7 +161,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
                 counts += [(among & own).sum(), own.sum()]
             total[: len(counts)] += torch.stack([count.double() for count in counts])
         sums.append(total)
-    right, among, own = torch.stack(sums).cpu().T  # of text the second is the loss
+    right, among, own = torch.stack(sums).cpu().T  # for text the second is the loss
     n = fed.data.test_y.numel()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
@@ -184,7 +172,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
 def attack_success(
     fed: Federation, predict: Callable[[Tensor], Tensor], mark: Callable[[Tensor], Tensor], target: int
 ) -> dict[str, float]:
-    """The share of test images of other classes that are taken for the target once they bear the trigger."""
+    """The share of test images of other classes that are classified as the target when they bear the trigger."""
     others = fed.data.test_y != target
     logits = predict(mark(fed.data.test_x[others]))
     return {"attack_success": (logits.argmax(1) == target).double().mean().item()}
@@ -196,18 +184,15 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
     architectures differ.
     """
-    if isinstance(cohort.states, list) or not cohort.clients:
+    if len(cohort.clients) < 2 or len(found := stacks(cohort.states)) > 1:
         return {}
-    names = [name for name, _ in fed.model.named_parameters()]
-    similarity = cosine({name: cohort.states[name] for name in names})
-    k = len(similarity)
-    if k < 2:
-        return {}
+    (models,), k = found, len(cohort.clients)
+    similarity = cosine({name: models[name] for name, _ in fed.model.named_parameters()})
     return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
 
 
 def held_out(fed: Federation) -> list[str]:
-    """Which of "valid" and "test" all clients hold samples out for."""
+    """Those of "valid" and "test" for which all clients hold samples out."""
     parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
     # the former spares a look at every client
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
@@ -216,7 +201,7 @@ def held_out(fed: Federation) -> list[str]:
 def score_clients(
     fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Callable[[], Own] | None = None
 ) -> Scores:
-    """What `score` says of every client on its own held-out samples, for the parts that `held_out` names.
+    """The scores of every client on its own held-out samples, for the parts that `held_out` names.
 
     Args:
         predict: (samples, client) -> logits.
@@ -226,7 +211,7 @@ def score_clients(
     if not parts:
         return {}
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
-    models = own() if own and not fed.augment.mask else None
+    models = own() if own and not fed.local.augment.mask else None
     tokens, text = fed.data.y[0].numel(), fed.data.text
     tallies = [
         _tally(
@@ -240,14 +225,14 @@ def score_clients(
 def _of_each(
     fed: Federation, predict: Callable[[Tensor, int], Tensor], parts: Parts
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_pieces`, of one client after another."""
+    """Like `_pieces`, for one client after another."""
     for client, index in enumerate(parts):
         index = upload(index, fed.data.x.device)
         yield from _pieces(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
 
 
 def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_pieces`, of all clients together, in their order."""
+    """Like `_pieces`, for all clients together, in their order."""
     size = max(1, min(_SAMPLES, _LOGITS // (fed.data.classes * fed.data.y[0].numel())))
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):
@@ -256,8 +241,11 @@ def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, T
 
 
 def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:
-    """Means over clients, each client counting alike, and the spread (population standard deviation) of accuracy and
-    macro-F1; malicious clients may be left out.
+    """Means over clients, which all count alike, and the spread (population standard deviation) of accuracy and
+    macro-F1.
+
+    Args:
+        left_out: clients that do not count, such as malicious ones.
 
     >>> rows = [{"accuracy": 0.5, "loss": 1.0, "f1": 0.25}, {"accuracy": 1.0, "loss": 2.0, "f1": 0.75}]
     >>> summarise_clients({"test": rows})  # doctest: +NORMALIZE_WHITESPACE

@@ -10,16 +10,16 @@ from fl.secure.wire import SEALED_EXTRA, SERVER, UPLOAD, Kind, Message, Sealed, 
 
 
 class Client(Party):
-    """Gives some of its sealed pieces away, returns others for those that it got, uploads what it then has.
+    """A client that gives some of its sealed pieces away, returns others for those it received, and uploads the result.
 
-    Its choices (which pieces to give, to whom, which to return) are all that the protocol draws; keys, tags and
-    sessions are always random and never change the result.
+    Only its choices (which pieces to give, to whom, which to return) decide the result; keys, tags and sessions are
+    always random and never change it.
 
     Args:
         address: its number, below SERVER.
-        pieces: its trained model, two or more pieces, as long as everybody else's.
+        pieces: its trained model in two or more pieces, each as long as everybody else's.
         server: the server's public key.
-        choices: where its choices come from; None is the operating system. Simulations give a seeded one.
+        choices: the source of its choices; None: the operating system. Simulations give a seeded one.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Client(Party):
         self._connect(session, {SERVER: self._server})
         self._peers: list[int] = []
         self._model: dict[int, bytes] = {}  # sealed pieces, by number
-        self._given: dict[int, int] = {}  # to whom each of those that are away went
+        self._given: dict[int, int] = {}  # the peer to whom each piece that is away was given
         self._got: dict[int, dict[int, dict[int, bytes]]] = defaultdict(lambda: defaultdict(dict))  # phase, peer, piece
         self._done: dict[int, set[int]] = defaultdict(set)  # peers that have sent all of a phase
         self._blamed: set[int] = set()
@@ -45,7 +45,7 @@ class Client(Party):
 
     def _admits(self, message: Message) -> bool:
         new = message.sender == SERVER and message.session not in self._past | {self._session}
-        if new:  # the server began again, without somebody; this model is as it was trained
+        if new:  # the server began again, without some client; this model is the trained one again
             self._past.add(self._session)
             self._restart(message.session)
         return super()._admits(message)
@@ -69,7 +69,7 @@ class Client(Party):
         return True
 
     def _begin_session(self, body: bytes) -> None:
-        """Meet the cohort, and seal one's own pieces, all to the same length."""
+        """Meet the cohort, and seal the own pieces, all with the same length."""
         cohort = {int.from_bytes(body[i : i + 4], "big"): body[i + 4 : i + 36] for i in range(0, len(body), 36)}
         del cohort[self.address]
         self._peers = list(cohort)
@@ -81,7 +81,7 @@ class Client(Party):
         self._send(SERVER, Kind.READY)
 
     def _begin(self, phase: int) -> None:
-        for peer in self._peers:  # all of them have all that was sent before: else the server would not go on
+        for peer in self._peers:  # they have received everything sent before, or else the server would not go on
             self._channels[peer].frames.clear()
         for old in [p for p in self._got if p < phase - 1]:
             del self._got[old], self._done[old]
@@ -89,7 +89,7 @@ class Client(Party):
         if phase == UPLOAD:
             for number, blob in sorted(self._model.items()):
                 self._send(SERVER, Kind.PIECE, number, blob)
-            self._model = {}  # the frames are kept, to be sent again
+            self._model = {}  # the frames are kept in case they have to be sent again
             return
         self._settled = False
         self._give() if phase % 2 else self._give_back()
@@ -98,14 +98,14 @@ class Client(Party):
         self._settle()
 
     def _give(self) -> None:
-        """Stage 1: a random part of the pieces, not none and not all, each to one random other client."""
+        """Stage 1: give a random part of the pieces, at least one but not all, each to one random other client."""
         count = len(self._pieces)
         chosen = self._choices.randrange(1, 2**count - 1)
         self._given = {n: self._choices.choice(self._peers) for n in range(count) if chosen >> n & 1}
         self._hand_out([(peer, number, self._model.pop(number)) for number, peer in self._given.items()])
 
     def _give_back(self) -> None:
-        """Stage 3: for every piece that came from a peer, one random element of that piece's buffer."""
+        """Stage 3: return, for every piece that came from a peer, one random element of that piece's buffer."""
         got = self._got[self.phase - 1]
         returned = []
         for number in range(len(self._pieces)):
@@ -120,24 +120,24 @@ class Client(Party):
         self._hand_out(returned)
 
     def _hand_out(self, parcels: list[tuple[int, int, bytes]]) -> None:
-        """Send (peer, number, sealed piece)s in an order that does not tell who carries them which pieces they are."""
-        random.SystemRandom().shuffle(parcels)  # not of `choices`: the order changes no result
+        """Send tuples (peer, number, sealed piece) in an order that does not reveal which pieces they are."""
+        random.SystemRandom().shuffle(parcels)  # not from `choices`: the order does not change the result
         for peer, number, blob in parcels:
             self._send(peer, Kind.PIECE, number, blob)
 
     def _take(self, message: Message) -> bool:
-        """Stage 2, and its like in stage 4: keep what comes in with what came from the same peer in that phase."""
+        """Stages 2 and 4: keep an incoming piece with the others that came from the same peer in that phase."""
         got = self._got[message.phase][message.sender]
         fits = len(message.body) == self._length + SEALED_EXTRA and message.piece < len(self._pieces)
         if not fits or message.piece in got or message.phase not in (self.phase, self.phase + 1):
             return False
-        if message.sender in self._done[message.phase]:  # it said that no more would come
+        if message.sender in self._done[message.phase]:  # it said that it would send no more
             return False
         got[message.piece] = message.body
         return True
 
     def _finished(self, message: Message) -> bool:
-        """A peer has sent all. In stage 4 it must be one piece for each that it was given."""
+        """A peer has sent all its pieces. In stage 4 these must be one for each piece that it was given."""
         phase, peer = message.phase, message.sender
         due = {number for number, to in self._given.items() if to == peer}
         if phase not in (self.phase, self.phase + 1) or (phase % 2 == 0 and self._got[phase][peer].keys() != due):
@@ -147,11 +147,11 @@ class Client(Party):
         return True
 
     def _wrong(self, sender: int) -> None:
-        self._blamed.add(sender)  # and does not go on with it: see `_missing`
+        self._blamed.add(sender)  # and this client does not go on with it: see `_missing`
         super()._wrong(sender)
 
     def _settle(self) -> None:
-        """End a phase when everything has come. Stage 4: what was left and what came back are a model again."""
+        """End a phase when everything has arrived. In stage 4 the pieces left and those returned are a model again."""
         if self._settled or self._missing():
             return
         self._settled = True
@@ -161,15 +161,15 @@ class Client(Party):
         self._send(SERVER, Kind.READY)
 
     def _missing(self) -> list[int]:
-        """The peers that this phase waits for."""
+        """The peers for which this phase still waits."""
         if self._settled:
             return []
         return [peer for peer in self._peers if peer not in self._done[self.phase] or peer in self._blamed]
 
     def _look_around(self, lacks: bytes) -> None:
-        """The server finds this client late: ask for what did not come, send again what did not arrive.
+        """The server finds this client late: ask for messages that did not come, repeat those that did not arrive.
 
-        In this order: what is sent again may let the server go on, and then send what would be asked for too early.
+        The order matters: repeated messages may let the server go on and send what would then be asked for too early.
         """
         missing = self._missing()
         for other in (SERVER, *missing):

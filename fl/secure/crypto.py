@@ -1,4 +1,4 @@
-"""Keys, boxes between two parties, and boxes that only the server opens: PyNaCl, imported when first needed."""
+"""Keys, boxes between two parties, and boxes that only the server can open: PyNaCl, imported when first needed."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from fl.base.errors import FLError
 
 
 def require() -> Any:
-    """The module nacl.public; FLError with the way out if PyNaCl is not installed."""
+    """The module nacl.public; FLError that says what to install if PyNaCl is missing."""
     try:
         import nacl.exceptions
         import nacl.public
@@ -16,10 +16,10 @@ def require() -> Any:
 
 
 class Keys:
-    """A fresh key pair: X25519, with XSalsa20-Poly1305 for what is boxed.
+    """A fresh key pair: X25519, with XSalsa20-Poly1305 for the boxes.
 
     Attributes:
-        public: 32 bytes, for everybody to know.
+        public: 32 bytes that everybody may know.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Keys:
         self.public = bytes(self._secret.public_key)
 
     def box(self, peer: bytes) -> "Lock":
-        """What locks messages to and from the owner of a public key: nobody else reads or makes them."""
+        """A lock for messages to and from the owner of a public key; nobody else can read or make them."""
         return Lock(require().Box(self._secret, require().PublicKey(peer)))
 
     def unseal(self, blob: bytes) -> bytes | None:
-        """What was sealed under this public key; None if it was not, or is damaged."""
+        """The content of a seal for this public key; None if it is for another one, or damaged."""
         return Lock(require().SealedBox(self._secret)).open(blob)
 
 
@@ -54,6 +54,6 @@ class Lock:
 
 
 def seal(plain: bytes, public: bytes) -> bytes:
-    """Lock bytes so that only the owner of a public key reads them, without saying who locked them."""
+    """Lock bytes so that only the owner of a public key can read them, without revealing who locked them."""
     nacl = require()
     return nacl.SealedBox(nacl.PublicKey(public)).encrypt(plain)

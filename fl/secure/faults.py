@@ -31,11 +31,11 @@ _WORDS = {
 
 
 class Fault(NamedTuple):
-    """One kind of fault on one way in one phase, however often it happened.
+    """One kind of fault between two parties in one phase, however often it happened.
 
     Attributes:
-        phase: in which whoever noticed it was.
-        sender, recipient: of the message; the sender is who it says it comes from.
+        phase: that of the party that noticed it.
+        sender, recipient: of the message; the sender is the one that the message claims.
 
     >>> print(Fault(1, Cause.REPEATED, 7, 3))
     repeat 1, stages 1-2: a message from client 7 to client 3 came twice; the second is ignored
@@ -54,7 +54,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "Fault | None":
-        """The inverse of `encode`; None for bytes that are no fault."""
+        """The inverse of `encode`; None for other bytes."""
         try:
             phase, cause, *addresses = _FAULT.unpack(data)
             return cls(phase, Cause(cause), *addresses)

@@ -1,4 +1,4 @@
-"""Who carries the frames: here a queue within one process."""
+"""The carrier of the frames: here a queue within one process."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +10,12 @@ from fl.secure.server import Server
 class Network:
     """Carries frames between a server and its clients, in the order in which they were sent, and counts them.
 
-    Over sockets the same three calls do: `receive` for what comes, `tick` when for a while nothing came, and
+    Over sockets the same three are enough: `receive` for incoming frames, `tick` after a while without any, and
     `finished` to stop.
 
     Args:
-        tap: what happens on the way: envelope -> the envelopes that are delivered in its place. Tests lose, repeat and
-            change frames here; by default all arrive.
+        tap: what happens on the way: envelope -> the envelopes that are delivered instead. Tests lose, repeat and
+            change frames here; by default all frames arrive.
 
     Attributes:
         sent: bytes by (sender, recipient).
@@ -26,7 +26,7 @@ class Network:
         self.sent: Counter[tuple[int, int]] = Counter()
 
     def run(self, server: Server, clients: Mapping[int, Party]) -> None:
-        """Let the protocol run until the server has finished and nothing is on its way any more."""
+        """Run the protocol until the server has finished and no frame is on its way."""
         parties = {server.address: server, **clients}
         on_the_way = deque(server.start({address: client.public for address, client in clients.items()}))
         while on_the_way or not server.finished:

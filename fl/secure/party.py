@@ -10,7 +10,7 @@ from fl.secure.wire import Kind, Message, listed, numbers
 
 
 class Envelope(NamedTuple):
-    """A frame on its way. Whoever carries it sees who writes to whom, when, and how many bytes; nothing else."""
+    """A frame on its way. Its carrier sees who writes to whom, when, and how many bytes; nothing else."""
 
     sender: int
     recipient: int
@@ -18,17 +18,17 @@ class Envelope(NamedTuple):
 
 
 class Channel:
-    """Both directions between a party and one other, for one session."""
+    """Both directions between two parties, for one session."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock = lock
-        self.frames: dict[int, bytes] = {}  # sent and possibly to be sent again, by number
+        self.frames: dict[int, bytes] = {}  # by number: frames that may have to be sent again
         self.sent = self.arrived = self.signals = 0
-        self.early: dict[int, Message] = {}  # those that overtook others
+        self.early: dict[int, Message] = {}  # messages that overtook others
         self.signalled: set[int] = set()
 
     def accept(self, message: Message) -> list[Message] | None:
-        """The messages that are to be delivered now that this one has come; None if it came before."""
+        """The messages that can be delivered now that this one has come; None if it had come before."""
         if message.kind >= Kind.NUDGE:
             if message.number in self.signalled:
                 return None
@@ -44,7 +44,7 @@ class Channel:
         return ready
 
     def lacks(self) -> bytes:
-        """What has arrived, for the other side to send the rest: up to where, and which ones beyond."""
+        """The messages that arrived, so that the other side can send the rest: all up to a number, and some beyond."""
         return listed([self.arrived, *self.early])
 
     def again(self, lacks: bytes) -> list[bytes]:
@@ -60,8 +60,8 @@ class Party(ABC):
 
     Attributes:
         public: the public key that the others have to know.
-        phase: where this party is, see `fl.secure.wire`.
-        faults: those noticed here or reported to here, each once.
+        phase: the phase of this party, see `fl.secure.wire`.
+        faults: those noticed by or reported to this party, each once.
     """
 
     def __init__(self, address: int) -> None:
@@ -75,7 +75,7 @@ class Party(ABC):
         self._out: list[Envelope] = []
 
     def receive(self, frame: bytes) -> list[Envelope]:
-        """Take in a frame from the network; returns what to send."""
+        """Take a frame from the network; returns the envelopes to send."""
         if (message := self._open(frame)) is not None:
             ready = self._channels[message.sender].accept(message)
             if ready is None:
@@ -106,8 +106,8 @@ class Party(ABC):
         message = Message.decode(plain)
         if message is None:
             return self._wrong(sender)
-        if (message.sender, message.recipient) != (sender, self.address):  # a box opens on both sides: one's own,
-            return self._note(Cause.TAMPERED, sender, self.address)  # sent back
+        if (message.sender, message.recipient) != (sender, self.address):  # a box opens on both sides: this is an own
+            return self._note(Cause.TAMPERED, sender, self.address)  # message sent back
         if not self._admits(message):
             return self._note(Cause.STALE, sender, self.address)
         return message
@@ -150,5 +150,5 @@ class Party(ABC):
 
 
 def random_bytes() -> bytes:
-    """16 bytes that nobody guesses or draws twice."""
+    """16 bytes that nobody can guess, or will draw again."""
     return os.urandom(16)

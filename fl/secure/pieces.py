@@ -10,7 +10,7 @@ from surgery.recombine import Segment
 
 
 def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
-    """The K models of a stack, each as its pieces' bytes; one transfer from the device a piece.
+    """The K models of a stack, each as the bytes of its pieces, with one transfer from the device for each piece.
 
     Args:
         pieces: the state names of each, as `surgery.segments` gives them.
@@ -26,10 +26,10 @@ def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
 
 
 def from_bytes(models: Sequence[Sequence[bytes]], pieces: Sequence[Segment], like: Stack) -> Stack:
-    """The inverse: a stack of as many models as are given, bit for bit.
+    """The inverse, bit for bit: a stack of the given models.
 
     Args:
-        like: a stack whose names, shapes (but for its first axis), dtypes and device the result has.
+        like: a stack with the names, shapes (except for the first axis), dtypes and device of the result.
     """
     result = dict.fromkeys(like)
     for number, names in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""Secure recombination of what a round has trained, between training and the server's own rule."""
+"""Secure recombination of trained models, between local training and the server's own rule."""
 
 import logging
 import random
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from fl.base.rng import Rng
-from fl.engine import Trained
 from fl.federation import traffic
+from fl.federation.trained import Trained
 from fl.secure.pieces import from_bytes, to_bytes
 from fl.secure.session import Outcome, exchange
 from surgery import Stack
@@ -23,32 +23,33 @@ _SHOWN = 10  # faults in a warning
 def recombine(
     trained: Trained, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], repeats: int, rng: Rng
 ) -> Trained:
-    """What the server receives in place of the trained models: the same pieces, recombined among the clients.
+    """What the server receives instead of the trained models: the same pieces, recombined among the clients.
 
-    A client that was dropped in training takes no part. One that the exchange leaves out keeps its start and counts
-    as 0, like a dropped one; a warning names it and every fault. If fewer than two are left, that is all of them.
+    A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and gets
+    the size 0, like a dropped one; a warning names it and every fault. If fewer than two clients are left, all of them
+    are left out.
 
     Args:
-        trained: of a stack, with its sizes and metrics, as `Federation.train` gives it.
-        starts: what the clients trained from.
-        pieces: what travels together, the state names of each.
-        repeats: how often the four stages are gone through.
-        rng: the choices of each client follow from it, so the result is the same again.
+        trained: a stack's training, as `Federation.train` returns it.
+        starts: the models that the clients trained from.
+        pieces: the state names of each piece, which travel together.
+        repeats: how often the four stages are repeated.
+        rng: each client's choices are drawn from it, so that the result can be repeated.
 
     Returns:
-        Trained: the states on the device where they were; in the metrics bytes_peers (what a participant sent to other
-        clients, in bytes), bytes_up and bytes_down, models_up and models_down as it really was, and secure_seconds.
+        Trained with the recombined states, on the same device. Its metrics are bytes_peers (what a participant sent to
+        other clients), bytes_up, bytes_down, models_up and models_down as they really were, and secure_seconds.
     """
     began = time.perf_counter()
     models = {
-        client: model for client, model, size in zip(clients, to_bytes(trained.sent, pieces), trained.sizes) if size
+        client: model for client, model, size in zip(clients, to_bytes(trained.received, pieces), trained.sizes) if size
     }
     choices = {client: random.Random(int(rng.numpy("secure", client).integers(2**63))) for client in models}
     outcome = exchange(models, repeats, choices)
     kept = [k for k, client in enumerate(clients) if client in outcome.models]
     states = {name: start.clone() for name, start in starts.items()}
     if kept:
-        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, trained.sent)
+        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, trained.received)
         rows = torch.tensor(kept, device=trained.loss.device)
         for name, tensor in opened.items():
             states[name].index_copy_(0, rows, tensor)
@@ -57,13 +58,13 @@ def recombine(
     down, up, peers = (
         sum(sent.values()) / len(clients) for sent in (outcome.from_server, outcome.to_server, outcome.to_peers)
     )
-    trained = traffic.more(trained, down, up - trained.metrics["bytes_up"])  # in the place of the bare models
+    trained = traffic.add_bytes(trained, down, up - trained.metrics["bytes_up"])  # instead of the bare models
     metrics = {**trained.metrics, "bytes_peers": peers, "secure_seconds": time.perf_counter() - began}
-    return trained._replace(states=states, sizes=sizes, metrics=metrics, tampered=None)
+    return trained._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 
 def _warn(outcome: Outcome, round: int) -> None:
-    """One warning that names everything that went wrong; none if nothing did."""
+    """Log one warning that names everything that went wrong, if anything did."""
     lost = [f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items()]
     faults = [str(fault) for fault in outcome.faults]
     if len(faults) > _SHOWN:

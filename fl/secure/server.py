@@ -1,4 +1,4 @@
-"""The server's side: it opens the phases, notices who is missing, begins again without them, opens what comes last."""
+"""The server's side: it starts the phases, notices who is missing, begins again without them, and opens the uploads."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -8,7 +8,7 @@ from fl.secure.party import Envelope, Party, random_bytes
 from fl.secure.wire import SEALED_EXTRA, SERVER, UPLOAD, Kind, Message, Sealed, name, numbers, where
 
 TRIES = 3
-"""How often who is late is asked before the others go on without."""
+"""How often a late client is asked before the others go on without it."""
 
 
 class Server(Party):
@@ -19,10 +19,10 @@ class Server(Party):
         repeats: how often pieces are exchanged before the upload.
 
     Attributes:
-        finished: nothing more is to come.
-        attempts: how often it began.
-        models: what each client uploaded, opened, if all went well; else nothing.
-        excluded: why other clients' models are missing.
+        finished: whether the round is over.
+        attempts: how often the exchange began.
+        models: each client's upload, opened; empty unless all went well.
+        excluded: for other clients, why their models are missing.
     """
 
     def __init__(self, lengths: list[int], repeats: int) -> None:
@@ -33,13 +33,13 @@ class Server(Party):
         self.excluded: dict[int, str] = {}
 
     def start(self, cohort: Mapping[int, bytes]) -> list[Envelope]:
-        """Begin with clients whose public keys are given; returns what to send."""
+        """Begin with clients whose public keys are given; returns the envelopes to send."""
         self._cohort = dict(cohort)
         self._attempt()
         return self._flush()
 
     def tick(self) -> list[Envelope]:
-        """Time passed and nothing came: ask those who are late, or give them up. Returns what to send."""
+        """Time passed and nothing came: ask the late clients, or give them up. Returns the envelopes to send."""
         self._asked += 1
         if self._asked > TRIES:
             self._give_up()
@@ -50,7 +50,7 @@ class Server(Party):
         return self._flush()
 
     def _attempt(self) -> None:
-        """Begin from everybody's own trained model, with nothing of attempts before."""
+        """Begin with everybody's own trained model; nothing of earlier attempts is kept."""
         self._uploads: dict[int, dict[int, bytes]] = {client: {} for client in self._cohort}
         if len(self._cohort) < 2:
             return self._end("alone: its model could not be hidden among others")
@@ -111,7 +111,7 @@ class Server(Party):
                 self._begin(self._phases[self._phases.index(self.phase) + 1])
 
     def _open_all(self) -> None:
-        """Open the uploads: every piece of this session, in its place, and none twice."""
+        """Open the uploads. Every piece has to be of this session and in its place, and none may come twice."""
         tags: set[bytes] = set()
         models: dict[int, list[bytes]] = {client: [] for client in self._cohort}
         for client, pieces in self._uploads.items():
@@ -123,12 +123,12 @@ class Server(Party):
                     models[client].append(sealed.payload[:length])
                 else:
                     self._note(Cause.UNUSABLE, client, SERVER)
-        if any(len(model) < len(self._lengths) for model in models.values()):  # whose is missing, nobody knows
+        if any(len(model) < len(self._lengths) for model in models.values()):  # nobody knows whose pieces are missing
             return self._end("the uploads were not usable as a whole")
         self.models, self.finished = models, True
 
     def _give_up(self) -> None:
-        """Go on without those who do not answer; if all do, without those whom messages do not leave or reach."""
+        """Go on without clients that do not answer; if all do, without those whom messages do not leave or reach."""
         silent = [client for client in self._late() if client not in self._heard]
         if silent:
             out = dict.fromkeys(silent, "did not answer")

@@ -14,17 +14,17 @@ from fl.secure.wire import SERVER
 
 
 class Outcome(NamedTuple):
-    """What a round leaves.
+    """The result of a round.
 
     Attributes:
         models: the recombined model that each client uploaded, piece by piece; together they are the trained models of
             exactly these clients, if they were honest. Empty if fewer than two were left.
         excluded: the other clients, and why each is missing.
-        faults: what went wrong on the way, whether or not it could be put right.
+        faults: what went wrong on the way, whether or not it could be repaired.
         attempts: how often the exchange began.
         to_peers, to_server: bytes that each client sent.
         from_server: bytes that the server sent to each client.
-        seconds: how long it took, all parties one after another.
+        seconds: how long it took, with all parties one after another.
     """
 
     models: dict[int, list[bytes]]
@@ -46,14 +46,14 @@ def exchange(
     """Recombine the models of clients securely.
 
     Args:
-        models: each client's trained model, by its address, as pieces of the same lengths everywhere.
-        repeats: how often the four stages are gone through.
-        choices: the source of each client's choices; None: the operating system, for all.
-        network: what carries the messages; None: a faultless one.
+        models: each client's trained model, by its address, in pieces that have the same lengths for all clients.
+        repeats: how often the four stages are repeated.
+        choices: the source of each client's choices; None: the operating system for all.
+        network: the carrier of the messages; None: one without faults.
 
     Raises:
-        FLError: without PyNaCl, for no model, for addresses that no client can have, for fewer than two pieces or one
-            repeat, for pieces of different lengths.
+        FLError: without PyNaCl, without models, for impossible addresses, for fewer than two pieces or one repeat, and
+            for pieces of different lengths.
 
     >>> trained = {client: [b"first of %d" % client, b"second of %d" % client] for client in (1, 2, 3)}
     >>> outcome = exchange(trained, repeats=2)

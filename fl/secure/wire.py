@@ -1,19 +1,19 @@
-"""What goes over the wire: messages with a header of constant size, sealed pieces, and their layout in bytes."""
+"""The layout in bytes of messages, which have a header of constant size, and of sealed pieces."""
 
 from enum import IntEnum
 from struct import Struct, error, iter_unpack
 from typing import NamedTuple
 
 SERVER = 2**32 - 1
-"""The server's address. Clients have those below."""
+"""The server's address. Clients have smaller ones."""
 
 UPLOAD = 2**32 - 1
-"""The last phase. Before it come 0, where clients join, and 2r - 1 (pieces go out) and 2r (pieces come back) of
-every repeat r."""
+"""The last phase. The first is 0, where clients join; repeat r has the phases 2r - 1 (pieces go out) and 2r (pieces
+come back)."""
 
 
 class Kind(IntEnum):
-    """What a message says. Those from NUDGE on may be lost without harm and arrive in any order."""
+    """Kinds of messages. Those from NUDGE on may be lost without harm and may arrive in any order."""
 
     OPEN = 1  # server: an attempt begins; the body lists the cohort and its public keys
     BEGIN = 2  # server: a phase begins
@@ -27,12 +27,12 @@ class Kind(IntEnum):
 
 
 class Message(NamedTuple):
-    """What is inside a frame.
+    """The content of a frame.
 
     Attributes:
-        session: 16 random bytes, others in every attempt.
-        number: of the sender's messages to the recipient in this session, from 1.
-        piece: which piece the body is, for PIECE.
+        session: 16 random bytes, new in every attempt.
+        number: counts the sender's messages to the recipient in this session, from 1.
+        piece: for PIECE, the number of the piece in the body.
     """
 
     session: bytes
@@ -54,7 +54,7 @@ class Message(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "Message | None":
-        """The inverse of `encode`; None for bytes that are no message."""
+        """The inverse of `encode`; None for other bytes."""
         try:
             session, sender, recipient, kind, *numbers = _HEADER.unpack_from(data)
             return cls(session, sender, recipient, Kind(kind), *numbers, data[_HEADER.size :])
@@ -66,11 +66,11 @@ _HEADER = Struct(">16sIIBIII")
 
 
 class Sealed(NamedTuple):
-    """What only the server reads of a piece.
+    """The content of a sealed piece, which only the server can read.
 
     Attributes:
-        tag: 16 random bytes, so that a doubled piece is recognised though nobody knows whose it was.
-        payload: the piece, filled up with zeros to the longest piece's length.
+        tag: 16 random bytes, so that a doubled piece is recognised although nobody knows whose it was.
+        payload: the piece, padded with zeros to the longest piece's length.
     """
 
     session: bytes
@@ -83,13 +83,13 @@ class Sealed(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "Sealed | None":
-        """The inverse of `encode`; None for bytes that are no piece."""
+        """The inverse of `encode`; None for other bytes."""
         return cls(*_SEALED.unpack_from(data), data[_SEALED.size :]) if len(data) >= _SEALED.size else None
 
 
 _SEALED = Struct(">16sI16s")
 SEALED_EXTRA = _SEALED.size + 48
-"""Bytes that a sealed piece has more than the longest piece: its header, and the sealed box's own."""
+"""How many bytes a sealed piece has more than the longest piece: its header, and those of the sealed box."""
 
 
 def numbers(body: bytes) -> list[int]:

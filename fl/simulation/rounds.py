@@ -11,6 +11,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from fl.algorithms.algorithm import Server
 from fl.base.rng import Rng
+from fl.federation.cohort import Cohort
 from fl.runs import evaluate
 from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Row
@@ -55,7 +56,7 @@ def one_round(run: Simulation, number: int) -> Row:
     if dropped:
         row["dropped"] = dropped
     measured, scores = evaluate_round(
-        run, server, evaluate.Cohort.of(fed, trained.states, clients, kept.tolist()), number
+        run, server, evaluate.honest_cohort(fed, trained.states, clients, kept.tolist()), number
     )
     row |= measured
     run.metrics.add(row)
@@ -64,9 +65,7 @@ def one_round(run: Simulation, number: int) -> Row:
     return row
 
 
-def evaluate_round(
-    run: Simulation, server: Server, cohort: evaluate.Cohort, number: int
-) -> tuple[Row, evaluate.Scores]:
+def evaluate_round(run: Simulation, server: Server, cohort: Cohort, number: int) -> tuple[Row, evaluate.Scores]:
     """The metrics that are due after this round, and the scores of each client, if they are."""
     fed, algorithm, wanted = run.fed, run.algorithm, run.due(number)
     scores: evaluate.Scores = {}

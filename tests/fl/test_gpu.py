@@ -27,8 +27,8 @@ from fl.data import Dataset
 from fl.engine import SGD, Adam, Precision, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy
-from fl.federation import Federation
-from fl.federation.training import Aim, make_group
+from fl.federation import Federation, LocalTraining
+from fl.federation.training import LocalObjective, make_group
 from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.evaluate import score_clients
@@ -155,7 +155,7 @@ def test_waves_at_real_size(model):
         none = torch.empty(0, dtype=torch.int64)
         clients = [Split(torch.arange(450 * k, 450 * k + 50 * (1 + k % 9)), none, none) for k in range(40)]
         data = Dataset("random", x, y, x[:10], y[:10], 10)
-        fed = Federation(net, data, clients, 40, 3, 50, SGD(2**-6, 0.9), augment=Augment(4, True))
+        fed = Federation(net, data, clients, 40, LocalTraining(3, 50, SGD(2**-6, 0.9), augment=Augment(4, True)))
     assert_waves_repeat(on_gpu(fed, backend="graphs"), times=5)
 
 
@@ -222,7 +222,7 @@ def test_no_step_waits_for_the_device(make_federation, backend):
     """Torch raises at what synchronises; the batches are on the device before the first step."""
     fed = on_gpu(make_federation("resnet20"), backend=backend)
     starts = surgery.broadcast(fed.initial(), 3)
-    group = make_group(fed, fed.model, starts, [0, 1, 2], Aim(cross_entropy, {}), Rng(0, 1))
+    group = make_group(fed, fed.local, fed.model, starts, [0, 1, 2], LocalObjective(), Rng(0, 1))
     (expected,) = train([group], backend)  # libraries set themselves up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -335,7 +335,7 @@ def test_settings_on_the_gpu(cuda, case, method):
     results = []
     for device, backend in (("cpu", "loop"), ("cuda", "graphs")):
         fed, algorithm = build(dataclasses.replace(config, device=device, backend=backend))
-        for model in (fed.model, *(kind.model for kind in fed.architectures.architectures)):
+        for model in (fed.model, *(kind.model for kind in fed.fleet_or_uniform.architectures)):
             model.double()
         algorithm = ALGORITHMS[method](fed, config)
         results.append((fed, algorithm, play(algorithm, fed, rounds=2)[-1][0]))

@@ -26,9 +26,9 @@ from fl.config.command_line import parse
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import beside, cross_entropy
-from fl.federation.training import Aim, make_group
+from fl.federation.training import LocalObjective, make_group
+from fl.runs.simulation import Simulation
 from fl.simulation.rounds import rounds as play
-from fl.simulation.simulation import Simulation
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
@@ -166,7 +166,7 @@ def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, roo
 
     for number in (1, 2):
         starts = surgery.broadcast(fed.initial(), 4)
-        group = make_group(fed, fed.model, starts, [2, 0, 3, 1], Aim(cross_entropy, {}), Rng(0, number))
+        group = make_group(fed, fed.local, fed.model, starts, [2, 0, 3, 1], LocalObjective(), Rng(0, number))
         (found,) = graphs._side_by_side([group], [nullcontext()] * 4, capture)
         (expected,) = train([group], "loop")
         assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
@@ -177,7 +177,7 @@ def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, roo
 def test_memory_for_no_graph_is_an_error(make_federation):
     fed = make_federation("cnn", participants=4)
     starts = surgery.broadcast(fed.initial(), 4)
-    group = make_group(fed, fed.model, starts, [2, 0, 3, 1], Aim(cross_entropy, {}), Rng(0, 1))
+    group = make_group(fed, fed.local, fed.model, starts, [2, 0, 3, 1], LocalObjective(), Rng(0, 1))
 
     def capture(step, warm_up):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -202,10 +202,10 @@ def one_group(make_federation, precision="float32", objective=cross_entropy, con
     fed = make_federation("cnn", optimizer=SGD(2**-4, 0.9, 2**-10, clip=1.0), augment=Augment(2, True))
     fed = dataclasses.replace(
         fed, model=copy.deepcopy(fed.model).to(device), data=fed.data.to(device),
-        precision=fed.precision._replace(name=precision),
+        precision=fed.local.precision._replace(name=precision),
     )  # fmt: skip
     starts = surgery.broadcast(fed.initial(), 3)
-    return make_group(fed, fed.model, starts, [2, 0, 3], Aim(objective, context or {}), Rng(0, 1))
+    return make_group(fed, fed.local, fed.model, starts, [2, 0, 3], LocalObjective(objective, context or {}), Rng(0, 1))
 
 
 def waiting(call, params, context, batch):
@@ -318,7 +318,9 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
     """Fused kernels do not see within vmap that a backward pass will come."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=torch.float32)
     fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), fleet=None)
-    group = make_group(fed, fed.model, surgery.broadcast(fed.initial(), 2), [0, 1], Aim(cross_entropy, {}), Rng(0, 1))
+    group = make_group(
+        fed, fed.local, fed.model, surgery.broadcast(fed.initial(), 2), [0, 1], LocalObjective(), Rng(0, 1)
+    )
     with pretended.watch() as seen:
         train([group], backend)
     assert any("scaled_dot_product" in name for name in seen.operations) == (backend != "vmap")

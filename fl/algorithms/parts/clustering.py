@@ -14,8 +14,8 @@ from torch import Tensor
 from fl.algorithms.parts.personal import classifier, take
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import Trained
 from fl.federation import Federation
+from fl.federation.trained import Trained
 from surgery import Stack, State, average, count, distance
 from surgery.transfer import upload
 
@@ -64,7 +64,7 @@ class Clustering:
         """
         rows = [row for row, size in enumerate(trained.sizes) if size]
         rows = sorted(rows, key=lambda row: clients[row])
-        states, centres = (self.features(stack) for stack in (take(trained.sent, rows), models))
+        states, centres = (self.features(stack) for stack in (take(trained.received, rows), models))
         begun = bool((mapping >= 0).any())
         if begun and self.how == "nearest":
             found = distance(states, centres).argmin(1)
@@ -79,7 +79,7 @@ def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence
     """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
     k = count(models)
     members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
-    return fed.average(trained.sent, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
+    return fed.average(trained.received, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
 
 
 def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:

@@ -50,7 +50,7 @@ def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[i
 
     Args:
         models: a row for each client of the population. new: a row for each participant.
-        sizes: the participants' numbers of samples, 0 if dropped, as in `fl.engine.Trained`.
+        sizes: the participants' numbers of samples, 0 if dropped, as in `fl.federation.trained.Trained`.
 
     >>> updated({"w": torch.zeros(3)}, [2, 0], {"w": torch.ones(2)}, sizes=[7, 0])["w"]
     tensor([0., 0., 1.])

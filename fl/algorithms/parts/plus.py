@@ -32,7 +32,8 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
     """
     if not epochs:
         return algorithm
-    tuning = replace(fed, epochs=epochs, chunk=fed.chunk or fed.participants)  # no more side by side than in a round
+    chunk = fed.local.chunk or fed.participants  # no more side by side than in a round
+    tuning = replace(fed, epochs=epochs, chunk=chunk)
     everybody = list(range(len(fed.clients)))
     last: dict[str, Any] = {}  # the server that was asked for, and its clients' models
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fl.base.rng import Rng
-from fl.engine import Trained
 from fl.federation import Federation
 from fl.federation.own import Level, Own
+from fl.federation.trained import Trained
 from surgery import State, Submodel
 
 
@@ -29,7 +29,7 @@ def train_submodels(
     fed: Federation, full: Mapping[str, Tensor], plans: Sequence[Submodel], clients: Sequence[int], rng: Rng
 ) -> Trained:
     """Give each client its part of the global model, and let it train that (FedFA, algorithm 1, lines 6 to 10)."""
-    fleet = fed.architectures
+    fleet = fed.fleet_or_uniform
     models = [fleet[client].model for client in clients]
     return fed.train_mixed(models, extract_all(full, plans), clients, rng)
 
@@ -52,7 +52,7 @@ class Deployed:
         source: Callable[[dict], Mapping[str, Tensor]] = lambda server: server["global"],
     ) -> None:
         self.fed, self.plan, self.source = fed, plan, source
-        self.fleet = fed.architectures
+        self.fleet = fed.fleet_or_uniform
         self.server: dict | None = None
         self.parts: dict[int, tuple[Submodel, State]] = {}  # by the plan's id, which it keeps as long as it is here
 

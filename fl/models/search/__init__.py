@@ -1,4 +1,4 @@
-"""Which architecture a client trains: what the server announces, and how clients choose among it (FedFA, Alg. 1)."""
+"""The architectures that the server announces, and how clients choose among them (FedFA, Alg. 1)."""
 
 from fl.models.search.budget import largest_within
 from fl.models.search.evolve import evolve, exhaustive, search

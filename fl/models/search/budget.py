@@ -1,4 +1,4 @@
-"""The largest candidate that a client's means allow."""
+"""The largest candidate that a client can afford."""
 
 from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
@@ -19,16 +19,16 @@ Unit: TypeAlias = Literal["macs", "parameters", "bytes"]
 def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
     """The candidate with the largest count that does not exceed the limit; of equal ones the first of the grid.
 
-    Mixed spaces of more than 64 candidates are not all counted: from the smallest candidate on, the width or depth is
-    raised, one at a time, that adds most and still fits. In what comes out no single one can be raised any more, but
+    In mixed spaces of more than 64 candidates not all are counted: starting with the smallest candidate, the width or
+    depth that adds most and still fits is raised, one at a time. In the result no single one can be raised further, but
     there may be a larger candidate that fits.
 
     Args:
         unit: "macs" of one sample at the base's own image size, "parameters", or "bytes": 4 for each element of the
-            floating-point state, buffers too, which is what a model weighs on the network.
+            floating-point state, including buffers, which is what a model takes on the network.
 
     Raises:
-        FLError: if none fits; it names the smallest and its count.
+        FLError: if no candidate fits; it names the smallest and its count.
 
     >>> space = Space(Spec("resnet20"), widths=(0.25, 0.5, 1), depths=(1, 2, 3))
     >>> spec = largest_within(space, 20e6, "macs")
@@ -58,7 +58,7 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
 
 @lru_cache(maxsize=4096)
 def size(spec: Spec, unit: Unit) -> int:
-    """MACs of one sample, parameters, or bytes of a model; nothing is built in memory but models of a library.
+    """MACs of one sample, parameters, or bytes of a model. Only models of a library are built in memory.
 
     >>> size(Spec("cnn"), "parameters"), size(Spec("cnn"), "bytes")
     (1663370, 6653480)
@@ -66,7 +66,7 @@ def size(spec: Spec, unit: Unit) -> int:
     try:
         if ":" not in spec.name and unit != "bytes":
             return getattr(spec.count(), unit)
-        library = ":" in spec.name  # whose narrow and shallow models come from surgery on a real one
+        library = ":" in spec.name  # its narrow and shallow models come from surgery on a real one
         model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")
     except ZooError as error:
         raise FLError(str(error)) from None

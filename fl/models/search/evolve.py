@@ -1,4 +1,4 @@
-"""The candidate with the best score: by trying all of them, or by evolution where they are too many.
+"""The candidate with the best score: by trying all candidates, or by evolution if there are too many.
 
 score = lambda spec: zico(models.create(rng.torch("zico", client), spec).to(device), batches)
 chosen = search(space, score, rng.torch("search", client))
@@ -17,11 +17,11 @@ from zoo import Spec
 Score: TypeAlias = Callable[[Spec], float]
 
 FEW = 64
-"""So many candidates are all tried."""
+"""Up to this number, all candidates are tried."""
 
 
 def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
-    """The best of up to 64 candidates, or what `evolve` finds among more.
+    """The best of up to 64 candidates, or the one that `evolve` finds among more.
 
     >>> space = Space(Spec("resnet20"), widths=(0.5, 1), depths=(1, 2, 3))
     >>> search(space, lambda spec: -abs(spec.width[0] * spec.depth[0] - 1.6), torch.Generator()).depth
@@ -31,7 +31,7 @@ def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
 
 
 def exhaustive(space: Space, score: Score) -> Spec:
-    """The candidate with the highest score; of equal ones the first of the grid. NaN counts as the lowest score."""
+    """The candidate with the highest score; among equal ones the first of the grid. NaN is the lowest score."""
     return _ranked(space, {spec: score(spec) for spec in space})[0]
 
 
@@ -45,12 +45,12 @@ def evolve(
 ) -> Spec:
     """The best candidate that evolution sees, with at most population x (1 + generations) scores and none twice.
 
-    The first population is random. Every later one crosses two of the best so far, at random, and changes one width or
-    depth of what comes out, or more until it is new. Equal scores, and NaN, rank as in `exhaustive`.
+    The first population is random. Every later candidate is a random cross of two of the best so far, with one width or
+    depth changed, or more until the candidate is new. Equal scores, and NaN, rank as in `exhaustive`.
 
     Args:
-        generator: the result is a function of it and of the scores.
-        parents: how many of the best have children.
+        generator: the result depends only on it and on the scores.
+        parents: how many of the best candidates have children.
     """
     for name, value in (("population", population), ("generations", generations), ("parents", parents)):
         if value < 1:
@@ -70,6 +70,6 @@ def evolve(
 
 
 def _ranked(space: Space, scores: dict[Spec, float]) -> list[Spec]:
-    """The highest score first, then the order of the grid."""
+    """The candidates by score, the highest first; equal ones in the order of the grid."""
     worth = {spec: -math.inf if math.isnan(value) else value for spec, value in scores.items()}
     return sorted(worth, key=lambda spec: (-worth[spec], space.genes(spec)))

@@ -1,4 +1,6 @@
-"""The architectures that the server announces (FedFA, Alg. 1, line 1), and the global model of the chosen (line 3)."""
+"""The architectures that the server announces (FedFA, Alg. 1, line 1), and the global model of those that clients
+chose (line 3).
+"""
 
 import dataclasses
 import itertools
@@ -22,9 +24,9 @@ class Space:
         base: the model at full size.
         widths: rates relative to the base.
         depths: blocks, one number for all sections or one for each section; empty: the base's own.
-        mixed: whether every section has a rate and a depth of its own among the candidates, which are then numbers (in
-            models without sections every one of the spec's widths has a rate of its own); else a model has one rate
-            and one entry of `depths`. What follows the sections goes with the last of them, as in `zoo.Spec`.
+        mixed: whether every section has its own rate and depth, which are then single numbers (in a model without
+            sections each of the spec's widths has its own rate). Otherwise a model has one rate and one entry of
+            `depths`. Layers after the sections have the rate of the last section, as in `zoo.Spec`.
 
     Raises:
         FLError: for candidates that the model cannot have.
@@ -65,7 +67,7 @@ class Space:
 
     @cached_property
     def _choices(self) -> list[tuple[str, list[Any]]]:
-        """What is chosen, widths first: its name, and the values that a spec may have there."""
+        """The choices, widths first: the name of each, and the values among which a spec chooses."""
         base = self.base
         if not self.mixed:
             widths = [base.scaled(width).width for width in self.widths]
@@ -75,7 +77,7 @@ class Space:
         return widths + [(f"depth of {n}", list(self.depths) or [full]) for n, full in zip(names, base.depth)]
 
     def _values(self, spec: Spec) -> list[Any]:
-        """What a spec has of `_choices`."""
+        """The values that a spec has for `_choices`."""
         return [*spec.width[: self._slots], *spec.depth] if self.mixed else [spec.width, spec.depth]
 
     def _make(self, genes: Iterable[int]) -> Spec:
@@ -86,10 +88,10 @@ class Space:
         return self.base.scaled(widths, depths) if self.mixed else self.base.scaled(widths[0], depths[0])
 
     def genes(self, spec: Spec) -> tuple[int, ...]:
-        """The places of a spec's widths and depths among the candidates, which order the grid.
+        """The positions of a spec's widths and depths among the candidates; they order the grid.
 
         Raises:
-            FLError: if the spec was not announced; it names what is outside, and the candidates.
+            FLError: if the spec was not announced; it names the wrong values and the candidates.
 
         >>> Space(Spec("resnet20"), (0.5, 1)).genes(Spec("resnet20", width=0.25))
         Traceback (most recent call last):
@@ -114,7 +116,7 @@ class Space:
         raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
 
     def check(self, spec: Spec) -> None:
-        """FLError if the spec was not announced; it names what is outside, and the candidates."""
+        """Raise FLError if the spec was not announced; it names the wrong values and the candidates."""
         self.genes(spec)
 
     def __contains__(self, spec: object) -> bool:
@@ -141,7 +143,7 @@ class Space:
         """The candidate with the smallest of all widths and depths.
 
         Raises:
-            FLError: if there is none, since `depths` cross.
+            FLError: if no depth is smallest in every section.
         """
         spec = self._corner(min)
         if spec not in self:
@@ -150,7 +152,9 @@ class Space:
 
     @property
     def largest(self) -> Spec:
-        """The largest of all widths and depths: the global model, if all are chosen. No candidate if `depths` cross."""
+        """The model with the largest width and depth of every section, which contains all candidates. It is not a
+        candidate itself if no depth is largest in every section.
+        """
         return self._corner(max)
 
     def _corner(self, pick: Callable[..., Any]) -> Spec:
@@ -169,7 +173,7 @@ class Space:
         ]
 
     def random(self, generator: torch.Generator) -> Spec:
-        """A candidate, uniformly."""
+        """A candidate, drawn uniformly."""
         return self._make(_below(size, generator) for size in self._sizes)
 
     def mutate(self, spec: Spec, generator: torch.Generator) -> Spec:
@@ -178,16 +182,16 @@ class Space:
         return others[_below(len(others), generator)] if others else spec
 
     def crossover(self, a: Spec, b: Spec, generator: torch.Generator) -> Spec:
-        """A candidate with each width and depth of the one or of the other."""
+        """A candidate that has each width and depth from one of the two."""
         pairs = zip(self.genes(a), self.genes(b))
         return self._make(pair[_below(2, generator)] for pair in pairs)
 
 
 def maximum(specs: Iterable[Spec]) -> Spec:
-    """The smallest model that holds them all: the maximum of every width and of every section's depth.
+    """The smallest model that contains all of them: the maximum of every width and of every section's depth.
 
     Raises:
-        FLError: for no specs, and for those that differ in something else.
+        FLError: for no specs, and for specs that differ in anything else.
 
     >>> both = maximum([Spec("resnet20", width=0.5, depth=(3, 1, 1)), Spec("resnet20", width=(0.25, 0.25, 1), depth=2)])
     >>> both.width, both.depth

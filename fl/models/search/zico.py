@@ -25,19 +25,19 @@ def zico(
 ) -> float:
     """The sum over layers of log(sum over the layer's weights of mean|g| / std(g)); a higher score is better.
 
-    Mean and population standard deviation go over the batches, g is the gradient of the objective's mean over a batch
-    in training mode. The layers are the linear and convolutional ones, each with its weight, without its bias. Weights
-    whose gradient is the same in all batches are left out, and layers of which none is left; a weight that several
-    layers share counts once.
+    Mean and population standard deviation are over the batches; g is the gradient of the objective's mean over a batch
+    in training mode. The layers are the linear and convolutional ones; only their weights count, not their biases.
+    Weights whose gradient is the same in all batches are left out, and so are layers without any others. A weight that
+    several layers share counts once.
 
-    The deviation is that of g, not of |g|, which differs where the sign changes. Batches stand alone: gradients of one
-    are not added to those before.
+    The deviation is that of g, not of |g|; the two differ where the sign changes. Gradients of one batch are not added
+    to those of earlier batches.
 
-    Dropout is off, so that candidates do not differ by luck; what else the model draws is the same in every batch and
-    call (see `fl.engine.draws`), and no global generator is read.
+    Dropout is off, so that candidates do not differ by luck. Whatever else the model draws is the same in every batch
+    and call (see `fl.engine.draws`), and no global generator is read.
 
     Args:
-        model: its weights are those that the score is asked for. Nothing in it changes.
+        model: the score is that of its weights. The model does not change.
         batches: normalised inputs and their targets, on the model's device; at least 2, of different samples.
         objective, context: what clients minimise, see `fl.engine.objectives`.
 
@@ -71,7 +71,7 @@ def zico(
         key = torch.zeros((), dtype=torch.int32, device=batch[0].device)
         with torch.enable_grad(), Drawing(Draws(key)):
             loss = objective(call, params, context, batch)
-        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers that get none
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers without a gradient
         gradients = [gradient.to(_long(gradient)) for gradient in gradients]
         torch._foreach_add_(magnitudes, torch._foreach_abs(gradients))
         apart = torch._foreach_sub(gradients, means)  # Welford's update: equal gradients give exactly 0

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.config import Config
 from fl.federation import Federation
-from fl.runs.evaluate import Cohort
+from fl.federation.cohort import Cohort
 
 
 class Moment(NamedTuple):

@@ -12,7 +12,7 @@ from fl.algorithms import fedavg
 from fl.algorithms.clusamp import clusamp, distributions, draw_each, groups, similarity_tree
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import Trained
+from fl.engine import Results
 from fl.federation import training
 from fl.runs import checkpoint
 from zoo import Spec
@@ -105,7 +105,7 @@ def test_each_round_draws_one_client_of_each_cluster(make_federation, monkeypatc
         first = next(iter(states.values())).view(2, -1)
         for k, client in enumerate(drawn[-1]):
             first[k, sides[client]] += 0.1 * (client + 1)
-        return [Trained(states, torch.ones(2))]
+        return [Results(states, torch.ones(2))]
 
     monkeypatch.setattr(training, "train", train)
     server, mixed = algorithm.init(), []
@@ -200,7 +200,7 @@ def test_huge_changes_do_not_poison_the_tree(make_federation, monkeypatch):
 
     def train(groups, backend):
         ((_, starts, _),) = groups
-        return [Trained({name: torch.full_like(t, -3e38) for name, t in starts.items()}, torch.ones(2))]
+        return [Results({name: torch.full_like(t, -3e38) for name, t in starts.items()}, torch.ones(2))]
 
     monkeypatch.setattr(training, "train", train)
     server["global"] = {name: torch.full_like(t, 3e38) for name, t in server["global"].items()}

@@ -91,8 +91,8 @@ def by_hand(model, data, batches, optimizer, rho, eta):
 def test_a_client_is_trained_as_the_paper_says(make_federation, backend, model):
     fed = make_federation(model, dtype=torch.float64, backend=backend, optimizer=SGD(0.05, 0.9))
     trained = one_round(fedasam(fed, FedASAMOptions(rho=0.5, eta=0.01)), fed, (2,))
-    batches = make_batches([fed.clients.train[2]], [2], fed.epochs, fed.batch_size, Rng(0, 1), "cpu")
-    expected = by_hand(fed.model, fed.data, batches.index[0], fed.optimizer, 0.5, 0.01)
+    batches = make_batches([fed.clients.train[2]], [2], fed.local.epochs, fed.local.batch_size, Rng(0, 1), "cpu")
+    expected = by_hand(fed.model, fed.data, batches.index[0], fed.local.optimizer, 0.5, 0.01)
     for name, tensor in surgery.unstack(trained.states)[0].items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-9)
     plain = one_round(fedavg(fed), fed, (2,))

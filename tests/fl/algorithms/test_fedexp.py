@@ -9,7 +9,7 @@ import surgery
 from fl.algorithms import fedavg
 from fl.algorithms.fedexp import FedExPOptions, fedexp, server_step
 from fl.base.rng import Rng
-from fl.engine import Trained
+from fl.engine import Results
 from fl.federation import training
 from fl.runs import checkpoint
 from zoo import Spec
@@ -25,7 +25,7 @@ def pretend(monkeypatch):
             states = {name: tensor.clone() for name, tensor in starts.items()}
             first = next(iter(states.values()))
             first.view(len(first), -1)[:, 0] += torch.tensor(moves)
-            return [Trained(states, torch.ones(len(moves)))]
+            return [Results(states, torch.ones(len(moves)))]
 
         monkeypatch.setattr(training, "train", train)
 

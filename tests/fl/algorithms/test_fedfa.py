@@ -165,14 +165,14 @@ def test_clients_that_agree_need_no_scaling(scale):
 def test_an_enlarged_client_is_brought_to_the_others_norm(monkeypatch):
     """A client whose weights are 100 times what they should be moves the mean of directions no more than others do."""
     fed = replace(alike("cnn"), optimizer=SGD(0.0))
-    honest = training._mixed
+    honest = training._train
 
     def train(*given):
-        trained = honest(*given)
-        trained.states[1] = {name: 100 * tensor for name, tensor in trained.states[1].items()}
-        return trained
+        states, loss = honest(*given)
+        states[1] = {name: 100 * tensor for name, tensor in states[1].items()}
+        return states, loss
 
-    monkeypatch.setattr(training, "_mixed", train)
+    monkeypatch.setattr(training, "_train", train)
     algorithm = fedfa(fed)
     start = algorithm.init()
     after, _ = algorithm.round(start, COHORT, Rng(0, 1))

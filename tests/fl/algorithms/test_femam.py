@@ -20,10 +20,11 @@ from fl.algorithms import FeMAMOptions, FeSEMOptions, fedavg, femam, fesem, loca
 from fl.algorithms.parts import additive, clustering
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import SGD, Trained
+from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
 from fl.federation.own import Level, predict
+from fl.federation.trained import Trained
 from fl.partition import Split
 from fl.runs.pathways import Pathways
 
@@ -96,7 +97,7 @@ def by_hand(fed, clients, server, at, objective, rng, mean=False):
     """
     names = [name for name, _ in fed.model.named_parameters()]
     parts = [fed.clients.train[c] for c in clients]
-    batches = make_batches(parts, clients, fed.epochs, fed.batch_size, rng, "cpu")
+    batches = make_batches(parts, clients, fed.local.epochs, fed.local.batch_size, rng, "cpu")
     trained = []
     for k, client in enumerate(clients):
         models, mapping, _ = level(server, at)
@@ -118,7 +119,7 @@ def by_hand(fed, clients, server, at, objective, rng, mean=False):
             logits = functional_call(fed.model, {**state, **leaves}, (x,)) + below
             loss = objective(logits / (used_levels if mean else 1), y, leaves, start, client)
             for name, g in zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-                state[name] = (state[name] - fed.optimizer.lr * g).detach()
+                state[name] = (state[name] - fed.local.optimizer.lr * g).detach()
         trained.append({n: t.detach() for n, t in state.items()})
     return trained
 
@@ -518,7 +519,7 @@ def updated(states, centres, mapping, how="nearest", compare="all", clients=None
     """The clusters of clients whose models are linear layers; theirs and the centres' weights are lists of rows."""
     states, centres = ({"weight": torch.tensor(rows)[:, None]} for rows in (states, centres))
     clients = list(range(len(mapping))) if clients is None else clients
-    trained = Trained(states, torch.zeros(len(clients)), (1,) * len(clients))
+    trained = Trained(states, torch.zeros(len(clients)), (1,) * len(clients), {}, states)
     made = clustering.Clustering.make(
         SimpleNamespace(model=nn.Linear(1, 1, bias=False), average=surgery.average), how, compare, "fesem"
     )
@@ -561,7 +562,7 @@ def test_running_statistics_are_not_compared():
     parts = ("weight", "bias", "running_mean", "running_var")
     states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))
     centres = dict(zip(parts, torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]], [[0.0], [50.0]], [[0.0], [50.0]]])))
-    trained = Trained(states, torch.zeros(1), (1,))
+    trained = Trained(states, torch.zeros(1), (1,), {}, states)
     assert made.update(centres, torch.tensor([0]), [0], trained, Rng(0, 1))[1].tolist() == [0]
 
 

@@ -54,7 +54,9 @@ def row(stack, k):
 
 
 def batches(fed, client, rng, epochs=None):
-    made = make_batches([fed.clients.train[client]], [client], epochs or fed.epochs, fed.batch_size, rng, "cpu")
+    made = make_batches(
+        [fed.clients.train[client]], [client], epochs or fed.local.epochs, fed.local.batch_size, rng, "cpu"
+    )
     return list(made.index[0])
 
 
@@ -64,11 +66,11 @@ def by_hand(fed, start, index, round, learn=lambda name: True, pull=0.0, anchor=
     model.load_state_dict(start)
     learnt = {name: p.requires_grad_(learn(name)) for name, p in model.named_parameters() if learn(name)}
     w = {name: (anchor or start)[name].clone() for name in learnt}
-    settings = {"lr": fed.optimizer.lr * fed.schedule(round)}
-    if isinstance(fed.optimizer, Adam):
+    settings = {"lr": fed.local.optimizer.lr * fed.local.schedule(round)}
+    if isinstance(fed.local.optimizer, Adam):
         optimizer = torch.optim.Adam(learnt.values(), **settings)
     else:
-        optimizer = torch.optim.SGD(learnt.values(), **settings, momentum=fed.optimizer.momentum)
+        optimizer = torch.optim.SGD(learnt.values(), **settings, momentum=fed.local.optimizer.momentum)
     for batch in index:
         x, y = fed.data.normalise(fed.data.x[batch], torch.float64), fed.data.y[batch]
         for _ in range(inner):
@@ -76,11 +78,14 @@ def by_hand(fed, start, index, round, learn=lambda name: True, pull=0.0, anchor=
             F.cross_entropy(model(x), y).backward()
             for name, p in learnt.items():
                 p.grad += pull * (p.detach() - w[name]) + shrink * p.detach()
-            if fed.optimizer.clip:
-                nn.utils.clip_grad_norm_(learnt.values(), fed.optimizer.clip)
+            if fed.local.optimizer.clip:
+                nn.utils.clip_grad_norm_(learnt.values(), fed.local.optimizer.clip)
             optimizer.step()
         if outer:
-            w = {name: w[name] - outer * fed.schedule(round) * pull * (w[name] - learnt[name].detach()) for name in w}
+            w = {
+                name: w[name] - outer * fed.local.schedule(round) * pull * (w[name] - learnt[name].detach())
+                for name in w
+            }
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}, w
 
 

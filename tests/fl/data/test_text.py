@@ -383,7 +383,7 @@ def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
     def measured():
         models = {name: torch.stack([t, t]) for name, t in state.items()}
         return evaluate.evaluate_global(fed, lambda x: fed.predict(state, x)) | evaluate.evaluate_models(
-            fed, evaluate.Cohort.of(fed, models, [0, 1], [True, True])
+            fed, evaluate.honest_cohort(fed, models, [0, 1], [True, True])
         )
 
     whole = measured()
@@ -471,14 +471,14 @@ def test_a_masked_language_model_is_asked_for_what_it_does_not_see(backend):
     assert torch.equal(fed.data.x, fed.data.y)
     key = torch.tensor([5, 6], dtype=torch.int32)
     tokens = fed.data.x[:600].view(2, 300, 16)
-    hidden = fed.augment(tokens, key) != tokens
+    hidden = fed.local.augment(tokens, key) != tokens
     assert abs(hidden.float().mean() - 0.15) < 0.02
-    assert (fed.augment(tokens, key)[hidden] == 200).all()  # the token after the vocabulary's last
+    assert (fed.local.augment(tokens, key)[hidden] == 200).all()  # the token after the vocabulary's last
     assert not torch.equal(hidden[0], hidden[1])
     state = algorithm.init()["global"]
     logits = fed.predict(state, fed.data.test_x[:5])
     model = fed.model.eval()
-    shown = fed.augment(fed.data.test_x[:5], torch.tensor(0, dtype=torch.int32))
+    shown = fed.local.augment(fed.data.test_x[:5], torch.tensor(0, dtype=torch.int32))
     with torch.no_grad():
         torch.testing.assert_close(logits, surgery.load(model, state)(shown.long()))
         assert not torch.allclose(logits, model(fed.data.test_x[:5].long()))

@@ -37,7 +37,7 @@ def several_rounds(fed, backend, rounds=3, objective=cross_entropy):
         rng = Rng(0, number)
         clients = fed.sample(rng)
         batches = make_batches([fed.clients[c].train for c in clients], clients, 2, 4, rng, "cpu")
-        job = Job(fed.model, fed.data, batches, fed.optimizer, objective)
+        job = Job(fed.model, fed.data, batches, fed.local.optimizer, objective)
         (trained,) = train([(job, models, {"anchor": models})], backend)
         models = trained.states
         history.append(trained)
@@ -396,7 +396,10 @@ def test_unknown_backends_are_refused(make_federation):
 def test_auto_follows_the_measured_table(make_federation, monkeypatch):
     fed = make_federation("cnn")
     batches = make_batches([fed.clients[0].train] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
-    job, starts = Job(fed.model, fed.data, batches, fed.optimizer, cross_entropy), surgery.broadcast(fed.initial(), 3)
+    job, starts = (
+        Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy),
+        surgery.broadcast(fed.initial(), 3),
+    )
     here = {"threads": torch.get_num_threads(), "k": 3, "work": auto.work(job)}
     rows = [
         {**here, "ms": {"loop": 3.0, "vmap": 1.0, "workers": 2.0}},

@@ -57,7 +57,7 @@ def test_backends_draw_the_same_and_masks_are_those_of_the_key(make_federation, 
     assert not torch.allclose(later.loss, alone.loss)
 
     # One client by hand: autograd and plain SGD around the same keys, batch by batch.
-    batches = make_batches([fed.clients[3].train], [3], fed.epochs, fed.batch_size, rng, "cpu")
+    batches = make_batches([fed.clients[3].train], [3], fed.local.epochs, fed.local.batch_size, rng, "cpu")
     model = Net().double().train()
     surgery.load(model, fed.initial())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)

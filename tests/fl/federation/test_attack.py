@@ -56,21 +56,22 @@ def test_equation_1_is_two_trainings(make_federation, make, factor):
     else:
         fed, options = make_federation(WIDE.build(generator()).double(), **settings), ()
     bad = {1, 2}
-    dark = spoilt_by_hand(fed, bad)
-    attacked = replace(fed, attack=Attack(frozenset(bad), dark, factor))
-    (honest, spoilt, result) = (make(f, *options) for f in (fed, replace(fed, data=dark), attacked))
+    bad_data = spoilt_by_hand(fed, bad)
+    attacked = replace(fed, attack=Attack(frozenset(bad), bad_data, factor))
+    (honest, spoilt, result) = (make(f, *options) for f in (fed, replace(fed, data=bad_data), attacked))
     server, rng, clients = fedavg(fed).init(), Rng(0, 1), [2, 0, 1, 3]
     plain, poisoned, got = (algorithm.round(server, clients, rng)[1] for algorithm in (honest, spoilt, result))
     after = result.round(server, clients, rng)[0]["global"]
     rows = [
-        [t.sent[k] if make is fedfa else surgery.unstack(t.sent)[k] for k in range(4)] for t in (plain, poisoned, got)
+        [t.received[k] if make is fedfa else surgery.unstack(t.received)[k] for k in range(4)]
+        for t in (plain, poisoned, got)
     ]
-    plans = [fed.architectures[client].plan for client in clients]
+    plans = [fed.fleet_or_uniform[client].plan for client in clients]
     sent = []
     for client, plan, mine, theirs, state in zip(clients, plans, *rows):
         start, expected = plan.extract(server["global"]), dict(mine)
         if client in bad:
-            for name, _ in fed.architectures[client].model.named_parameters():
+            for name, _ in fed.fleet_or_uniform[client].model.named_parameters():
                 expected[name] = mine[name] + factor * (theirs[name] - start[name])
         for name, tensor in state.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-12)

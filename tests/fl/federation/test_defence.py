@@ -49,12 +49,12 @@ def test_fedavg_by_numpy(make_federation, monkeypatch, rule, dropped):
     alive = [0, 2, 3] if dropped else [0, 1, 2, 3]
     assert [k for k, size in enumerate(trained.sizes) if size] == alive
     share = 0.5 if rule.rule == "median" else rule.trim
-    for name, tensor in trained.sent.items():
+    for name, tensor in trained.received.items():
         values = tensor[alive].numpy()
         expected = trimmed(values, share) if tensor.is_floating_point() else values.max(0)
         np.testing.assert_allclose(server["global"][name], expected, rtol=1e-12, atol=1e-14)
     if rule == Defence("trimmed", 0.1):  # of four nobody goes, but nobody weighs more either
-        weighted = surgery.average(trained.sent, trained.sizes)["head.weight"]
+        weighted = surgery.average(trained.received, trained.sizes)["head.weight"]
         assert not torch.allclose(weighted, server["global"]["head.weight"])
 
 
@@ -72,7 +72,7 @@ def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, 
     trained = trained._replace(sizes=sizes)
     learnt = dict(fed.model.named_parameters())  # running statistics are not scaled
     groups = [tuple(n for n in layer.tensors if n in learnt) for layer in surgery.layers(fed.model)]
-    factors = surgery.submodel_factors(trained.sent, plans, 0.95, groups, sizes) if scale == "norm" else None
+    factors = surgery.submodel_factors(trained.received, plans, 0.95, groups, sizes) if scale == "norm" else None
     before = {name: tensor + 1 for name, tensor in fed.initial().items()}
 
     class Fixed(type(fed)):
@@ -84,7 +84,7 @@ def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, 
     share, kept = 0.5 if rule.rule == "median" else rule.trim, 0
     for name, old in before.items():
         columns = []
-        for k, (plan, state) in enumerate(zip(plans, trained.sent)):
+        for k, (plan, state) in enumerate(zip(plans, trained.received)):
             value, mask = (part[name] for part in plan.embed(state))
             value = value * (factors[name][k] if factors and name in factors else 1)
             if sizes[k]:
@@ -109,7 +109,7 @@ def test_rows_that_a_client_does_not_count_for_are_in_no_median(make_federation)
     fed = replace(fed, data=replace(fed.data, y=y))
     server, trained = heterofl(fed, HeteroFLOptions(scaler=False)).round({"global": fed.initial()}, *ROUND)
     for row, owners in ((0, [2]), (1, [2, 0]), (2, [1, 3])):
-        values = [trained.sent[ROUND[0].index(client)]["head.weight"][row].numpy() for client in owners]
+        values = [trained.received[ROUND[0].index(client)]["head.weight"][row].numpy() for client in owners]
         np.testing.assert_allclose(server["global"]["head.weight"][row], np.median(values, 0), rtol=1e-12)
 
 
@@ -119,7 +119,7 @@ def test_clipping_by_numpy(make_federation, stacked):
     fed = make_federation("resnet20") if stacked else mixed(make_federation, dtype=torch.float32)
     names = {name for name, _ in fed.model.named_parameters()}
     generator = torch.Generator().manual_seed(1)
-    plans = [fed.architectures[client].plan for client in range(4)]
+    plans = [fed.fleet_or_uniform[client].plan for client in range(4)]
     starts = [plan.extract(fed.initial()) for plan in plans]
     ends = [
         {
@@ -153,11 +153,11 @@ def test_a_round_clips_before_it_averages(make_federation):
     plain, (server, trained) = fedavg(fed).round(start, *ROUND)[1], fedavg(cut).round(start, *ROUND)
     names = {name for name, _ in fed.model.named_parameters()}
     starts = surgery.broadcast(start["global"], 4)
-    expected = Defence(clip=0.5).clipped(plain.sent, starts, plain.sizes, names)
-    assert_same(trained.sent, expected)
+    expected = Defence(clip=0.5).clipped(plain.received, starts, plain.sizes, names)
+    assert_same(trained.received, expected)
     assert_same(server["global"], surgery.average(expected, plain.sizes))
     length = [
-        surgery.distance(*({n: s[n] for n in names} for s in (t.sent, starts))).diagonal() for t in (plain, trained)
+        surgery.distance(*({n: s[n] for n in names} for s in (t.received, starts))).diagonal() for t in (plain, trained)
     ]
     assert (length[1] < length[0]).all()
 
@@ -170,10 +170,10 @@ def test_without_a_defence_it_is_the_plain_mean(make_federation, make):
     clients, rng = [0, 2, 3], Rng(0, 1)
     after, trained = make(fed, *options).round(server, clients, rng)
     if make is fedavg:
-        expected = surgery.average(trained.sent, trained.sizes)
+        expected = surgery.average(trained.received, trained.sizes)
     else:
         plans = [fed.fleet[client].plan for client in clients]
-        expected = surgery.average_submodels(trained.sent, plans, server["global"], trained.sizes)
+        expected = surgery.average_submodels(trained.received, plans, server["global"], trained.sizes)
     assert_same(after["global"], expected)
     far = replace(fed, defence=Defence(trim=0.4, clip=1e6))  # nobody is that far out, and nobody trims
     assert_same(make(far, *options).round(server, clients, rng)[0]["global"], expected)

@@ -22,7 +22,7 @@ from fl.engine.job import Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.objectives import beside, cross_entropy, masked, proximal
 from fl.engine.replica import Replica
-from fl.federation.training import Aim, make_group
+from fl.federation.training import LocalObjective, make_group
 
 BACKENDS = ["loop", "workers", "vmap"]
 CLIENTS = [3, 1, 0, 2]
@@ -82,7 +82,9 @@ def test_adam_equals_torch_optim(make_federation, backend, adam):
     rng, clients = Rng(2, 1), [2, 0, 3]
     trained = fed.train(surgery.broadcast(fed.initial(), 3), clients, rng)
     for k, client in enumerate(clients):
-        batches = make_batches([fed.clients[client].train], [client], fed.epochs, fed.batch_size, rng, "cpu")
+        batches = make_batches(
+            [fed.clients[client].train], [client], fed.local.epochs, fed.local.batch_size, rng, "cpu"
+        )
         model = copy.deepcopy(fed.model).train()
         optimizer = torch.optim.Adam(
             model.parameters(), adam.lr, (adam.beta1, adam.beta2), adam.eps, adam.weight_decay, foreach=False
@@ -153,9 +155,8 @@ def test_the_order_of_graphs_without_cuda(make_federation, places, optimizer, as
         for some in members:
             mine = surgery.stack([starts[k] for k in some])
             clients = [CLIENTS[k] for k in some]
-            groups.append(
-                make_group(fed, models[some[0]], mine, clients, Aim(objective, {"anchor": mine}, ascent), rng)
-            )
+            each = LocalObjective(objective, {"anchor": mine}, ascent)
+            groups.append(make_group(fed, fed.local, models[some[0]], mine, clients, each, rng))
         results = graphs._side_by_side(groups, [nullcontext()] * places, capture)
         expected = fed.train_mixed(
             models, starts, CLIENTS, rng, objective, [{"anchor": start} for start in starts], ascent
@@ -179,7 +180,7 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
 
     def rounds(fed, numbers, objective=cross_entropy):
         for number in numbers:
-            group = make_group(fed, fed.model, starts, [0, 1, 2], Aim(objective, {}), Rng(0, number))
+            group = make_group(fed, fed.local, fed.model, starts, [0, 1, 2], LocalObjective(objective), Rng(0, number))
             graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
 
     rounds(fed, range(1, 4))
@@ -196,8 +197,8 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     assert len(captures) == 1  # what was captured of the honest data in round 1 is there still
     for number in (9, 10):  # what masks the loss is the same in every round
         clients = range(3)
-        aim = Aim(masked(), {"held": fed.held(clients)})
-        group = make_group(fed, fed.model, starts, clients, aim, Rng(0, number))
+        aim = LocalObjective(masked(), {"held": fed.classes_of(clients)})
+        group = make_group(fed, fed.local, fed.model, starts, clients, aim, Rng(0, number))
         graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
     assert len(captures) == 2
     before = len(graphs._KEPT)
@@ -216,7 +217,9 @@ def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federa
         generator = torch.Generator().manual_seed(0)
         if number != 2:
             table = scale * torch.rand(len(fed.data.y), 3, generator=generator, dtype=torch.float64)
-        group = make_group(fed, fed.model, starts, [0, 1, 2], Aim(objective, {}, beside=table), Rng(0, number))
+        group = make_group(
+            fed, fed.local, fed.model, starts, [0, 1, 2], LocalObjective(objective, {}, beside=table), Rng(0, number)
+        )
         (result,) = graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
         (expected,) = loop.train([group])
         for name, tensor in expected.states.items():
@@ -269,8 +272,10 @@ def test_freed_memory_is_kept():
 def test_what_an_optimizer_remembers_is_what_torch_remembers(make_federation, optimizer):
     """After each of two clients, the second of which must not see what the first has left."""
     fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer)
-    group = make_group(fed, fed.model, surgery.broadcast(fed.initial(), 2), [2, 0], Aim(cross_entropy, {}), Rng(0, 1))
-    replica, results = Replica(group), Results(group)
+    group = make_group(
+        fed, fed.local, fed.model, surgery.broadcast(fed.initial(), 2), [2, 0], LocalObjective(), Rng(0, 1)
+    )
+    replica, results = Replica(group), Results.empty(group)
     for k in range(2):
         list(replica.train(k, results))
         model = copy.deepcopy(fed.model).train()

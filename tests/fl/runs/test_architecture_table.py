@@ -146,7 +146,7 @@ def test_participants_models_by_hand(make_federation, norm):
         {n: t + 0.3 * torch.rand(t.shape, generator=generator) for n, t in surgery.state(fed.fleet[k].model).items()}
         for k in (2, 0, 1, 3)
     ]
-    cohort = evaluate.Cohort.of(fed, states, [2, 0, 1, 3], [True] * 4)
+    cohort = evaluate.honest_cohort(fed, states, [2, 0, 1, 3], [True] * 4)
     assert cohort.clients == [2, 1, 3]
     assert cohort.models == [fed.fleet[k].model for k in (2, 1, 3)]
     assert cohort.states[1] is states[2]
@@ -167,9 +167,10 @@ def test_participants_models_by_hand(make_federation, norm):
     }
     assert own_right[0] == all_right[0]
     assert own_right[1:] != all_right[1:]
-    assert evaluate.Cohort.of(fed, states, [2, 0, 1, 3], [False, True, True, False]).clients == [1]
+    assert evaluate.honest_cohort(fed, states, [2, 0, 1, 3], [False, True, True, False]).clients == [1]
     assert (
-        evaluate.evaluate_models(fed, evaluate.Cohort.of(fed, states, [2, 0, 1, 3], [False, True, False, False])) == {}
+        evaluate.evaluate_models(fed, evaluate.honest_cohort(fed, states, [2, 0, 1, 3], [False, True, False, False]))
+        == {}
     )
 
 
@@ -179,7 +180,7 @@ def test_a_stacked_cohort_is_without_the_malicious_and_the_dropped(make_federati
     states = {
         n: t + torch.arange(4.0).view(-1, *[1] * (t.ndim - 1)) for n, t in surgery.broadcast(fed.initial(), 4).items()
     }
-    cohort = evaluate.Cohort.of(fed, states, [3, 0, 2, 1], [True, True, False, True])
+    cohort = evaluate.honest_cohort(fed, states, [3, 0, 2, 1], [True, True, False, True])
     assert cohort.clients == [3, 1]
     assert all(torch.equal(tensor, states[name][[0, 3]]) for name, tensor in cohort.states.items())
     right = []

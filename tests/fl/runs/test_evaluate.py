@@ -73,8 +73,8 @@ def test_statistics_are_those_of_this_federation_and_state(make_federation):
     state = fed.initial()
     name = "section1.0.norm1.running_mean"
     first = fed.statistics(state)
-    dark = dataclasses.replace(fed, data=dataclasses.replace(fed.data, x=fed.data.x // 2))
-    assert not torch.equal(dark.statistics(state)[name], first[name])
+    darker = dataclasses.replace(fed, data=dataclasses.replace(fed.data, x=fed.data.x // 2))
+    assert not torch.equal(darker.statistics(state)[name], first[name])
     exchanged = {**state, "stem.norm.weight": state["stem.norm.bias"], "stem.norm.bias": state["stem.norm.weight"]}
     assert not torch.equal(fed.statistics(exchanged)[name], first[name])  # the same tensors under other names
     fed.statistics(state).clear()
@@ -90,7 +90,7 @@ def test_the_models_of_the_participants(make_federation):
     accuracy = []
     for state in surgery.unstack(models):
         accuracy.append((surgery.load(fed.model, state)(x).argmax(1) == fed.data.test_y).double().mean().item())
-    cohort = evaluate.Cohort.of(fed, models, [0, 1, 2], [True] * 3)
+    cohort = evaluate.honest_cohort(fed, models, [0, 1, 2], [True] * 3)
     result = evaluate.evaluate_models(fed, cohort)
     assert result["models_accuracy"] == pytest.approx(sum(accuracy) / 3)
     assert result["models_std"] == pytest.approx(torch.tensor(accuracy).std(correction=0).item())
@@ -104,9 +104,9 @@ def test_similarity_leaves_buffers_out_and_needs_two(make_federation):
     fed = make_federation("resnet20")
     models = {n: t.clone() for n, t in surgery.broadcast(fed.initial(), 2).items()}
     models["stem.norm.running_var"][0] += 1e6
-    cohort = evaluate.Cohort.of(fed, models, [0, 1], [True, True])
+    cohort = evaluate.honest_cohort(fed, models, [0, 1], [True, True])
     assert evaluate.mean_cosine(fed, cohort)["models_cosine"] == pytest.approx(1)
-    assert evaluate.mean_cosine(fed, evaluate.Cohort.of(fed, models, [0, 1], [True, False])) == {}
+    assert evaluate.mean_cosine(fed, evaluate.honest_cohort(fed, models, [0, 1], [True, False])) == {}
 
 
 def test_clients_own_data(make_federation):

@@ -17,9 +17,9 @@ import surgery
 from fl.algorithms import FedMROptions, fedmr, indep
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import Trained
 from fl.engine.objectives import cross_entropy
 from fl.federation import traffic
+from fl.federation.trained import Trained
 from fl.secure.client import Client
 from fl.secure.network import Network
 from fl.secure.pieces import from_bytes, to_bytes
@@ -244,7 +244,7 @@ def test_a_secure_round_is_a_function_of_its_arguments(make_federation):
 def test_choices_are_the_rounds_and_the_clients_own():
     """Two clients of the same choices would get everything back."""
     stack = {str(p): torch.arange(2.0)[:, None] for p in range(20)}
-    trained = Trained(stack, torch.zeros(2), (1, 1), traffic.count(stack, (1, 1)))
+    trained = Trained(stack, torch.zeros(2), (1, 1), traffic.count(stack, (1, 1)), stack)
     owners = []
     for rng in (Rng(0, 1), Rng(0, 1), Rng(0, 2), Rng(1, 1)):
         states = recombine(trained, stack, [3, 5], [(name,) for name in stack], 1, rng).states

@@ -16,10 +16,10 @@ def test_every_setting_reaches_the_federation():
         lr_steps=(0.25,), rounds=8,
     )  # fmt: skip
     fed, _ = build(config)
-    assert (fed.participants, fed.epochs, fed.batch_size, fed.backend) == (3, 2, 9, "vmap")
-    assert fed.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
-    assert fed.chunk == 2
-    assert [fed.schedule(number) for number in (2, 3)] == [1, 0.5]
+    assert (fed.participants, fed.local.epochs, fed.local.batch_size, fed.local.backend) == (3, 2, 9, "vmap")
+    assert fed.local.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
+    assert fed.local.chunk == 2
+    assert [fed.local.schedule(number) for number in (2, 3)] == [1, 0.5]
     assert fed.model.head.in_features == 32
     assert isinstance(fed.model.stem.norm, torch.nn.GroupNorm)
     totals = [sum(map(len, split)) for split in fed.clients]

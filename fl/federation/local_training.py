@@ -1,0 +1,52 @@
+"""How clients train on their own data."""
+
+from dataclasses import dataclass
+
+from fl.base.errors import FLError
+from fl.data import Dataset
+from fl.engine import SGD, Optimizer, Precision, check
+from fl.engine.augment import Augment
+from fl.engine.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The settings of the clients' training.
+
+    Attributes:
+        epochs: passes of a client over its samples in a round.
+        batch_size: samples of a step.
+        optimizer: what makes the steps; it starts afresh every round.
+        schedule: the factor of the learning rate in each round, see `fl.engine.schedule`.
+        repeats: steps that a client makes on each of its batches.
+        augment: how training samples are changed at random.
+        masked: whether clients train with logits of 0 for the classes that they do not have
+            (`fl.engine.objectives.masked`).
+        backend: what runs the clients, see `fl.engine`.
+        chunk: how many clients train at a time, to save memory; 0: all clients of the round.
+        precision: the numbers and the memory layout in which clients train.
+
+    >>> LocalTraining(epochs=1, optimizer=SGD(0.1)).optimizer.lr
+    0.1
+    """
+
+    epochs: int = 5
+    batch_size: int = 50
+    optimizer: Optimizer = SGD()
+    schedule: Schedule = lambda _: 1.0
+    repeats: int = 1
+    augment: Augment = Augment()
+    masked: bool = False
+    backend: str = "auto"
+    chunk: int = 0
+    precision: Precision = Precision()
+
+    def check(self, data: Dataset) -> None:
+        """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
+        check(self.backend, data.x.device, self.precision)
+        if data.text and (self.augment.crop or self.augment.flip):
+            raise FLError("text is not cropped or flipped: leave --crop and --flip out")
+        if not data.text and self.augment.crop >= min(data.x.shape[-2:]):
+            raise FLError(
+                f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
+            )

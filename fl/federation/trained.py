@@ -1,0 +1,43 @@
+"""The result of a cohort's training."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fl.federation.cohort import States, stacks
+
+
+class Trained(NamedTuple):
+    """The result of training K clients, as methods get it.
+
+    Attributes:
+        states: the clients' trained models: a stack, or a list of K states where architectures differ.
+        loss: each client's mean over its steps [K].
+        sizes: each client's number of training samples, 0 if it was dropped from the round.
+        metrics: columns of metrics.csv that the round brings along: what went over the network (see
+            `fl.federation.traffic`), and those that the method names.
+        received: the models as the server receives them: what it averages. They are `states` itself unless an attack
+            or a defence changed them on their way.
+    """
+
+    states: States
+    loss: Tensor
+    sizes: tuple[int, ...]
+    metrics: Mapping[str, float]
+    received: States
+
+    @property
+    def sent(self) -> States:
+        """The former name of `received`."""
+        return self.received
+
+    def __repr__(self) -> str:
+        first, *others = stacks(self.states)
+        elements = sum(tensor[0].numel() for tensor in first.values())
+        kind = "models of their own" if others else f"{len(first)} tensors, {elements:,} elements each"
+        changed = "" if self.received is self.states else "; the server received other models"
+        return (
+            f"Trained: {len(self.loss)} clients, {kind}; {sum(size > 0 for size in self.sizes)} arrived{changed}\n"
+            f"  mean loss {self.loss.float().mean():.4f}; {', '.join(self.metrics) or 'no metrics'}"
+        )
