@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.models.fleet import alone
@@ -75,7 +75,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         mean = fed.average_submodels(trained.sent, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained
 
-    parts = Deployed(fed, plan)
+    parts = SubmodelPredictor(fed, plan)
     return Algorithm(init, round, parts.predict, plan=plan, own=parts.own)
 
 

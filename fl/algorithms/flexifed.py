@@ -10,7 +10,7 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.models.fleet import Fleet
@@ -71,7 +71,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
         after = fed.average_submodels(trained.sent, each, server["tree"], trained.sizes)
         return {"global": deployed.extract(after), "tree": after}, trained
 
-    parts = Deployed(fed, plan, tree)
+    parts = SubmodelPredictor(fed, plan, tree)
     return Algorithm(init, round, parts.predict, own=parts.own)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.federation import Federation
 from fl.models.fleet import alone
 from surgery import Submodel, state
@@ -79,7 +79,7 @@ def heterofl(
             weights = [float(size > 0) for size in trained.sizes]
         return {"global": fed.average_submodels(states, plans, server["global"], weights)}, trained
 
-    parts = Deployed(fed, lambda client: window(client, 0))
+    parts = SubmodelPredictor(fed, lambda client: window(client, 0))
     return Algorithm(init, round, parts.predict, plan=fixed, own=parts.own)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
 from fl.base.flags import Names
 from fl.federation import Federation
@@ -83,7 +83,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
         parts = {part: {name: after[name] for name in server[part]} for part in server}
         return parts, trained
 
-    parts = Deployed(fed, plan, everything)
+    parts = SubmodelPredictor(fed, plan, everything)
     return Algorithm(init, round, parts.predict, plan=within, own=parts.own)
 
 

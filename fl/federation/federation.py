@@ -11,7 +11,8 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Trained
 from fl.engine.objectives import Ascent, Objective, cross_entropy
-from fl.federation.inference import LastState, collect, infer, infer_each, lacks_statistics
+from fl.federation.inference import collect, infer, infer_each, lacks_statistics
+from fl.federation.last_value import LastValue
 from fl.federation.population import Population
 from fl.federation.training import Aim, train_cohort
 from surgery import Stack, State, count
@@ -21,7 +22,7 @@ from surgery import Stack, State, count
 class Federation(Population):
     """A population of clients that trains, and predicts with what it has trained. Its settings: see `Population`."""
 
-    _collected: LastState = field(init=False, default_factory=LastState, repr=False, compare=False)
+    _collected: LastValue = field(init=False, default_factory=LastValue, repr=False, compare=False)
 
     @property
     def average(self) -> Callable[..., State | Stack]:
@@ -139,7 +140,7 @@ class Federation(Population):
             return {}
         if samples is not None:
             return collect(model, state, self.data, samples, self.precision)
-        if (known := self._collected.of(state)) is None:
+        if (known := self._collected.of((model, state))) is None:
             known = collect(model, state, self.data, self.clients.train.samples, self.precision)
-            self._collected.keep(state, known)
+            self._collected.keep((model, state), known)
         return dict(known)

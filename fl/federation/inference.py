@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,23 +72,3 @@ def _laid_out(tensor: Tensor, precision: Precision) -> Tensor:
     if precision.channels_last and tensor.ndim == 4:
         return tensor.to(memory_format=torch.channels_last)  # contiguous() leaves a single channel as it is
     return tensor
-
-
-class LastState:
-    """What was found out about the last state that somebody asked for, as long as it stays as it was."""
-
-    def __init__(self) -> None:
-        self.key: list[tuple[str, Tensor, int]] = []
-        self.value: Any = None
-
-    def keep(self, state: State, value: Any) -> None:
-        fixed = any(tensor.is_inference() for tensor in state.values())  # these have no version to compare
-        self.key = [] if fixed else [(name, tensor, tensor._version) for name, tensor in state.items()]
-        self.value = value
-
-    def of(self, state: State) -> Any:
-        """What was kept; None if it was for another state, or this one was changed."""
-        if not self.key or len(self.key) != len(state):
-            return None
-        same = (m == n and a is b and v == b._version for (m, a, v), (n, b) in zip(self.key, state.items()))
-        return self.value if all(same) else None

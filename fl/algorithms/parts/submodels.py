@@ -8,6 +8,7 @@ from torch import Tensor
 from fl.base.rng import Rng
 from fl.engine import Trained
 from fl.federation import Federation
+from fl.federation.last_value import LastValue
 from fl.federation.own import Level, Own
 from surgery import State, Submodel
 
@@ -34,11 +35,11 @@ def train_submodels(
     return fed.train_mixed(models, extract_all(full, plans), clients, rng)
 
 
-class Deployed:
+class SubmodelPredictor:
     """Predictions of the global model, and of each client's part of it.
 
-    The parts of the last server state that somebody asked for are kept, with the statistics of their static batch
-    norms: one pass over the training data for each plan, which clients of one architecture share.
+    The parts of the last server state that was asked about are remembered, with the statistics of their static batch
+    norms: these take one pass over the training data for each plan, and clients of one architecture share a plan.
 
     Args:
         plan: client -> where its model lies in what `source` returns.
@@ -53,8 +54,7 @@ class Deployed:
     ) -> None:
         self.fed, self.plan, self.source = fed, plan, source
         self.fleet = fed.architectures
-        self.server: dict | None = None
-        self.parts: dict[int, tuple[Submodel, State]] = {}  # by the plan's id, which it keeps as long as it is here
+        self._last = LastValue()  # of a server, its parts: dict[int, tuple[Submodel, State]]
 
     def predict(self, server: dict, images: Tensor, client: int | None = None) -> Tensor:
         """Logits; see `Algorithm.predict`."""
@@ -76,9 +76,12 @@ class Deployed:
     def _part(self, server: dict, client: int) -> State:
         """A client's part of the global model, with statistics."""
         model, plan = self.fleet[client].model, self.plan(client)
-        if server is not self.server:
-            self.server, self.parts = server, {}
-        if id(plan) not in self.parts:
+        if (parts := self._last.of(server)) is None:
+            parts = self._last.keep(server, {})
+        if id(plan) not in parts:
             state = plan.extract(self.source(server))
-            self.parts[id(plan)] = plan, state | self.fed.statistics(state, model)
-        return self.parts[id(plan)][1]
+            parts[id(plan)] = plan, state | self.fed.statistics(state, model)  # the plan keeps its id while it is here
+        return parts[id(plan)][1]
+
+
+Deployed = SubmodelPredictor  # its name in version 0.1
