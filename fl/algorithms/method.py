@@ -1,12 +1,13 @@
 """What everything outside a method's own file knows of it."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.federation import Federation
+from fl.federation.own import Own
 from fl.federation.population import ASKED
 
 KINDS = ("one", "own", "mixed")
@@ -23,6 +24,8 @@ class Method:
         columns: what its rounds bring along as `Trained.metrics` beside the traffic, for metrics.csv: from the name to
             int or float.
         refuses: from what the method cannot do (see `fl.federation.population.ASKED`) to the reason.
+        pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up), for
+            methods whose runs `fl.Pathways` can use, which knows no data and so no federation; None for others.
     """
 
     make: Callable[..., Algorithm]
@@ -30,6 +33,7 @@ class Method:
     clients: Literal["one", "own", "mixed"] = "one"
     columns: Mapping[str, type] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
+    pathways: Callable[[Any, Server], tuple[Sequence[str], Own]] | None = None
 
     def __post_init__(self) -> None:
         name = getattr(self.make, "__name__", "")

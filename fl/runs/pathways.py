@@ -1,4 +1,4 @@
-"""A trained FeMAM to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
+"""A trained method of levels to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
 
 import dataclasses
 import json
@@ -14,6 +14,8 @@ from torch.func import functional_call
 
 import zoo
 from fl import models
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.config import Config
@@ -67,8 +69,8 @@ class Pathways:
         """Give a new client a pathway by a few labelled samples of its own, and return its number.
 
         Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
-        level always one, as all clients have. Models that no client uses and personal ones, which belong to their
-        clients, are not offered. Not in the paper, which knows no clients that come later; the condition is its Eq. 9.
+        level always one, as all clients do. Personal models, which belong to their clients, and models that no client
+        uses are not offered. FeMAM's paper has no clients that come later; the condition is that of its Eq. 9.
 
         Args:
             x: [N, C, H, W] in [-1, 1], or tokens [N, T].
@@ -117,9 +119,9 @@ class Pathways:
 
     @classmethod
     def load(cls, path: str | Path) -> "Pathways":
-        """From a run folder of FeMAM, or a file that `save` wrote; on the CPU.
+        """From a run folder of a method of levels, or a file that `save` wrote; on the CPU.
 
-        Raises FLError for a folder of another method, and for what cannot be read.
+        Raises FLError for the folder of another method, and for what cannot be read.
         """
         path = Path(path)
         return cls._from_run(path) if path.is_dir() else cls._from_file(path)
@@ -127,14 +129,14 @@ class Pathways:
     @classmethod
     def _from_run(cls, folder: Path) -> "Pathways":
         config = Config.read(folder)
-        if config.algorithm != ("femam",):
-            raise FLError(f"{folder} is a run of {','.join(config.algorithm)}: pathways are those of femam")
+        name, known = ",".join(config.algorithm), _methods()
+        if name not in known:
+            raise FLError(f"{folder} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
         if config.norm == "static_batch" or config.model == "transformer_masked":
             raise FLError(f"{folder}: a model with static batch norms, or of masked text, is used with fl.load_model")
-        spec, parts = checkpoint.read_parts(folder)
-        mappings = parts["structure"]["pathways"]
-        levels = [Level(parts[f"level{number}"], mapping) for number, mapping in enumerate(mappings, 1)]
-        return cls(spec, config.femam.levels, levels, config.femam.combine == "mean")
+        spec, server = checkpoint.read_parts(folder)
+        kinds, used = known[name].pathways(getattr(config, name, known[name].options), server)
+        return cls(spec, kinds, used.levels, used.mean)
 
     @classmethod
     def _from_file(cls, path: Path) -> "Pathways":
@@ -146,7 +148,8 @@ class Pathways:
             raise FLError(f"{path} cannot be read: {error}") from None
         if header.get("format") != _FORMAT:
             raise FLError(
-                f"{path} holds no pathways but {header.get('format')}: give a run folder of femam, or such a file"
+                f"{path} holds no pathways but {header.get('format')}: give a file that Pathways.save wrote, or a run "
+                f"folder of {', '.join(_methods())}"
             )
         state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
@@ -157,3 +160,8 @@ class Pathways:
 
     def _loss(self, logits: Tensor, y: Tensor) -> float:
         return F.cross_entropy(logits.double().flatten(0, -2), y.flatten()).item()
+
+
+def _methods() -> dict[str, Method]:
+    """The methods whose clients have pathways, by name."""
+    return {name: method for name, method in ALGORITHMS.items() if getattr(method, "pathways", None)}
