@@ -56,7 +56,9 @@ def heterofl(
     def leading(client, number=0):
         return kinds[fleet.owned[client]]
 
-    fixed, window = (None, window) if window else (leading, leading)
+    fixed = None
+    if window is None:
+        fixed = window = leading
 
     def rows(clients):  # which rows of each client's model count, as a plan within it; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:

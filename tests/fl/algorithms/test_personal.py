@@ -14,6 +14,7 @@ from torch import nn
 
 import surgery
 from fl.algorithms.fedavg import fedavg
+from fl.algorithms.parts.envelope import Envelope
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
@@ -27,7 +28,7 @@ def module(name):
 
 local, ditto, DittoOptions = module("local").local, module("ditto").ditto, module("ditto").DittoOptions
 fedrep, FedRepOptions = module("fedrep").fedrep, module("fedrep").FedRepOptions
-pfedme, PFedMeOptions, Envelope = (getattr(module("pfedme"), name) for name in ("pfedme", "PFedMeOptions", "Envelope"))
+pfedme, PFedMeOptions = module("pfedme").pfedme, module("pfedme").PFedMeOptions
 fedavg_plus, FedAvgPlusOptions = module("fedavg_plus").fedavg_plus, module("fedavg_plus").FedAvgPlusOptions
 fesem, fesem_plus, FeSEMPlusOptions = (
     module("fesem").fesem,
