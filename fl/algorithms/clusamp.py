@@ -18,21 +18,22 @@ from surgery.transfer import upload
 
 
 def clusamp(fed: Federation) -> Algorithm:
-    """FedAvg whose clients are drawn from K distributions over similar clients; the K models count alike.
+    """FedAvg whose clients are drawn from K distributions over similar clients; the K models have equal weights.
 
-    A client's expected weight is its share of the samples, whatever the clusters, so the average is unbiased.
-    Similarity is the angle between representative gradients, as in the paper's experiments (FedMR's released code takes
-    L1 distances): what the client changed in the trained parameters when it took part last. A client that never did
-    has zero: alike to all others that never did, at a right angle to the rest; in the authors' code it is alike to
-    everybody. That code also takes the rows of the angles' matrix for points, where these are the angles themselves,
-    and fills the smallest distribution first with what is left over, where here the largest group comes first.
+    A client's expected weight is its share of the samples, whatever the clusters, so the average is unbiased. Clients
+    are compared by the angle between their representative gradients, as in the paper's experiments (FedMR's released
+    code takes L1 distances). A client's gradient is what it changed in the trained parameters when it last took part.
+    It is zero for a client that never did, which makes it equal to all others that never did, and puts it at a right
+    angle to the rest; in the authors' code it is equal to everybody. That code also clusters the rows of the matrix of
+    angles as if they were points, where this one takes the angles as distances. And what is left over fills the
+    smallest distribution first there, while here the largest group comes first.
 
     A large client, or one in several distributions, may be drawn several times in a round. It then trains several
-    times, with the same result, and counts as often as it was drawn, in the metrics too. A client that is dropped
-    keeps its former gradient, and the models that are left count alike.
+    times, with the same result, and counts as often as it was drawn, in the metrics too. A client that is dropped keeps
+    its former gradient, and the remaining models have equal weights.
 
-    The server keeps a gradient of every client in float32, n * P numbers, which are also in every checkpoint, has them
-    twice while it replaces them, and needs n * n angles.
+    The server keeps a gradient of every client in float32: n * P numbers, which are in every checkpoint, too, and take
+    twice the memory while they are replaced. It also needs n * n angles.
 
     Raises:
         FLError: if that is more than the memory of the device.

@@ -17,6 +17,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Adam
 from fl.engine.objectives import Batch, Call, Objective
+from fl.engine.optimizers import Memory
 from fl.federation import Federation, traffic
 from surgery import State, broadcast, layers
 from surgery.transfer import upload
@@ -56,19 +57,21 @@ class FedGenOptions:
 def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorithm:
     """FedAvg whose clients also learn from latents that a generator on the server makes of noise and labels.
 
-    A latent is what the model's last linear layer, the head, takes. Clients minimise (section 4.2; see `distilling`)
-    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where y' is drawn uniformly from
-    the labels that the generator was trained for, and y are the batch's own; both terms are left out until the first
-    training, and the generator never changes on clients. The server averages the models and trains the generator on
-    the clients' heads, for labels as frequent as among the participants (section 4.1; see `train_generator`).
+    A latent is the input of the model's last linear layer, the head. Clients minimise (section 4.2; see `distilling`)
+    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are drawn
+    uniformly from those that the generator was trained for, and y are the labels of the batch. Both terms are left out
+    until the generator has been trained once; clients never change it. The server averages the models, and trains the
+    generator on the clients' heads, for labels that are as frequent as among the participants (section 4.1; see
+    `train_generator`).
 
-    alpha = beta = 0 is FedAvg. The generator starts alike in every run.
+    alpha = beta = 0 is FedAvg. The generator starts from the same weights in every run.
 
-    From the released code come: the divergence (the paper has the cross entropy alone), the uniform y' (the paper draws
-    them as frequent as they are), a mean of the heads' losses by their shares of a label (the paper has the loss of
-    their mean logits), the diversity loss as an exponential, moments of Adam that last from round to round, and the
-    decay. Unlike it, noise is normal as in the paper, clients make as many latents as their batch has samples, the
-    server draws labels by their frequency as in the paper, and clients distil in all of their epochs, not the first 20.
+    These come from the released code: the divergence (the paper has only the cross entropy), the uniform y' (the paper
+    draws labels as frequent as they are), a mean of the heads' losses, weighted by their shares of a label (the paper
+    has the loss of their mean logits), the diversity loss as an exponential, moments of Adam that last from round to
+    round, and the decay. These do not: noise is normal, as in the paper; clients make as many latents as their batch
+    has samples; the server draws labels by their frequency, as in the paper; and clients distil in all of their epochs,
+    not only in the first 20.
 
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.
@@ -84,8 +87,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         generator = initial_generator(options.noise, options.hidden, *like.shape)
         generator = {n: t.to(device, like.dtype if t.is_floating_point() else t.dtype) for n, t in generator.items()}
         memory = Adam().memory([generator[name] for name in LEARNED])
-        moments = {f"generator_{kind}": dict(zip(LEARNED, memory[kind])) for kind in _MEMORY}
-        return {"global": fed.initial(), "generator": generator, **moments}
+        return {"global": fed.initial(), "generator": generator, **_moments(memory)}
 
     def round(server, clients, rng):
         generator, factor = server["generator"], options.decay ** (rng.round - 1)
@@ -115,10 +117,9 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
             options.diversity,
         )
         generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
-        moments = {f"generator_{kind}": dict(zip(LEARNED, memory[kind])) for kind in _MEMORY}
         down = sum(tensor.nbytes for tensor in generator.values())
         trained = traffic.more(trained, down, up=counts[0].nbytes * sent.sum().item() / k)
-        return {"global": fed.average(trained.sent, trained.sizes), "generator": generator, **moments}, trained
+        return {"global": fed.average(trained.sent, trained.sizes), "generator": generator, **_moments(memory)}, trained
 
     return fedavg(fed)._replace(init=init, round=round)
 
@@ -126,9 +127,9 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
 def distilling(weight: str, bias: str | None) -> Objective:
     """The clients' objective.
 
-    Context: "generator", its state; "labels" [C], those that it was trained for before the others, and "known", the
-    number of them; "alpha" and "beta", the weights of the two terms. All as large as a batch, generated latents are
-    constants, and so is the target of the divergence.
+    Context: "generator", its state; "labels" [C], first those that it was trained for, and "known", the number of
+    these; "alpha" and "beta", the weights of the two terms. Both terms generate as many latents as the batch has
+    samples. These latents are constants, and so is the target of the divergence.
 
     Args:
         weight, bias: names of the head's parameters.
@@ -152,8 +153,13 @@ def distilling(weight: str, bias: str | None) -> Objective:
     return objective
 
 
+def _moments(memory: Memory) -> dict[str, State]:
+    """The memory of the generator's optimizer as parts of the server."""
+    return {f"generator_{kind}": dict(zip(LEARNED, memory[kind])) for kind in _MEMORY}
+
+
 def _drawn(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Noise [S, B, Z] and labels [S, B] of a round's steps, labels as frequent as in `counts` [C]; on the CPU."""
+    """Noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU; labels are as frequent as in `counts` [C]."""
     generator, size = rng.torch("fedgen"), (options.steps, options.batch)
     noise = torch.randn(*size, options.noise, generator=generator)
     pool = torch.arange(len(counts)).repeat_interleave(counts)  # none of it has a label that nobody has

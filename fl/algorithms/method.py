@@ -1,4 +1,4 @@
-"""What everything outside a method's own file knows of it."""
+"""All that the rest of the project knows about a method."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -15,17 +15,18 @@ KINDS = ("one", "own", "mixed")
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method. Each file of this folder that has one calls it METHOD; that is all it takes to add one.
+    """A federated method. To add one, add a file to this folder that calls it METHOD.
 
     Attributes:
-        make: (federation) or (federation, options) -> the algorithm. Its name is the method's.
-        options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without.
+        make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
+        options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without
+            options.
         clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
-        columns: what its rounds bring along as `Trained.metrics` beside the traffic, for metrics.csv: from the name to
-            int or float.
+        columns: the metrics that its rounds report beside the traffic (`Trained.metrics`), columns of metrics.csv: from
+            the name to int or float.
         refuses: from what the method cannot do (see `fl.federation.population.ASKED`) to the reason.
-        pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up), for
-            methods whose runs `fl.Pathways` can use, which knows no data and so no federation; None for others.
+        pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
+            `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
     """
 
     make: Callable[..., Algorithm]
@@ -63,16 +64,16 @@ class Method:
         return self.make.__name__
 
     def __call__(self, fed: Federation, config: Any) -> Algorithm:
-        """The algorithm, with the options that settings have under the method's name, else with its defaults.
+        """The algorithm, with the options that the settings hold under the method's name, or else with the defaults.
 
-        Raises FLError for what it refuses. A function that is also called on its own begins with
-        `METHOD.check(fed.asked)`.
+        Raises FLError for what the method refuses. A function that users also call directly begins with
+        `METHOD.check(fed.asked)`, so that it refuses the same.
         """
         self.check(fed.asked)
         return self.make(fed) if self.options is None else self.make(fed, getattr(config, self.name, self.options))
 
     def check(self, asked: Collection[str]) -> None:
-        """Raise FLError if something is asked for (see `Population.asked`) that the method refuses."""
+        """Raise FLError if the method refuses something that is asked of it (see `Population.asked`)."""
         for what, reason in self.refuses.items():
             if what in asked:
                 raise FLError(f"{self.name} {reason}: leave {ASKED[what]} out, or take another --algorithm")

@@ -44,13 +44,13 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
 
     and the server global <- (1 - mixing) global + mixing mean_i w_i, the mean weighted by the number of samples. The
     personal model begins every round at the global one, and goes on from batch to batch, as in the released code.
-    Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer are theta's; what it remembers
-    lasts from batch to batch. Buffers (batch-norm statistics) are theta's and averaged, without mixing, since variances
-    must not become negative.
+    Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer apply to theta; what the optimizer
+    remembers lasts from batch to batch. Buffers (batch-norm statistics) are those of theta. They are averaged without
+    mixing, since variances must not become negative.
 
-    A client predicts with its personal model; one that never took part with the initial model. The trained states are
-    those that are sent, the copies; the loss is that of the personal models, all terms included. Each client trains in
-    the memory of two models. With outer_lr lam = 1, one inner step and mu = 0 it is FedAvg.
+    A client predicts with its personal model; one that never took part has the initial model. The trained states are
+    the copies, which are sent; the loss is that of the personal models, with all terms. A client needs the memory of
+    two models to train. With outer_lr lam = 1, one inner step and mu = 0 this is FedAvg.
     """
     _check(options)
     pair = Pair(fed.model)

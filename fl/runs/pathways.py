@@ -28,12 +28,12 @@ _FORMAT = "pathways-1"
 
 
 class Pathways:
-    """Levels of models, and the one of each that a client uses.
+    """Levels of models, and the model of each level that a client uses.
 
     Attributes:
-        spec: of the model, the same for all.
-        kinds: of the levels: global, a number of clusters, personal.
-        levels: the models of each, see `fl.federation.own.Level`.
+        spec: what all models are.
+        kinds: what each level holds: global, a number of cluster models, personal.
+        levels: the models of each level, see `fl.federation.own.Level`.
         mean: whether logits are averaged over the levels, and not summed.
     """
 
@@ -43,13 +43,13 @@ class Pathways:
 
     @property
     def clients(self) -> int:
-        """How many there are, those that joined included: they are the last ones."""
+        """The number of clients, with those that joined, who come last."""
         return len(self.levels[0].used)
 
     def pathway(self, client: int) -> list[int]:
-        """The model of each level that a client uses, -1 for none.
+        """The number of the model that a client uses on each level, -1 for none.
 
-        Raises FLError for a client that there is not.
+        Raises FLError if there is no such client.
         """
         if not 0 <= client < self.clients:
             raise FLError(f"client {client}: there are clients 0 to {self.clients - 1}; a new one can join")
@@ -66,7 +66,7 @@ class Pathways:
 
     @torch.no_grad()
     def join(self, x: Tensor, y: Tensor, epsilon: float = 0.0) -> int:
-        """Give a new client a pathway by a few labelled samples of its own, and return its number.
+        """Give a new client a pathway, chosen by a few labelled samples of its own, and return its number.
 
         Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
         level always one, as all clients do. Personal models, which belong to their clients, and models that no client
@@ -96,7 +96,7 @@ class Pathways:
 
     def _check_new(self, x: Tensor, y: Tensor) -> None:
         if self.kinds == ("personal",):
-            raise FLError("nothing can be given to a new client: all models are personal")
+            raise FLError("a new client can be given no model: all models are personal")
         if not len(x) or len(x) != len(y):
             raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
         if self.spec.tokens is None and not x.is_floating_point():
@@ -133,7 +133,7 @@ class Pathways:
         if name not in known:
             raise FLError(f"{folder} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
         if config.norm == "static_batch" or config.model == "transformer_masked":
-            raise FLError(f"{folder}: a model with static batch norms, or of masked text, is used with fl.load_model")
+            raise FLError(f"{folder}: for a model with static batch norms, or of masked text, use fl.load_model")
         spec, server = checkpoint.read_parts(folder)
         kinds, used = known[name].pathways(getattr(config, name, known[name].options), server)
         return cls(spec, kinds, used.levels, used.mean)

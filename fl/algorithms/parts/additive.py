@@ -77,8 +77,8 @@ class Validation:
         """Mean cross entropy of each client: float64 [len(more), clients], on the CPU.
 
         Args:
-            levels: whose logits are remembered.
-            more: a further level each time, whose logits are not, or none.
+            levels: those whose logits are remembered.
+            more: for each of the results one further level, whose logits are not remembered, or None.
         """
         values = []
         for newest in more:
@@ -100,7 +100,7 @@ class Validation:
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
-        """Of each of these values [N] (of text [N, T]) the mean over every client's samples: [len(values), clients]."""
+        """Each client's mean over its samples, of each of the values [N] (of text [N, T]): [len(values), clients]."""
         each = torch.stack([value.flatten(1).mean(1) if value.ndim > 1 else value for value in download(values)])
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
         return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed

@@ -23,7 +23,7 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
     """
     products = sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())).double()
     lengths = products.diagonal().sqrt()
-    cosines = products / torch.outer(lengths, lengths)  # what is not finite was never seen, or is beyond measure
+    cosines = products / torch.outer(lengths, lengths)  # not finite: never seen, or too large
     found, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
     angles, n, unseen = found.numpy(), len(found), zero.bool().numpy()
     angles[np.ix_(unseen, unseen)] = 0
@@ -35,13 +35,13 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
 def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
     """Algorithm 2: K distributions over the n clients, in samples: integers [K, n].
 
-    With M samples in all, each row sums to M, and the column of a client with m samples to K * m, exactly. A client
-    with M / K samples or more gets rows of its own; what is left of it is clustered with the others. Of the groups
-    that the tree falls into, each no more than a row, the largest found the rows and the others fill what room is left.
+    With M samples in all, each row sums to M exactly, and the column of a client with m samples to K * m. A client with
+    M / K samples or more gets rows of its own; what is left of it is clustered with the others. The tree falls into
+    groups, none larger than a row. Each of the largest groups begins a row, and the others fill the room that is left.
 
     Args:
         sizes: the clients' numbers of samples [n].
-        merges: the tree that is cut, as `similarity_tree` gives it.
+        merges: the tree to cut, as `similarity_tree` returns it.
 
     >>> distributions(np.array([3, 1, 1, 3]), np.array([[0, 3], [1, 2], [4, 5]]), 2).tolist()
     [[6, 2, 0, 0], [0, 0, 2, 6]]
@@ -70,7 +70,7 @@ def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
 
 
 def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
-    """The fewest subtrees that hold all leaves and of which none weighs more than the limit, unless it is one leaf.
+    """The fewest subtrees that together hold all leaves. None weighs more than the limit, unless it is a single leaf.
 
     >>> groups(np.array([1, 1, 1]), np.array([[0, 2], [1, 3]]), 2)
     [[1], [0, 2]]
@@ -83,6 +83,6 @@ def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
 
 
 def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
-    """One client from each distribution, independently: K clients, of which some may be the same."""
+    """One client from each distribution, drawn independently: K clients, some of which may be the same."""
     generator = rng.numpy("clusamp")
     return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]

@@ -20,7 +20,7 @@ LEARNED = ("fc1.weight", "fc1.bias", "norm.weight", "norm.bias", "fc2.weight", "
 
 
 def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> State:
-    """A generator as torch would make it, and the labels that it has been trained for: none yet."""
+    """A generator with torch's initial weights; "seen" are the labels that it has been trained for: none yet."""
     numbers = Rng(0).torch("fedgen")
     generator = {}
     for name, rows, columns in (("fc1", hidden, noise + classes), ("fc2", latent, hidden)):
@@ -40,7 +40,8 @@ def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> Sta
 def generate(generator: State, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
     """Latents [B, L] from noise [B, Z] and labels [B]: linear, batch norm, ReLU, linear.
 
-    In training the norm takes the batch's statistics and updates the running ones in place, else it takes these.
+    In training the norm uses the statistics of the batch and updates the running ones in place; otherwise it uses the
+    running ones.
     """
     given = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
     hidden = F.linear(given, generator["fc1.weight"], generator["fc1.bias"])
@@ -60,15 +61,15 @@ def train_generator(
     labels: Tensor,
     diversity: float,
 ) -> tuple[State, Memory]:
-    """The generator and the optimizer's memory after S steps; what is given does not change.
+    """The generator and the optimizer's memory after S steps; the arguments do not change.
 
     Each step minimises the mean, over its latents, of sum_k shares[k, y] CE(head_k(G(z, y)), y), plus
     diversity * exp(-mean_ij d(z_i, z_j) d(G_i, G_j)), where the distance of noise is the mean square difference, and
-    that of latents the mean absolute one.
+    that of latents the mean absolute difference.
 
     Args:
-        heads: the clients' weights [K, C, L] and biases [K, C], if they have such.
-        shares: of all participants' samples with a label, those that are a client's: [K, C].
+        heads: the clients' weights [K, C, L] and biases [K, C], or None if the head has no bias.
+        shares: a client's share of all participants' samples with a label: [K, C].
         noise: [S, B, Z]. labels: [S, B].
     """
     generator = {name: tensor.clone() for name, tensor in generator.items()}

@@ -1,4 +1,4 @@
-"""Methods whose clients fine-tune what they are given, FedAvg+ and the like: Chen et al., "Multi-Level Additive
+"""Methods whose clients fine-tune the model that they receive, such as FedAvg+: Chen et al., "Multi-Level Additive
 Modeling for Structured Non-IID Federated Learning" (2024), section C.1.
 """
 
@@ -17,7 +17,7 @@ from surgery import Stack
 
 
 def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Callable[[Server], Stack]) -> Algorithm:
-    """The same rounds; a client predicts with the model that it would train with, fine-tuned on its own training data.
+    """The same rounds; but a client predicts with the model that it would receive, fine-tuned on its own training data.
 
     All clients are fine-tuned together, when the first of them is asked about, and remembered until another server is
     asked about. Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng",
@@ -27,8 +27,8 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
     fine-tuning counts as evaluation, not as part of a round.
 
     Args:
-        epochs: of the fine-tuning; 0 is the method itself.
-        starts: server -> what each client of the population begins with, a row a client.
+        epochs: how long clients fine-tune; with 0 this is the method itself.
+        starts: server -> the model that each client of the population fine-tunes, a row for each client.
     """
     if not epochs:
         return algorithm
@@ -60,7 +60,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
 
 
 def tuning_rng(server: Server) -> Rng:
-    """The random streams of the fine-tuning after a server's last round; before the first, they are of round 1."""
+    """The random streams of the fine-tuning after a server's last round; before the first round, those of round 1."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
     return Rng(seed, max(number, 1)).apart("fine-tune")
 

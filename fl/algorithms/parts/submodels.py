@@ -1,4 +1,4 @@
-"""What methods have in common whose clients train parts of one global model."""
+"""What methods share whose clients train parts of one global model."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ from surgery import State, Submodel
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[State]:
-    """The submodel of each plan; plans that are the same object share one, which nobody may change.
+    """The submodel of each plan; plans that are the same object share one, so nobody may change it.
 
     >>> import torch
     >>> from surgery.submodel import Source
@@ -29,21 +29,21 @@ def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[S
 def train_submodels(
     fed: Federation, full: Mapping[str, Tensor], plans: Sequence[Submodel], clients: Sequence[int], rng: Rng
 ) -> Trained:
-    """Give each client its part of the global model, and let it train that (FedFA, algorithm 1, lines 6 to 10)."""
+    """Give each client its part of the global model, and let it train this part (FedFA, algorithm 1, lines 6 to 10)."""
     fleet = fed.architectures
     models = [fleet[client].model for client in clients]
     return fed.train_mixed(models, extract_all(full, plans), clients, rng)
 
 
 class SubmodelPredictor:
-    """Predictions of the global model, and of each client's part of it.
+    """Predictions of the global model, and of each client with its part of it.
 
     The parts of the last server state that was asked about are remembered, with the statistics of their static batch
     norms: these take one pass over the training data for each plan, and clients of one architecture share a plan.
 
     Args:
-        plan: client -> where its model lies in what `source` returns.
-        source: server -> the tensors that plans read; the global model's by default.
+        plan: client -> where its model lies among the tensors that `source` returns.
+        source: server -> the tensors from which plans read; by default the global model's.
     """
 
     def __init__(
