@@ -1,4 +1,4 @@
-"""Federated methods, one file each, read next to its paper. A file with a `METHOD` is all that it takes to add one."""
+"""Federated methods, one file each, to be read next to its paper. To add one, add a file with a `METHOD`."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -9,20 +9,20 @@ from fl.base.errors import FLError
 
 
 def _methods() -> dict[str, Method]:
-    """Those of this folder's files: methods with one model for all, then with models of their own, then mixed ones."""
+    """The methods of this folder's files, by what clients have: one model for all, models of their own, mixed ones."""
     modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__) if not file.ispkg]
     found = {module.__name__.rpartition(".")[2]: module.METHOD for module in modules if hasattr(module, "METHOD")}
     for file, method in found.items():
         if not isinstance(method, Method) or method.name != file:
-            raise FLError(f"{__name__}.{file}: METHOD is to be Method({file}, ...), of the function that has this name")
+            raise FLError(f"{__name__}.{file}: METHOD has to be Method({file}, ...), with the function of that name")
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].clients), item[0])))
 
 
 ALGORITHMS: dict[str, Any] = _methods()
-"""From a method's name to its `Method`, which makes it of (federation, config). More can be put in."""
+"""From a method's name to its `Method`, which makes its algorithm from (federation, config). Users may add others."""
 
 MIXED = [name for name, method in ALGORITHMS.items() if method.clients == "mixed"]
-"""Those whose clients may have different architectures. A method that is put in as a plain function is appended."""
+"""The methods whose clients may have different architectures. Users append the name of a plain function here."""
 
 OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method.options is not None}
 """From a method's name to the defaults of its options."""

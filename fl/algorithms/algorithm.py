@@ -16,12 +16,13 @@ Server: TypeAlias = dict[str, State | Stack]
 
 
 class Levels(NamedTuple):
-    """Which models clients have on levels, see `fl.analysis.structure`.
+    """Which model each client has on each level, see `fl.analysis.structure`.
 
     Attributes:
-        names: what each level holds: "global" (one model), a number (of cluster models) or "personal" (one a client).
-        models: each client's model on each level, -1 for none: [levels, clients].
-        trained: how many levels have been trained, the first ones.
+        names: what each level holds: "global" (one model), a number (of cluster models) or "personal" (a model for each
+            client).
+        models: the number of each client's model on each level, -1 for none: [levels, clients].
+        trained: how many levels have been trained so far, counted from the first.
     """
 
     names: list[str]
@@ -38,13 +39,13 @@ class Algorithm(NamedTuple):
             function of its arguments alone; the given server is not changed. Rounds count from 1 (`rng.round`).
         predict: (server, images, client) -> logits [N, classes] of the deployed model for uint8 images, or of
             the model that one client would use (None: any client).
-        sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct ones,
-            uniformly, as `Federation.sample` draws them.
-        plan: client -> where its model lies in the global one, for methods whose clients have parts of that and keep
-            them; None for others.
-        own: server -> the models behind `predict`, with which all clients are evaluated in a few passes. None: clients
-            are asked one by one.
-        levels: server -> who has which model, for methods that look for clusters of clients; None for others.
+        sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct clients, drawn
+            uniformly by `Federation.sample`.
+        plan: client -> where its model lies in the global one, for methods whose clients always have the same part of
+            it; None for others.
+        own: server -> the models behind `predict`, so that all clients can be evaluated in a few passes. None: each
+            client is evaluated on its own, through `predict`.
+        levels: server -> which client has which model, for methods that look for clusters of clients; None for others.
     """
 
     init: Callable[[], Server]

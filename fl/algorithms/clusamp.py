@@ -3,38 +3,37 @@ Federated Learning" (ICML 2021), algorithm 2: clients that learn alike are clust
 """
 
 import os
-from itertools import chain
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import linkage
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
+from fl.algorithms.parts.client_sampling import distributions, draw_each, similarity_tree
 from fl.base.errors import FLError
-from fl.base.rng import Rng
 from fl.federation import Federation
-from surgery import Stack, broadcast
-from surgery.transfer import download, upload
+from surgery import broadcast
+from surgery.transfer import upload
 
 
 def clusamp(fed: Federation) -> Algorithm:
-    """FedAvg whose clients are drawn from K distributions over similar clients; the K models count alike.
+    """FedAvg whose clients are drawn from K distributions over similar clients; the K models have equal weights.
 
-    A client's expected weight is its share of the samples, whatever the clusters, so the average is unbiased.
-    Similarity is the angle between representative gradients, as in the paper's experiments (FedMR's released code takes
-    L1 distances): what the client changed in the trained parameters when it took part last. A client that never did
-    has zero: alike to all others that never did, at a right angle to the rest; in the authors' code it is alike to
-    everybody. That code also takes the rows of the angles' matrix for points, where these are the angles themselves,
-    and fills the smallest distribution first with what is left over, where here the largest group comes first.
+    A client's expected weight is its share of the samples, whatever the clusters, so the average is unbiased. Clients
+    are compared by the angle between their representative gradients, as in the paper's experiments (FedMR's released
+    code takes L1 distances). A client's gradient is what it changed in the trained parameters when it last took part.
+    It is zero for a client that never did, which makes it equal to all others that never did, and puts it at a right
+    angle to the rest; in the authors' code it is equal to everybody. That code also clusters the rows of the matrix of
+    angles as if they were points, where this one takes the angles as distances. And what is left over fills the
+    smallest distribution first there, while here the largest group comes first.
 
     A large client, or one in several distributions, may be drawn several times in a round. It then trains several
-    times, with the same result, and counts as often as it was drawn, in the metrics too. A client that is dropped
-    keeps its former gradient, and the models that are left count alike.
+    times, with the same result, and counts as often as it was drawn, in the metrics too. A client that is dropped keeps
+    its former gradient, and the remaining models have equal weights.
 
-    The server keeps a gradient of every client in float32, n * P numbers, which are also in every checkpoint, has them
-    twice while it replaces them, and needs n * n angles.
+    The server keeps a gradient of every client in float32: n * P numbers, which are in every checkpoint, too, and take
+    twice the memory while they are replaced. It also needs n * n angles.
 
     Raises:
         FLError: if that is more than the memory of the device.
@@ -78,81 +77,6 @@ def memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def similarity_tree(gradients: Stack) -> np.ndarray:
-    """Ward's hierarchical clustering of n gradients by the angles between them: merges [n - 1, 2].
-
-    Row i merges two nodes into node n + i; the nodes below n are the gradients.
-
-    >>> similarity_tree({"w": torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]])}).tolist()
-    [[0, 2], [1, 3]]
-    """
-    products = sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())).double()
-    lengths = products.diagonal().sqrt()
-    cosines = products / torch.outer(lengths, lengths)  # what is not finite was never seen, or is beyond measure
-    found, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
-    angles, n, unseen = found.numpy(), len(found), zero.bool().numpy()
-    angles[np.ix_(unseen, unseen)] = 0
-    if n == 1:
-        return np.empty((0, 2), dtype=np.int64)
-    return linkage(angles[np.triu_indices(n, 1)], "ward")[:, :2].astype(np.int64)
-
-
-def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
-    """Algorithm 2: K distributions over the n clients, in samples: integers [K, n].
-
-    With M samples in all, each row sums to M, and the column of a client with m samples to K * m, exactly. A client
-    with M / K samples or more gets rows of its own; what is left of it is clustered with the others. Of the groups
-    that the tree falls into, each no more than a row, the largest found the rows and the others fill what room is left.
-
-    Args:
-        sizes: the clients' numbers of samples [n].
-        merges: the tree that is cut, as `similarity_tree` gives it.
-
-    >>> distributions(np.array([3, 1, 1, 3]), np.array([[0, 3], [1, 2], [4, 5]]), 2).tolist()
-    [[6, 2, 0, 0], [0, 0, 2, 6]]
-    """
-    total, mass = int(sizes.sum()), k * sizes
-    table = np.zeros((k, len(sizes)), dtype=np.int64)
-    row = 0
-    for client in np.flatnonzero(mass >= total):
-        whole = mass[client] // total
-        table[row : row + whole, client] = total
-        row += whole
-        mass[client] -= whole * total
-    found = sorted(groups(mass, merges, total), key=lambda group: -mass[group].sum())
-    for r, group in enumerate(found[: k - row], row):
-        table[r, group] = mass[group]
-    room = total - table.sum(1)
-    for client in chain.from_iterable(found[k - row :]):
-        while mass[client]:
-            if not room[row]:
-                row += 1
-            part = min(room[row], mass[client])
-            table[row, client] += part
-            room[row] -= part
-            mass[client] -= part
-    return table
-
-
-def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
-    """The fewest subtrees that hold all leaves and of which none weighs more than the limit, unless it is one leaf.
-
-    >>> groups(np.array([1, 1, 1]), np.array([[0, 2], [1, 3]]), 2)
-    [[1], [0, 2]]
-    """
-    members = {leaf: [leaf] for leaf in range(len(mass))}
-    for node, (a, b) in enumerate(merges.tolist(), len(mass)):
-        if a in members and b in members and mass[members[a]].sum() + mass[members[b]].sum() <= limit:
-            members[node] = members.pop(a) + members.pop(b)
-    return list(members.values())
-
-
-def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
-    """One client from each distribution, independently: K clients, of which some may be the same."""
-    generator = rng.numpy("clusamp")
-    return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]
 
 
 METHOD = Method(clusamp, refuses={"presence": "draws its clients itself, from all of them"})

@@ -21,12 +21,13 @@ class DittoOptions:
 
 
 def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
-    """FedAvg, beside which each participant trains a model v of its own with lam/2 ||v - w||^2 towards the global one.
+    """FedAvg; beside it each participant trains a model v of its own, pulled by lam/2 ||v - w||^2 to the global one.
 
-    w is the global model that the participant received, over the trained parameters. Both models train equally long,
-    on the same batches and with the same optimizer; only the global one is sent. Personal models start from the
-    initial model and go on from where they were; a client that never took part has the initial model still. One that
-    is dropped with the global model keeps its own as it was; one whose own diverges still counts in the average.
+    w is the global model that the participant received; the pull is on the trained parameters. Both models train
+    equally long, on the same batches and with the same optimizer; only the global one is sent. Personal models start
+    from the initial model and go on from where they were; a client that never took part still has the initial model. A
+    client whose global model diverges is dropped, and its own model stays as it was; one whose own model diverges still
+    counts in the average.
 
     lam = 0 is FedAvg beside Local.
     """

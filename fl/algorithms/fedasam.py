@@ -28,9 +28,8 @@ class FedASAMOptions:
 def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algorithm:
     """FedAvg whose clients step along the gradient at the worst point near their weights, which leads to flat minima.
 
-    Each step takes two passes over its batch. Batch-norm statistics are those of the first, at the weights
-    themselves. The averaging of weights over rounds, which the paper combines with it (FedASAM + SWA), is not part
-    of it.
+    Each step takes two passes over its batch. Batch-norm statistics are those of the first pass, at the weights
+    themselves. The paper also combines it with an average of the weights over rounds (FedASAM + SWA); that is left out.
     """
     METHOD.check(fed, options)
     ascent = adaptive_ascent(options.rho, options.eta)
@@ -43,10 +42,11 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
 
 
 def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
-    """rho T^2 g / ||T g||, where T is |w| + eta for an entry w of what is called a weight, and 1 for biases and others.
+    """The step rho T^2 g / ||T g||, where T is |w| + eta for each entry w of a tensor called a weight, and 1 for biases
+    and all others.
 
-    The norm is taken over all parameters. A scaling of the weights that leaves the model what it is scales the step
-    with it.
+    The norm is taken over all parameters. If weights are scaled so that the model stays the same, the step is scaled
+    with them.
 
     >>> step = adaptive_ascent(0.1)({"weight": torch.tensor([-2.0])}, {"weight": torch.tensor([3.0])})
     >>> step["weight"]  # |w| further up
@@ -60,7 +60,7 @@ def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
         }
         scaled = {name: scale[name] * gradient for name, gradient in gradients.items()}
         norm = sum(g.square().sum() for g in scaled.values()).sqrt()
-        reach = rho / (norm + 1e-16)  # where there is no slope, no step; squares of tiny slopes vanish
+        reach = rho / (norm + 1e-16)  # no slope, no step; the squares of tiny slopes are 0
         return {name: reach * scale[name] * g for name, g in scaled.items()}
 
     return ascend

@@ -31,15 +31,15 @@ class FedExPOptions:
 
 
 def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorithm:
-    """FedAvg whose server goes on beyond the mean, the further the more the clients' updates disagree.
+    """FedAvg whose server goes beyond the mean: the more the clients' updates disagree, the further.
 
     The server's step multiplies the mean update of the trained parameters. Buffers (batch-norm statistics) are averaged
-    as in FedAvg, since beyond the mean a variance could be negative. Clients start from "iterate"; "global" is the mean
-    of the last two, buffers included, and in the first round the only one there is, as in the released code. That
-    code also multiplies eps by the number of participants and lets it fall with the square of its learning rate: here
-    eps is the paper's, a constant.
+    as in FedAvg, since beyond the mean a variance could be negative. Clients start from "iterate". "global" is the mean
+    of the last two iterates, buffers included; after the first round it is the one iterate that there is, as in the
+    released code. That code also multiplies eps by the number of participants, and lets it fall with the square of its
+    learning rate; here eps is a constant, as in the paper.
 
-    The round's metrics tell its `server_step`.
+    A round reports its `server_step` among the metrics.
     """
     METHOD.check(fed, options)
     learnt = fed.trainable
@@ -68,13 +68,13 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
 def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: State, eps: float) -> float:
     """eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||mean D||^2 + eps))), the paper's equation for the server's step.
 
-    Waits for the device. A ratio that overflows, or is 0 / 0, makes no longer step: 1.
+    Waits for the device. Where the ratio overflows, or is 0 / 0, the step is 1.
 
     Args:
-        start: what the K clients started from; the norms run over its names.
+        start: what the K clients started from; the norms are taken over its tensors.
         trained: what became of it, a stack with these names at least.
-        sizes: the clients' weights, p_i = size / sum; those that were dropped have 0.
-        mean: of the trained.
+        sizes: the clients' weights, p_i = size / sum; 0 for those that were dropped.
+        mean: the mean of the trained models.
 
     >>> step = server_step({"w": torch.zeros(1)}, {"w": torch.tensor([[3.0], [-1.0]])}, (1, 1), {"w": torch.ones(1)}, 0)
     >>> step  # half of (9 + 1) / 2, over 1

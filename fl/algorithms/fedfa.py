@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.flags import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
@@ -32,17 +32,17 @@ class FedFAOptions:
 def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     """Send each client the part of the global model that it has an architecture for; graft, scale and average.
 
-    The plans are the distribution (algorithm 3) and the grafting (algorithm 2) in one: what is read from a section's
-    last block of the client is written to all deeper ones. A block that changes the width and has to stand for
-    deeper ones stands for their leading channels, as line 19 has it.
+    A plan does the distribution (algorithm 3) and the grafting (algorithm 2) at once: the client's last block of a
+    section is written back to all deeper blocks of the global model. A block that changes the width, and has to stand
+    for deeper ones, stands for their leading channels, as in line 19.
 
-    A layer is a module with all its parameters, which have one norm and one factor: the norm of a bias alone, which
-    starts at 0, would say nothing. Buffers (running statistics, where norms keep some) are averaged and not scaled. The
-    paper ranks weights for the percentile without saying whether signed; these are ranked by magnitude. The mean of
-    line 18 runs over the participants that were not dropped.
+    A layer is a module with all its parameters, which have one norm and one factor together: the norm of a bias alone,
+    which starts at 0, would say nothing. Buffers (running statistics, where norms keep some) are averaged but not
+    scaled. The paper does not say whether the percentile ranks weights with their sign; here they are ranked by
+    magnitude. The mean of line 18 is taken over the participants that were not dropped.
 
-    With `norm`, narrow layers are enlarged and wide ones made smaller in every round, for having fewer or more weights;
-    what only wide clients have shrinks until they differ no more. `rms` leaves that out.
+    With `norm`, narrow layers grow and wide ones shrink in every round, just because they have fewer or more weights;
+    what only wide clients have shrinks until the widths no longer differ. `rms` does without that.
 
     With one architecture and scale="none" this is FedAvg.
     """
@@ -69,7 +69,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         mean = fed.average_submodels(trained.received, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained
 
-    parts = Deployed(fed, plan)
+    parts = SubmodelPredictor(fed, plan)
     return Algorithm(init, round, parts.predict, plan=plan, own=parts.own)
 
 

@@ -1,10 +1,7 @@
-"""FedGen: Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning" (ICML 2021), algorithm 1.
-
-The generator is a dict of tensors and `generate` a function of it, so that it travels in the server's state and in the
-clients' context like any other state.
+"""FedGen: Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning" (ICML 2021),
+algorithm 1.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +12,7 @@ from torch import Tensor, nn
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
+from fl.algorithms.parts.generator import LEARNED, generate, initial_generator, train_generator
 from fl.base.errors import FLError
 from fl.base.flags import Above0, AtLeast0, AtLeast1, number
 from fl.base.rng import Rng
@@ -25,7 +23,6 @@ from fl.federation import Federation, traffic
 from surgery import State, broadcast, layers
 from surgery.transfer import upload
 
-_LEARNED = ("fc1.weight", "fc1.bias", "norm.weight", "norm.bias", "fc2.weight", "fc2.bias")
 _MEMORY = ("first", "second", "steps")
 
 
@@ -61,19 +58,21 @@ class FedGenOptions:
 def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorithm:
     """FedAvg whose clients also learn from latents that a generator on the server makes of noise and labels.
 
-    A latent is what the model's last linear layer, the head, takes. Clients minimise (section 4.2; see `distilling`)
-    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where y' is drawn uniformly from
-    the labels that the generator was trained for, and y are the batch's own; both terms are left out until the first
-    training, and the generator never changes on clients. The server averages the models and trains the generator on
-    the clients' heads, for labels as frequent as among the participants (section 4.1; see `train_generator`).
+    A latent is the input of the model's last linear layer, the head. Clients minimise (section 4.2; see `distilling`)
+    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are drawn
+    uniformly from those that the generator was trained for, and y are the labels of the batch. Both terms are left out
+    until the generator has been trained once; clients never change it. The server averages the models, and trains the
+    generator on the clients' heads, for labels that are as frequent as among the participants (section 4.1; see
+    `train_generator`).
 
-    alpha = beta = 0 is FedAvg. The generator starts alike in every run.
+    alpha = beta = 0 is FedAvg. The generator starts from the same weights in every run.
 
-    From the released code come: the divergence (the paper has the cross entropy alone), the uniform y' (the paper draws
-    them as frequent as they are), a mean of the heads' losses by their shares of a label (the paper has the loss of
-    their mean logits), the diversity loss as an exponential, moments of Adam that last from round to round, and the
-    decay. Unlike it, noise is normal as in the paper, clients make as many latents as their batch has samples, the
-    server draws labels by their frequency as in the paper, and clients distil in all of their epochs, not the first 20.
+    These come from the released code: the divergence (the paper has only the cross entropy), the uniform y' (the paper
+    draws labels as frequent as they are), a mean of the heads' losses, weighted by their shares of a label (the paper
+    has the loss of their mean logits), the diversity loss as an exponential, moments of Adam that last from round to
+    round, and the decay. These do not: noise is normal, as in the paper; clients make as many latents as their batch
+    has samples; the server draws labels by their frequency, as in the paper; and clients distil in all of their epochs,
+    not only in the first 20.
 
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.
@@ -85,11 +84,10 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     labels = fed.data.y.cpu()
 
     def init():
-        generator = _initial(options.noise, options.hidden, *like.shape)
+        generator = initial_generator(options.noise, options.hidden, *like.shape)
         generator = {n: t.to(device, like.dtype if t.is_floating_point() else t.dtype) for n, t in generator.items()}
-        memory = Adam().memory([generator[name] for name in _LEARNED])
-        moments = {f"generator_{kind}": dict(zip(_LEARNED, memory[kind])) for kind in _MEMORY}
-        return {"global": fed.initial(), "generator": generator, **moments}
+        memory = Adam().memory([generator[name] for name in LEARNED])
+        return {"global": fed.initial(), "generator": generator, **_moments(memory)}
 
     def round(server, clients, rng):
         generator, factor = server["generator"], options.decay ** (rng.round - 1)
@@ -119,32 +117,20 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
             options.diversity,
         )
         generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
-        moments = {f"generator_{kind}": dict(zip(_LEARNED, memory[kind])) for kind in _MEMORY}
         down = sum(tensor.nbytes for tensor in generator.values())
         trained = traffic.add_bytes(trained, down, up=counts[0].nbytes * sent.sum().item() / k)
-        return {"global": fed.average(trained.received, trained.sizes), "generator": generator, **moments}, trained
+        mean = fed.average(trained.received, trained.sizes)
+        return {"global": mean, "generator": generator, **_moments(memory)}, trained
 
     return fedavg(fed)._replace(init=init, round=round)
-
-
-def generate(generator: State, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
-    """Latents [B, L] from noise [B, Z] and labels [B]: linear, batch norm, ReLU, linear.
-
-    In training the norm takes the batch's statistics and updates the running ones in place, else it takes these.
-    """
-    given = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
-    hidden = F.linear(given, generator["fc1.weight"], generator["fc1.bias"])
-    statistics = generator["norm.running_mean"], generator["norm.running_var"]
-    hidden = F.batch_norm(hidden, *statistics, generator["norm.weight"], generator["norm.bias"], training)
-    return F.linear(hidden.relu(), generator["fc2.weight"], generator["fc2.bias"])
 
 
 def distilling(weight: str, bias: str | None) -> Objective:
     """The clients' objective.
 
-    Context: "generator", its state; "labels" [C], those that it was trained for before the others, and "known", the
-    number of them; "alpha" and "beta", the weights of the two terms. All as large as a batch, generated latents are
-    constants, and so is the target of the divergence.
+    Context: "generator", its state; "labels" [C], first those that it was trained for, and "known", the number of
+    these; "alpha" and "beta", the weights of the two terms. Both terms generate as many latents as the batch has
+    samples. These latents are constants, and so is the target of the divergence.
 
     Args:
         weight, bias: names of the head's parameters.
@@ -168,68 +154,17 @@ def distilling(weight: str, bias: str | None) -> Objective:
     return objective
 
 
-@torch.enable_grad()
-def train_generator(
-    generator: State,
-    memory: Memory,
-    adam: Adam,
-    heads: tuple[Tensor, Tensor | None],
-    shares: Tensor,
-    noise: Tensor,
-    labels: Tensor,
-    diversity: float,
-) -> tuple[State, Memory]:
-    """The generator and the optimizer's memory after S steps; what is given does not change.
-
-    Each step minimises the mean, over its latents, of sum_k shares[k, y] CE(head_k(G(z, y)), y), plus
-    diversity * exp(-mean_ij d(z_i, z_j) d(G_i, G_j)), where the distance of noise is the mean square difference, and
-    that of latents the mean absolute one.
-
-    Args:
-        heads: the clients' weights [K, C, L] and biases [K, C], if they have such.
-        shares: of all participants' samples with a label, those that are a client's: [K, C].
-        noise: [S, B, Z]. labels: [S, B].
-    """
-    generator = {name: tensor.clone() for name, tensor in generator.items()}
-    memory = {kind: [tensor.clone() for tensor in tensors] for kind, tensors in memory.items()}
-    learned = [generator[name].requires_grad_() for name in _LEARNED]
-    weight, bias = heads[0].flatten(0, 1), None if heads[1] is None else heads[1].flatten()  # all heads as one
-    for z, y in zip(noise, labels):
-        latents = generate(generator, z, y, training=True)
-        logits = F.linear(latents, weight, bias).view(len(y) * len(shares), -1)
-        losses = F.cross_entropy(logits, y.repeat_interleave(len(shares)), reduction="none")
-        teachers = (losses.view(len(y), -1) * shares.T[y]).sum(1).mean()
-        apart = (z[:, None] - z).square().mean(2) * torch.cdist(latents, latents, p=1) / latents.shape[1]
-        gradients = torch.autograd.grad(teachers + diversity * (-apart.mean()).exp(), learned)
-        with torch.no_grad():
-            adam.step(learned, memory, gradients)
-    return {name: tensor.detach() for name, tensor in generator.items()}, memory
+def _moments(memory: Memory) -> dict[str, State]:
+    """The memory of the generator's optimizer as parts of the server."""
+    return {f"generator_{kind}": dict(zip(LEARNED, memory[kind])) for kind in _MEMORY}
 
 
 def _drawn(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Noise [S, B, Z] and labels [S, B] of a round's steps, labels as frequent as in `counts` [C]; on the CPU."""
+    """Noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU; labels are as frequent as in `counts` [C]."""
     generator, size = rng.torch("fedgen"), (options.steps, options.batch)
     noise = torch.randn(*size, options.noise, generator=generator)
     pool = torch.arange(len(counts)).repeat_interleave(counts)  # none of it has a label that nobody has
     return noise, pool[torch.randint(len(pool), size, generator=generator)]
-
-
-def _initial(noise: int, hidden: int, classes: int, latent: int) -> State:
-    """A generator as torch would make it, and the labels that it has been trained for: none yet."""
-    numbers = Rng(0).torch("fedgen")
-    generator = {}
-    for name, rows, columns in (("fc1", hidden, noise + classes), ("fc2", latent, hidden)):
-        bound = 1 / math.sqrt(columns)
-        generator[f"{name}.weight"] = torch.empty(rows, columns).uniform_(-bound, bound, generator=numbers)
-        generator[f"{name}.bias"] = torch.empty(rows).uniform_(-bound, bound, generator=numbers)
-    zeros, ones = torch.zeros(hidden), torch.ones(hidden)
-    norm = {
-        "norm.weight": ones,
-        "norm.bias": zeros,
-        "norm.running_mean": zeros.clone(),
-        "norm.running_var": ones.clone(),
-    }
-    return {**generator, **norm, "seen": torch.zeros(classes, dtype=torch.bool)}
 
 
 def _head(fed: Federation) -> tuple[str, str | None]:

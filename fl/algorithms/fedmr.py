@@ -36,14 +36,14 @@ class FedMROptions:
 def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     """Keep K models; train each on another client, then shuffle every layer among them.
 
-    The i-th model goes to the i-th drawn client. The global model, which is evaluated and deployed but never
-    trained (except in stage 1, where it replaces all K models), is the uniform mean of the K trained models,
-    taken before recombination.
+    The i-th model goes to the i-th drawn client. The global model is the uniform mean of the K trained models, taken
+    before recombination. It is evaluated and deployed, but never trained (except in stage 1, where it replaces all K
+    models).
 
-    With `secure`, the clients exchange layers before they upload (see `fl.secure`), in stage 1 as well. The mean
-    stays the same, but for the order in which floats are added; the models that a round returns are those that the
-    server received, so metrics of clients' models are of recombined ones. A client uploads its number of pieces times
-    the longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
+    With `secure`, the clients exchange layers before they upload (see `fl.secure`), in stage 1 as well. The mean stays
+    the same up to the order in which floats are added. The models that a round returns are those that the server
+    received, so metrics of clients' models describe recombined models. A client uploads its number of pieces times the
+    longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
     """
     METHOD.check(fed, options)
     with naming("--fedmr.unit"):

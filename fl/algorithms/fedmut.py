@@ -36,8 +36,9 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
     """FedAvg whose K clients start from K mutants of the global model, shifted along its last step, layer by layer.
 
     The i-th mutant goes to the i-th drawn client. Only trained parameters mutate: a shifted running variance could
-    become negative (the released code shifts them too). Mutants do not exist before the second round, when the global
-    model has taken a step. The average is weighted by the number of samples, as FedAvg's (the released code's is not).
+    become negative (the released code shifts these too). There are no mutants before the second round, since the global
+    model has to take a step first. The average is weighted by the number of samples, as in FedAvg (in the released code
+    it is not).
     """
     METHOD.check(fed, options)
     learnt = fed.trainable
@@ -68,7 +69,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
 def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
     """The signs of n layers in k mutants: [n, k], half of each row 1, the other half beta - 1, in random order.
 
-    With beta 0 each row sums to zero. Of an odd number of mutants the last has no partner and stays what it is: 0.
+    With beta 0 each row sums to zero. Of an odd number of mutants the last has no partner and does not move: 0.
 
     >>> signs(2, 5, 0.25, torch.Generator().manual_seed(0)).sort(1).values[0].tolist()
     [-0.75, -0.75, 0.0, 1.0, 1.0]

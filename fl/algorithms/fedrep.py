@@ -25,15 +25,15 @@ class FedRepOptions:
 def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorithm:
     """One body for all, and a head for each client that never leaves it: the last linear layer.
 
-    A participant trains its head under the body that it received, on batches of its own, and then the body under the
-    new head. Each time the optimizer starts afresh. Batch norms belong to the body, running statistics too: those
-    that the head's epochs leave are dropped with what else these epochs had of the body. The bodies are averaged by
-    the number of samples. A client predicts with the global body and its head, which is the initial one for a client
-    that never took part. A client that is dropped in either part of its training counts in no average and keeps its
-    head. The loss is that of the body's epochs.
+    A participant trains its head on top of the body that it received, on batches drawn for that, and then the body
+    below the new head. Each time the optimizer starts afresh. Batch norms belong to the body, with their running
+    statistics: what the head's epochs change of these is dropped. The bodies are averaged by the number of samples. A
+    client predicts with the global body and its own head, which is the initial one if it never took part. A client that
+    is dropped in either part of its training counts in no average and keeps its head. The loss is that of the body's
+    epochs.
 
-    The global model that a stranger would get has the mean of the participants' heads, which a real server would not
-    know: nobody trains from it, and it does not count as traffic.
+    The global model that a stranger would get has the mean of the participants' heads. A real server would not know
+    these; nobody trains from that mean, and it does not count as traffic.
 
     Raises:
         FLError: for a model of which the head, or all but the head, has nothing to train.

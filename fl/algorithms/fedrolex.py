@@ -14,10 +14,10 @@ from surgery import SurgeryError, rolling, ungraft
 
 
 def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> Algorithm:
-    """HeteroFL whose window of channels moves on by one channel each round, and begins anew behind the last.
+    """HeteroFL whose window of channels moves on by one channel each round, and starts over after the last channel.
 
-    In round r a layer of C channels, of which a client has n, sends it the channels r, r + 1, ..., r + n - 1 modulo C.
-    A client predicts with its leading channels. With full widths this is HeteroFL.
+    A client that has n of a layer's C channels is sent, in round r, the channels r, r + 1, ..., r + n - 1 modulo C. It
+    predicts with its leading channels. With full widths this is HeteroFL.
 
     Raises:
         FLError: for a model whose channels cannot be followed.
@@ -35,7 +35,7 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
         except SurgeryError as error:
             raise FLError(f"FedRolex cannot move the channels of {type(model).__name__}: {error}") from None
 
-    for kind in range(len(fleet.architectures)):  # what cannot be moved is told before the first round
+    for kind in range(len(fleet.architectures)):  # errors come before the first round
         moves(kind)
 
     @lru_cache(maxsize=len(fleet.architectures))

@@ -1,21 +1,21 @@
 """FeMAM: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), algorithm 2."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fl.algorithms.algorithm import Algorithm, Levels
+from fl.algorithms.algorithm import Algorithm, Levels, Server
 from fl.algorithms.method import Method
 from fl.algorithms.parts.additive import Cache, Validation
-from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate, centre, starts_of
-from fl.algorithms.parts.personal import put, row, take
+from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate, centre
+from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, PersonalLevel, handed_out
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast0, Lengths, Names, number, one_of
 from fl.base.rng import Rng
-from fl.engine.objectives import Batch, Call, Objective, beside, cross_entropy, proximal
-from fl.federation import Federation, traffic
+from fl.engine.objectives import beside
+from fl.federation import Federation
 from fl.federation.own import Level, Own, count
 from fl.federation.own import predict as own_logits
 from surgery import State, broadcast
@@ -59,19 +59,20 @@ class FeMAMOptions:
 
 
 def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
-    """Levels of models, one after another: one global model, cluster models, one model a client. A client predicts with
-    the sum of the logits of its model on each level; only the newest level trains, on what the earlier ones leave over.
+    """Levels of models, one after another: one global model, cluster models, a model for each client. A client predicts
+    with the sum of the logits of its model on each level; only the newest level trains, on what the earlier ones leave
+    over.
 
     A level ends when it has converged, or after its rounds. Each client then keeps the level's model only if its
     validation loss is lower with it, and the clusters are averaged once more without those that left. The first level
     is never pruned, so that everybody has a model. The last level trains on, and each client judges it anew after every
     round: it trains the model even while it predicts better without.
 
-    The clusters of a level begin as one model, and K-means over the models of the first round tells the first of them
+    The clusters of a level begin as one model, and K-means over the models of the first round makes the first of them
     (see `fesem`). A cluster that nobody is in keeps its model, and may be chosen again. A client that takes part in a
-    cluster level for the first time later begins from the mean of its models. One that missed all rounds of the level
-    is given, at its end, the used model with the smallest loss on its validation data, on the same condition as all
-    others. (Without pruning, and on the personal level, who took no part has no model.)
+    cluster level for the first time later begins from the mean of its models. A client that missed all rounds of the
+    level is given, at its end, the used model with the smallest loss on its validation data, on the same condition as
+    all others. (Without pruning, and on the personal level, a client that never took part has no model.)
 
     "global", for strangers, is the first level's model (the clients' mean, if it has several).
     `fl.algorithms.parts.additive.Cache` says what it takes to remember the logits of earlier levels; images can
@@ -81,110 +82,67 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     """
     METHOD.check(fed, options)
     _check(fed, options)
-    kinds, last = options.levels, len(options.levels) - 1
-    widths = [int(kind) if kind.isdecimal() else {"global": 1, "personal": len(fed.clients)}[kind] for kind in kinds]
-    names = [f"level{number}" for number in range(1, len(kinds) + 1)]
-    objectives = [_objective(options, at) for at in range(len(kinds))]
     clustering = Clustering.make(fed, options.clustering, options.compare, "femam")
-    sizes, everyone = fed.clients.train.sizes, torch.arange(len(fed.clients))
-    mean, cache = options.combine == "mean", Cache(fed) if last else None
+    kinds = [_kind(fed, options, clustering, name) for name in options.levels]
+    names, last = [f"level{number}" for number in range(1, len(kinds) + 1)], len(kinds) - 1
+    objectives = [beside(kind.objective()) if at else kind.objective() for at, kind in enumerate(kinds)]
+    n, mean = len(fed.clients), options.combine == "mean"
+    cache = Cache(fed) if last else None
     validation = Validation(fed, cache, mean) if last and (options.prune or not options.level_rounds) else None
 
     def init():
-        start = fed.initial()
-        pathways = torch.full((len(kinds), len(fed.clients)), -1)
-        if not kinds[0].isdecimal():
-            pathways[0] = everyone if kinds[0] == "personal" else 0
-        levels = {name: broadcast(start, width) for name, width in zip(names, widths)}
-        progress = _progress(0, pathways[0], options)
-        return {"global": start, **levels, "structure": {"pathways": pathways}, "progress": progress}
+        start, used, unused = fed.initial(), kinds[0].start(), torch.full((last, n), -1)
+        levels = {name: broadcast(start, kind.width) for name, kind in zip(names, kinds)}
+        structure = {"pathways": torch.cat([used[None], unused])}
+        return {"global": start, **levels, "structure": structure, "progress": _begun(0, used, options)}
 
     def round(server, clients, rng):
-        """Lines 4 to 13 of algorithm 2 at the newest level; at its end also lines 14 to 17."""
-        pathways, progress = server["structure"]["pathways"], server["progress"]
+        """Algorithm 2: lines 4 to 13 on the newest level, and at its end also lines 14 to 17."""
+        progress, pathways = server["progress"], server["structure"]["pathways"]
         at = int(progress["level"])
-        below = levels_of(server)[:at]
-        models, members = server[names[at]], progress["members"]
-        if at and not progress["rounds"]:
-            models = broadcast(new_model(server, at, rng), widths[at])
+        kind, below = kinds[at], levels_of(server)[:at]
+        level = Level(server[names[at]], progress["members"])  # with the model that each client trains
+        if at and not progress["rounds"]:  # line 2; the first level begins in `init`
+            level = level._replace(models=broadcast(new_model(server, at, rng), kind.width))
 
-        starts = distribute(at, models, members, clients)
-        logits = cache.table(below) if at else None
-        trained = fed.train(starts, clients, rng, objectives[at], context(at, starts, clients, below), beside=logits)
-        models, members = collect(at, models, members, clients, trained, rng)
+        starts = kind.distribute(level, clients)  # line 5
+        context, logits = kind.context(starts, clients), cache.table(below) if at else None
+        if at and mean:
+            context["share"] = upload(1 / (1 + count(below, n)[clients]), fed.data.x.device)
+        trained = fed.train(starts, clients, rng, objectives[at], context, beside=logits)  # lines 6 to 9
+        level = kind.collect(level, clients, trained, rng)  # lines 10 to 12
 
-        progress = {**progress, "rounds": progress["rounds"] + 1, "members": members}
+        progress = {**progress, "rounds": progress["rounds"] + 1, "members": level.used}
         if at < last and not options.level_rounds:
-            accuracy = torch.tensor([validation.accuracy(below, Level(models, members))])
+            accuracy = torch.tensor([validation.accuracy(below, level)])
             progress["accuracy"] = torch.cat([progress["accuracy"][1:], accuracy])
         over = at < last and _over(at, progress, options)
-        mapping = members
-        if options.prune and at and (over or at == last):
-            mapping = pruned(at, models, members, below)
+        prunes = options.prune and at > 0
+        kept = pruned(kind, level, below) if prunes and (over or at == last) else level  # lines 14 and 15
+        trained = kind.counted(trained)
         if over:
-            models = aggregate(fed, models, mapping, clients, trained)
-            progress = _progress(at + 1, torch.full_like(members, -1), options)
+            trained = handed_out(trained, level, kept, offers=len(kind.offers(level)) if prunes else 0)
+            kept = kept._replace(models=aggregate(fed, kept.models, kept.used, clients, trained))  # line 16
+            progress = _begun(at + 1, torch.full((n,), -1), options)
 
-        pathways = pathways.index_copy(0, torch.tensor([at]), mapping[None])
-        first = {"global": centre(models, members, sizes)} if at == 0 else {}
-        server = {**server, **first, names[at]: models, "structure": {"pathways": pathways}, "progress": progress}
-        return server, reported(at, trained, members, pathways, over)
-
-    def levels_of(server) -> list[Level]:
-        return [Level(server[name], mapping) for name, mapping in zip(names, server["structure"]["pathways"])]
+        pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
+        first = {"global": centre(kept.models, kept.used, fed.clients.train.sizes)} if at == 0 else {}
+        told = {"level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
+        server = {**server, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
+        return server, trained._replace(metrics={**trained.metrics, **told})
 
     def new_model(server, at: int, rng: Rng) -> State:
         """What a level begins from (line 2): the same model for all of its clusters or clients."""
         return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
-    def distribute(at: int, models, members, clients):
-        """Equation B.1a."""
-        if kinds[at] == "global":
-            return broadcast(row(models, 0), len(clients))
-        if kinds[at] == "personal":
-            return take(models, clients)
-        return starts_of(models, members, clients, centre(models, members, sizes))
-
-    def context(at: int, starts, clients, below: list[Level]) -> dict[str, Any]:
-        """What the objective of the level wants to know of each participant."""
-        anchor = {"anchor": starts} if _pulled(options, at) else {}
-        share = {"share": 1 / (1 + count(below, len(sizes))[clients])} if mean and at else {}
-        weight = {"weight": sizes[clients] / sizes.sum()} if options.share_gradients and kinds[at].isdecimal() else {}
-        return {**anchor, **{key: upload(value, fed.data.x.device) for key, value in (share | weight).items()}}
-
-    def collect(at: int, models, members, clients, trained, rng: Rng):
-        """Equations B.3 and B.1b."""
-        if kinds[at] == "global":
-            return aggregate(fed, models, members, clients, trained), members
-        if kinds[at] != "personal":
-            return clustering.update(models, members, clients, trained, rng)
-        took = torch.tensor([client for client, size in zip(clients, trained.sizes) if size])
-        return put(models, clients, trained.states), members.index_copy(0, took, took)
-
-    def pruned(at: int, models, mapping, below: list[Level]) -> Tensor:
-        """Who keeps which model (equation 9): the mapping, with -1 for those that are as well off without."""
-        missed = mapping < 0
-        if missed.any() and kinds[at] != "personal":
-            used = mapping[~missed].unique()
-            losses = validation.losses(below, [Level(models, torch.where(missed, k, -1)) for k in used])
-            mapping = torch.where(missed, used[losses.argmin(0)], mapping)
-        without, present = validation.losses(below, [None, Level(models, mapping)])
-        return torch.where(without - present > options.epsilon, mapping, -1)
-
-    def reported(at: int, trained, members, pathways, over: bool):
-        """With its columns of metrics.csv. Personal models stay where they are. At a level's end all clients receive
-        its model (who missed it: all of them), and those whose cluster somebody left its new mean.
-        """
-        if kinds[at] == "personal":
-            trained = traffic.no_traffic(trained)
-        elif over:
-            took, missed = (members >= 0).sum().item(), (members < 0).sum().item()
-            offers = members[members >= 0].unique().numel() if options.prune and at else 0
-            left = members[(members >= 0) & (pathways[at] < 0)].unique()
-            copies = took + missed * offers + torch.isin(pathways[at], left).sum().item()
-            trained = traffic.add_bytes(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
-        used = (pathways >= 0).sum().item() / len(sizes)
-        return trained._replace(metrics={**trained.metrics, "level": at + 1, "models_used": used})
+    def pruned(kind: Kind, level: Level, below: list[Level]) -> Level:
+        """With the model that each client keeps (equation 9), -1 for those that are as well off without."""
+        missed, offers = level.used < 0, kind.offers(level)
+        if missed.any() and len(offers):
+            losses = validation.losses(below, [level._replace(used=torch.where(missed, k, -1)) for k in offers])
+            level = level._replace(used=torch.where(missed, offers[losses.argmin(0)], level.used))
+        without, present = validation.losses(below, [None, level])
+        return level._replace(used=torch.where(without - present > options.epsilon, level.used, -1))
 
     def predict(server, images, client=None):
         logits = None if client is None else own_logits(fed.predict, levels_of(server), client, images, mean)
@@ -192,19 +150,40 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
     def own(server):
         levels = levels_of(server)
-        strangers = torch.where(count(levels, len(sizes)) == 0, 0, -1)
+        strangers = torch.where(count(levels, n) == 0, 0, -1)
         return Own([*levels, Level([server["global"]], strangers)], mean)
 
     def found(server):
         progress = server["progress"]
         trained = int(progress["level"]) + bool(progress["rounds"])
-        return Levels(list(kinds), server["structure"]["pathways"].tolist(), trained)
+        return Levels(list(options.levels), server["structure"]["pathways"].tolist(), trained)
 
     return Algorithm(init, round, predict, own=own, levels=found)
 
 
-def _progress(level: int, members: Tensor, options: FeMAMOptions) -> State:
-    """Of a level that begins, with the model that each client trains."""
+def levels_of(server: Server) -> list[Level]:
+    """The levels of a server, with the model that each client predicts with."""
+    pathways = server["structure"]["pathways"]
+    return [Level(server[f"level{number}"], used) for number, used in enumerate(pathways, 1)]
+
+
+def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], Own]:
+    """What each level holds, and the models that clients add up; see `Method.pathways`."""
+    return options.levels, Own(levels_of(server), options.combine == "mean")
+
+
+def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: str) -> Kind:
+    """What a level is, by its name among the options."""
+    lam = options.lam if name.isdecimal() or options.lam_everywhere else 0.0
+    if name == "global":
+        return GlobalLevel(fed, lam)
+    if name == "personal":
+        return PersonalLevel(fed, lam)
+    return ClusterLevel(fed, lam, int(name), clustering, options.share_gradients)
+
+
+def _begun(level: int, members: Tensor, options: FeMAMOptions) -> State:
+    """The progress of a level that begins, with the model that each client trains."""
     accuracy = torch.zeros(options.window)
     return {"level": torch.tensor(level), "rounds": torch.tensor(0), "members": members, "accuracy": accuracy}
 
@@ -215,22 +194,6 @@ def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
         return int(progress["rounds"]) >= options.level_rounds[min(level, len(options.level_rounds) - 1)]
     full = int(progress["rounds"]) >= options.window
     return full and bool((100 * progress["accuracy"]).var(correction=0) < options.variance)
-
-
-def _pulled(options: FeMAMOptions, at: int) -> bool:
-    return options.lam > 0 and (options.levels[at].isdecimal() or options.lam_everywhere)
-
-
-def _objective(options: FeMAMOptions, at: int) -> Objective:
-    """What clients minimise on a level: equations B.2, B.4, B.5."""
-    objective = _weighted if options.share_gradients and options.levels[at].isdecimal() else cross_entropy
-    if _pulled(options, at):
-        objective = proximal(options.lam, objective)
-    return beside(objective) if at else objective
-
-
-def _weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    return context["weight"] * cross_entropy(call, params, context, batch)
 
 
 def _check(fed: Federation, options: FeMAMOptions) -> None:
@@ -265,4 +228,5 @@ METHOD = Method(
     clients="own",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
     refuses={"masked": "adds logits to logits, masked or not"},
+    pathways=pathways,
 )

@@ -1,4 +1,4 @@
-"""FeSEM: Xie et al., "Multi-Center Federated Learning" (2021), the clustered rival of FeMAM."""
+"""FeSEM: Xie et al., "Multi-Center Federated Learning" (2021); FeMAM's paper compares with it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -33,12 +33,13 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     """Each client trains the model of its cluster; it is then assigned to the nearest cluster model, and every cluster
     model is the mean of its clients' by their number of samples. With one cluster this is FedAvg.
 
-    All cluster models begin as one, and K-means over the models of the first round tells the first clusters: from
-    different random beginnings nobody would ever be nearer to another's. A client that takes part for the first time
-    later begins from the mean of the cluster models ("global", which strangers use as well).
+    All cluster models begin as the same model, and K-means over the models of the first round makes the first clusters.
+    (If they began from different random models, no client would ever come nearer to another cluster's.) A client that
+    takes part for the first time in a later round begins from the mean of the cluster models ("global", which strangers
+    use as well).
 
     Args:
-        flags: what the options are called on the command line.
+        flags: the name of the method in the options' flags.
     """
     METHOD.check(fed, options)
     if options.clusters > len(fed.clients):

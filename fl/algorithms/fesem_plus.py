@@ -20,8 +20,8 @@ class FeSEMPlusOptions(FeSEMOptions):
 
 
 def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) -> Algorithm:
-    """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`. One that never
-    took part begins with the mean of the cluster models.
+    """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`. A client that
+    never took part fine-tunes the mean of the cluster models.
     """
     METHOD.check(fed, options)
     everybody = list(range(len(fed.clients)))

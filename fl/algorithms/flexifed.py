@@ -10,7 +10,7 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
 from fl.base.flags import one_of
 from fl.federation import Federation
@@ -34,12 +34,12 @@ class FlexiFedOptions:
 def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> Algorithm:
     """Clients of different depths share the layers that they have in common from the input on.
 
-    The layers of all architectures make a tree: those that agree up to some layer share its branch, and part behind
-    it. The server keeps the tensors of the tree, and each architecture's plan says where its path lies. What no plan
-    shares with others stays the client's own (basic) or its architecture's. Clients count by their samples. With one
-    architecture every strategy but basic is FedAvg, and so is basic, whose common part is then the whole.
+    The layers of all architectures make a tree: architectures that agree up to some layer share its branch up to there,
+    and part after it. The server keeps the tensors of the tree, and each architecture's plan says where its path lies.
+    Layers that are not shared belong to the client (basic) or to its architecture. Clients are weighted by their
+    samples. With one architecture every strategy is FedAvg.
 
-    The global model is that of the largest architecture, which some client must have; with `basic`, its layers behind
+    The global model is that of the largest architecture, which some client must have; with `basic`, its layers after
     the common ones are those of the first honest client that has it.
 
     Raises:
@@ -71,7 +71,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
         after = fed.average_submodels(trained.received, each, server["tree"], trained.sizes)
         return {"global": deployed.extract(after), "tree": after}, trained
 
-    parts = Deployed(fed, plan, tree)
+    parts = SubmodelPredictor(fed, plan, tree)
     return Algorithm(init, round, parts.predict, own=parts.own)
 
 
@@ -89,7 +89,7 @@ def _largest(fed: Federation, fleet: Fleet) -> int:
 
 
 def _plans(fleet: Fleet, strategy: str) -> list[Submodel]:
-    """For each client where its model lies in the tree."""
+    """Where each client's model lies in the tree."""
     paths = [_signatures(kind.model) for kind in fleet.architectures]
     common = sum(1 for _ in _shared(paths))
     if not common:
@@ -133,7 +133,7 @@ def _signatures(model: nn.Module) -> list[Signature]:
 
 
 def _shared(paths: Sequence[list[Signature]]):
-    """The leading layers that all paths have in common; of a single path all."""
+    """The leading layers that all paths have in common; all layers, if there is only one path."""
     for position in zip(*paths):
         if len(set(position)) > 1:
             return

@@ -11,7 +11,7 @@ from torch import nn
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
 from surgery import Submodel, state
@@ -40,14 +40,14 @@ def heterofl(
     options: HeteroFLOptions = HeteroFLOptions(),
     window: Callable[[int, int], Submodel] | None = None,
 ) -> Algorithm:
-    """Send each client the leading channels of every layer; average each element over those who hold it.
+    """Send each client the leading channels of every layer; average each element over the clients that hold it.
 
     Elements that nobody holds keep their value. Depths may differ too: a client then has the first blocks of each
     section. The paper's masked loss and static batch norm are settings of every method (--masked-loss, --norm
-    static_batch). With one architecture, weighted and without own_rows this is FedAvg.
+    static_batch). With one architecture, weighted and without own_rows, this is FedAvg.
 
     Args:
-        window: (client, round) -> where its model lies in the global one, for those who choose other channels.
+        window: (client, round) -> where its model lies in the global one, for methods that choose other channels.
     """
     fleet = fed.fleet_or_uniform
     kinds = [ungrafted(kind.plan) for kind in fleet.architectures]
@@ -56,9 +56,11 @@ def heterofl(
     def leading(client, number=0):
         return kinds[fleet.owned[client]]
 
-    fixed, window = (None, window) if window else (leading, leading)
+    fixed = None
+    if window is None:
+        fixed = window = leading
 
-    def rows(clients):  # which rows of each client's model count, as a plan within it; None: all
+    def rows(clients):  # for each client a plan within its model: the rows that count; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
             for client, held in zip(fresh, fed.classes_of(fresh).cpu()):
                 kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
@@ -79,13 +81,16 @@ def heterofl(
             weights = [float(size > 0) for size in trained.sizes]
         return {"global": fed.average_submodels(states, plans, server["global"], weights)}, trained
 
-    parts = Deployed(fed, lambda client: window(client, 0))
+    parts = SubmodelPredictor(fed, lambda client: window(client, 0))
     return Algorithm(init, round, parts.predict, plan=fixed, own=parts.own)
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
-    """The plan within a model that leaves out the rows of the classifier and of token embeddings for classes (tokens)
-    that are not held: bool [classes].
+    """The plan within a model that leaves out the rows of the classifier, and of token embeddings, that belong to
+    classes (tokens) which are not held.
+
+    Args:
+        held: bool [classes].
 
     >>> print(counted_rows(nn.Linear(1, 3, bias=False), torch.tensor([True, False, True])).describe())
     Submodel of 72232fc6ec608ef8: 2 of 3 elements, 0 edits
@@ -93,7 +98,7 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
     """
     sizes = (len(held), len(held) + 1)  # one more is the mask of a masked language model, which everyone holds
     embeddings = [n for n, m in model.named_modules() if isinstance(m, nn.Embedding) and m.num_embeddings in sizes]
-    names = {*classifier(model), *(f"{name}.weight" for name in embeddings[:1])}  # not as many positions behind it
+    names = {*classifier(model), *(f"{name}.weight" for name in embeddings[:1])}  # positions might be as many
     shapes = {name: tuple(tensor.shape) for name, tensor in state(model).items()}
     entries = {}
     for name, shape in shapes.items():

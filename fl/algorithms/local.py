@@ -11,17 +11,17 @@ from surgery import average, broadcast
 
 
 def local(fed: Federation) -> Algorithm:
-    """Each client's own model, which nobody else ever sees: nothing is sent.
+    """Each client trains a model of its own, which nobody else ever sees: nothing is sent.
 
-    A client that never took part has the initial model still. What a stranger would get is the mean of all clients'
-    models by their numbers of training samples; nobody trains from it.
+    A client that never took part still has the initial model. A stranger would get the mean of all clients' models,
+    weighted by their numbers of training samples; nobody trains from it.
     """
     METHOD.check(fed)
     return on_their_own(fed)
 
 
 def on_their_own(fed: Federation) -> Algorithm:
-    """The same as a part of methods that do send something."""
+    """The same, as a part of methods that do send something."""
 
     def init():
         start = fed.initial()

@@ -1,31 +1,35 @@
-"""What everything outside a method's own file knows of it."""
+"""All that the rest of the project knows about a method."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.checks import check_values
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.federation.asked import ASKED
+from fl.federation.own import Own
 
 KINDS = ("one", "own", "mixed")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method. Each file of this folder that has one calls it METHOD; that is all it takes to add one.
+    """A federated method. To add one, add a file to this folder that calls it METHOD.
 
     Attributes:
-        make: (federation) or (federation, options) -> the algorithm. Its name is the method's.
-        options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without.
+        make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
+        options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without
+            options.
         clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
-        columns: what its rounds add to `Trained.metrics`, for metrics.csv: from the name to int or float, or to a whole
-            `fl.base.columns.Column` if tables and figures are to show it.
+        columns: the metrics that its rounds report beside the traffic (`Trained.metrics`), columns of metrics.csv: from
+            the name to int or float, or to a whole `fl.base.columns.Column` if tables and figures are to show it.
         refuses: from what the method cannot do (see `fl.federation.asked.ASKED`) to the reason. A method whose
             clients are not "mixed" refuses several architectures by itself.
+        pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
+            `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
     """
 
     make: Callable[..., Algorithm]
@@ -33,6 +37,7 @@ class Method:
     clients: Literal["one", "own", "mixed"] = "one"
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
+    pathways: Callable[[Any, Server], tuple[Sequence[str], Own]] | None = None
 
     def __post_init__(self) -> None:
         name = getattr(self.make, "__name__", "")
@@ -65,7 +70,7 @@ class Method:
         return self.make.__name__
 
     def __call__(self, fed: Federation, config: Any) -> Algorithm:
-        """The algorithm, with the options that settings have under the method's name, else with its defaults.
+        """The algorithm, with the options that the settings hold under the method's name, or else with the defaults.
 
         Raises FLError as `check` does.
         """

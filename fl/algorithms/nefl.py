@@ -6,7 +6,7 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import Deployed, train_submodels
+from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
 from fl.base.flags import Names
 from fl.federation import Federation
@@ -32,15 +32,15 @@ class NeFLOptions:
 
 
 def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
-    """Nested submodels in width and depth; what belongs to one submodel alone is shared within it only.
+    """Submodels nested in width and depth, which share all but their norms and step sizes.
 
-    Norms and step sizes are averaged over the clients of the same architecture; all else, element by element, over
-    those who hold the element, as HeteroFL does. Clients count by their samples. Blocks that change the shape always
-    stay (in the paper's smallest ResNet-18 two of them are left out). Clients' widths are --architectures.widths; the
-    paper's are sqrt(gamma) for gamma from 0.2 to 1. With one architecture this is FedAvg.
+    Norms and step sizes are averaged over the clients of the same architecture. All other tensors are averaged, element
+    by element, over the clients that hold the element, as in HeteroFL. Clients are weighted by their samples. Blocks
+    that change the shape always stay (the paper's smallest ResNet-18 leaves two of them out). Clients' widths are
+    --architectures.widths; the paper's are sqrt(gamma) for gamma from 0.2 to 1. With one architecture this is FedAvg.
 
-    Where no client has the global model's architecture, its norms and steps are what HeteroFL would make of the
-    others', so that there is a global model to deploy.
+    If no client has the global model's architecture, the global model gets the norms and step sizes that HeteroFL would
+    make of the others', so that there is a model to deploy.
     """
     fleet = fed.fleet_or_uniform
     choose = _chooser(options.keep)
@@ -83,7 +83,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
         parts = {part: {name: after[name] for name in server[part]} for part in server}
         return parts, trained
 
-    parts = Deployed(fed, plan, everything)
+    parts = SubmodelPredictor(fed, plan, everything)
     return Algorithm(init, round, parts.predict, plan=within, own=parts.own)
 
 
@@ -102,7 +102,7 @@ def _chooser(patterns: tuple[str, ...]):
 
 
 def _apart(model: nn.Module, kind: int, plan: Submodel) -> dict[str, str]:
-    """Names of an architecture's norms and step sizes, and those under which the server keeps them."""
+    """From the names of an architecture's norms and step sizes to the names under which the server keeps them."""
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     own = {
         name for layer in layers(model) if isinstance(model.get_submodule(layer.name), norms) for name in layer.tensors
@@ -112,10 +112,10 @@ def _apart(model: nn.Module, kind: int, plan: Submodel) -> dict[str, str]:
 
 
 def _joint(plan: Submodel, own: dict[str, str], shapes: dict[str, tuple[int, ...]], shared: bool) -> Submodel:
-    """The plan within the global model and all architectures' own tensors together.
+    """Where an architecture's model lies in the global model and all architectures' own tensors, taken together.
 
     Args:
-        shared: whether own tensors count for the global model's as well.
+        shared: whether own tensors also count in the average of the global model's.
     """
     entries = {}
     for name, sources in plan.entries.items():

@@ -2,23 +2,18 @@
 released code where the paper is silent.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
+from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
 from fl.algorithms.parts.personal import updated
 from fl.base.flags import Above0, AtLeast0, AtLeast1
-from fl.engine import Optimizer
-from fl.engine.objectives import Batch, Call, Objective, cross_entropy
-from fl.engine.optimizers import Memory
 from fl.federation import Federation, traffic
-from surgery import State, broadcast
+from surgery import broadcast
 
 
 @dataclass(frozen=True)
@@ -48,114 +43,33 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
 
     and the server global <- (1 - mixing) global + mixing mean_i w_i, the mean weighted by the number of samples. The
     personal model begins every round at the global one, and goes on from batch to batch, as in the released code.
-    Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer are theta's; what it remembers
-    lasts from batch to batch. Buffers (batch-norm statistics) are theta's and averaged, without mixing, since variances
-    must not become negative.
+    Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer apply to theta; what the optimizer
+    remembers lasts from batch to batch. Buffers (batch-norm statistics) are those of theta. They are averaged without
+    mixing, since variances must not become negative.
 
-    A client predicts with its personal model; one that never took part with the initial model. The trained states are
-    those that are sent, the copies; the loss is that of the personal models, all terms included. Each client trains in
-    the memory of two models. With outer_lr lam = 1, one inner step and mu = 0 it is FedAvg.
+    A client predicts with its personal model; one that never took part has the initial model. The trained states are
+    the copies, which are sent; the loss is that of the personal models, with all terms. A client needs the memory of
+    two models to train. With outer_lr lam = 1, one inner step and mu = 0 this is FedAvg.
     """
     METHOD.check(fed, options)
-    learnt = list(fed.trainable)
+    pair = Pair(fed.model)
     pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
     optimizer = Envelope(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
-    both = replace(fed, model=Pair(fed.model), optimizer=optimizer, repeats=options.inner_steps)
+    both = replace(fed, model=pair, optimizer=optimizer, repeats=options.inner_steps)
     objective = enveloped(options.lam, options.mu)
 
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))
-        copies = {f"local.{i}": start[name] for i, name in enumerate(learnt)}
-        pairs = {f"personal.{name}": tensor for name, tensor in start.items()}
-        trained = both.train({**pairs, **copies}, clients, rng, objective)
-        theta = {name: trained.states[f"personal.{name}"] for name in start}
-        arrived = trained.received
-        sent = {name: arrived[f"personal.{name}"] for name in start}
-        sent |= {name: arrived[f"local.{i}"] for i, name in enumerate(learnt)}
+        trained = both.train(pair.starting_from(start), clients, rng, objective)
+        theta, sent = pair.personal_of(trained.states), pair.copy_of(trained.received)
         mean = fed.average(sent, trained.sizes)
-        for name in learnt:
+        for name in pair.learnt:
             mean[name] = torch.lerp(server["global"][name], mean[name], options.mixing)
         personal = updated(server["personal"], clients, theta, trained.sizes)
         trained = trained._replace(states=sent, received=sent, metrics=traffic.count(start, trained.sizes))
         return {"global": mean, "personal": personal}, trained
 
     return on_their_own(fed)._replace(round=round)
-
-
-class Pair(nn.Module):
-    """A model, and beside it a copy of the parameters that are trained, in their order: theta and w.
-
-    >>> [name for name, _ in Pair(nn.Linear(2, 3)).named_parameters()]
-    ['personal.weight', 'personal.bias', 'local.0', 'local.1']
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.personal = model
-        self.local = nn.ParameterList(p.detach().clone() for p in model.parameters() if p.requires_grad)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The personal model's output."""
-        return self.personal(x)
-
-
-def enveloped(lam: float, mu: float) -> Objective:
-    """Cross entropy + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
-
-    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
-        theta, w = _halves(list(params.values()))
-        apart = sum((p - q.detach()).square().sum() for p, q in zip(theta, w))
-        length = sum(p.square().sum() for p in theta)
-        return cross_entropy(call, params, context, batch) + lam / 2 * apart + mu / 2 * length
-
-    return objective
-
-
-class Envelope(NamedTuple):
-    """The optimizer of a `Pair`: a step of theta, and after so many of them one of w towards it.
-
-    Attributes:
-        lr: theta's learning rate.
-        inner: theta's optimizer, whose own learning rate is not used.
-        inner_steps: steps of theta for one of w.
-        pull: w <- w + pull lr (theta - w).
-
-    >>> from fl.engine import SGD
-    >>> pair, envelope = [torch.zeros(1), torch.zeros(1)], Envelope(0.5, SGD(momentum=0.0), 2, pull=1.0)
-    >>> memory = envelope.memory(pair)
-    >>> for _ in range(2):
-    ...     envelope.step(pair, memory, [torch.ones(1), None])
-    ...     pair
-    [tensor([-0.5000]), tensor([0.])]
-    [tensor([-1.]), tensor([-0.5000])]
-    """
-
-    lr: float | Tensor
-    inner: Optimizer
-    inner_steps: int
-    pull: float
-
-    def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, before the first step: theta's memory and the number of its steps."""
-        theta, _ = _halves(params)
-        return {**self.inner.memory(theta), "made": [torch.zeros((), dtype=torch.int64, device=theta[0].device)]}
-
-    def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """One step, see `fl.engine.SGD.step`. The count stays on the device, so that a step is the same each time."""
-        theta, w = _halves(params)
-        kept = {name: tensors for name, tensors in memory.items() if name != "made"}
-        self.inner._replace(lr=self.lr).step(theta, kept, _halves(gradients)[0], lead)
-        made = memory["made"][0].add_(1)
-        share = (made % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
-        towards = torch._foreach_sub(theta, w)
-        torch._foreach_mul_(towards, share)
-        torch._foreach_add_(w, towards)
-
-
-def _halves(values: Sequence) -> tuple[Sequence, Sequence]:
-    """What is theta's and what is w's."""
-    half = len(values) // 2
-    return values[:half], values[half:]
 
 
 METHOD = Method(pfedme, PFedMeOptions(), clients="own")

@@ -17,7 +17,8 @@ from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.cohort import Cohort, with_entry
 from fl.federation.defence import Defence
-from fl.federation.inference import LastState, collect, infer, infer_each, lacks_statistics
+from fl.federation.inference import collect, infer, infer_each, lacks_statistics
+from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
 from fl.federation.trained import Trained
@@ -56,7 +57,7 @@ class Federation(Population):
     defence: Defence
     meter: Meter = field(repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, repr=False, compare=False)
-    _collected: LastState = field(init=False, repr=False, compare=False)
+    _collected: LastValue = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Federation(Population):
                 "as epochs=1, batch_size=20, optimizer=SGD(0.1), or as LocalTraining(...)"
             )
         local = replace(local, **{name: settings.pop(name) for name in _LOCAL if name in settings})
-        more = {"meter": meter or Meter(), "_classes": {}, "_collected": LastState()}
+        more = {"meter": meter or Meter(), "_classes": {}, "_collected": LastValue()}
         vars(self).update(local=local, attack=attack, defence=defence, **more)  # the class is frozen
         super().__init__(model, data, clients, participants, **settings)
         local.check(self.data)
@@ -237,7 +238,7 @@ class Federation(Population):
             return {}
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)
-        if (known := self._collected.of(state)) is None:
+        if (known := self._collected.of((model, state))) is None:
             known = collect(model, state, self.data, self.clients.train.samples, self.local.precision)
-            self._collected.keep(state, known)
+            self._collected.keep((model, state), known)
         return dict(known)

@@ -1,8 +1,7 @@
-"""A trained model put to use: logits, and the statistics of static batch norms that it needs for them."""
+"""Logits of trained models, and the statistics of static batch norms that they need."""
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ from surgery import Stack, State
 from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
-_CHUNK = 500  # samples of one forward pass: large enough to be busy
-# On the CPU an image's feature maps should stay in its cache: leaving it costs several times as much.
+_CHUNK = 500  # samples of one forward pass: enough to keep a GPU busy
+# Of one forward pass on the CPU: few enough for feature maps to stay in its cache, which is several times as fast.
 _PIXELS = 2**16
 
 
@@ -69,27 +68,7 @@ def _batches(data: Dataset, state: State, pieces: Iterable[Tensor], precision: P
 
 
 def _laid_out(tensor: Tensor, precision: Precision) -> Tensor:
-    """Images and the weights of convolutions in the memory layout that was asked for."""
+    """Images and the weights of convolutions, in the memory layout of the settings."""
     if precision.channels_last and tensor.ndim == 4:
         return tensor.to(memory_format=torch.channels_last)  # contiguous() leaves a single channel as it is
     return tensor
-
-
-class LastState:
-    """What was found out about the last state that somebody asked for, as long as it stays as it was."""
-
-    def __init__(self) -> None:
-        self.key: list[tuple[str, Tensor, int]] = []
-        self.value: Any = None
-
-    def keep(self, state: State, value: Any) -> None:
-        fixed = any(tensor.is_inference() for tensor in state.values())  # these have no version to compare
-        self.key = [] if fixed else [(name, tensor, tensor._version) for name, tensor in state.items()]
-        self.value = value
-
-    def of(self, state: State) -> Any:
-        """What was kept; None if it was for another state, or this one was changed."""
-        if not self.key or len(self.key) != len(state):
-            return None
-        same = (m == n and a is b and v == b._version for (m, a, v), (n, b) in zip(self.key, state.items()))
-        return self.value if all(same) else None

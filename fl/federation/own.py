@@ -1,4 +1,4 @@
-"""What clients predict with: one model for all, one of several, one of their own, or the sum of some of these."""
+"""The models that clients predict with: one for all, one of several, one of their own, or the sum of some of these."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from surgery.transfer import upload
 
 _log = logging.getLogger("fl")
 
-_FEW = 500  # samples of a model that predicts beside others; more keep the device busy by themselves
+_FEW = 500  # samples of a model that predicts beside others; a model with more keeps the device busy by itself
 _SIDE_BY_SIDE = 4 * _FEW  # samples of all models that predict at once
 _ALONE: WeakSet[nn.Module] = WeakSet()
 """Models that do not predict side by side."""
@@ -30,8 +30,8 @@ class Level(NamedTuple):
 
     Attributes:
         models: a stack, or a list of states.
-        used: int64 [clients] on the CPU, -1 for none.
-        modules: the architecture of each of the models; None: the federation's.
+        used: the number of each client's model, -1 for none: int64 [clients], on the CPU.
+        modules: the architecture of each of the models; None: all have the federation's.
     """
 
     models: Stack | Sequence[State]
@@ -47,7 +47,7 @@ class Own(NamedTuple):
     """What clients predict with: the sum of the logits of a client's models on all levels.
 
     Attributes:
-        mean: of the logits, in place of their sum.
+        mean: whether the mean of the logits is taken, in place of their sum.
     """
 
     levels: Sequence[Level]
@@ -100,13 +100,13 @@ def predict_all(fed: Federation, own: Own, samples: Tensor, owners: Tensor) -> T
 
 
 def logits(fed: Federation, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
-    """What the models of one level say of samples, each of its owner's; 0 where that has none. See `predict_all`."""
+    """Logits of one level's models: for each sample those of its owner's model, 0 if it has none. See `predict_all`."""
     device = fed.data.x.device
-    used, order = level.used[owners].sort(stable=True)  # one look at the samples for all models
+    used, order = level.used[owners].sort(stable=True)  # so that samples are looked up once for all models
     found, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
     places, rows = (upload(index, device).split(sizes) for index in (order, samples[order]))
     groups = [group for group in zip(found, places, rows) if group[0] >= 0]
-    # One row more than there are samples, for what fills up the places of models that predict side by side.
+    # One row more than there are samples: models that predict side by side write there what fills them up.
     dtype = torch.promote_types(next(fed.model.parameters()).dtype, torch.float32)
     result = torch.zeros(len(samples) + 1, *fed.data.y.shape[1:], fed.data.classes, dtype=dtype, device=device)
     small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
@@ -128,14 +128,14 @@ def _one_by_one(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iter
 
 
 def _stackable(fed: Federation, level: Level) -> bool:
-    """Whether models predict side by side: on an accelerator, which waits for the launches of one after another."""
+    """Whether models predict side by side: on an accelerator, where one after another would wait for launches."""
     if fed.data.x.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
         return False
     return not lacks_statistics(fed.model, level.models)
 
 
 def _side_by_side(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same, of models that have about equally many samples at once."""
+    """The same, with models that have about equally many samples side by side."""
     if not groups:
         return
     groups = sorted(groups, key=lambda group: -len(group[2]))
@@ -149,7 +149,7 @@ def _side_by_side(fed: Federation, level: Level, groups: Sequence[_Group]) -> It
         at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
         try:
             said = fed.predict_each(models, fed.data.x[rows])
-        except Exception as error:  # whatever it is, the models may do one by one, or else say it again
+        except Exception as error:  # one by one the models may work, or else raise it again
             reason = first_line(error)
             if not isinstance(error, torch.OutOfMemoryError):
                 _ALONE.add(fed.model)

@@ -1,4 +1,4 @@
-"""A trained FeMAM to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
+"""A trained method of levels to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
 
 import dataclasses
 import json
@@ -14,6 +14,8 @@ from torch.func import functional_call
 
 import zoo
 from fl import models
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.config import Config
@@ -26,12 +28,12 @@ _FORMAT = "pathways-1"
 
 
 class Pathways:
-    """Levels of models, and the one of each that a client uses.
+    """Levels of models, and the model of each level that a client uses.
 
     Attributes:
-        spec: of the model, the same for all.
-        kinds: of the levels: global, a number of clusters, personal.
-        levels: the models of each, see `fl.federation.own.Level`.
+        spec: what all models are.
+        kinds: what each level holds: global, a number of cluster models, personal.
+        levels: the models of each level, see `fl.federation.own.Level`.
         mean: whether logits are averaged over the levels, and not summed.
     """
 
@@ -41,13 +43,13 @@ class Pathways:
 
     @property
     def clients(self) -> int:
-        """How many there are, those that joined included: they are the last ones."""
+        """The number of clients, with those that joined, who come last."""
         return len(self.levels[0].used)
 
     def pathway(self, client: int) -> list[int]:
-        """The model of each level that a client uses, -1 for none.
+        """The number of the model that a client uses on each level, -1 for none.
 
-        Raises FLError for a client that there is not.
+        Raises FLError if there is no such client.
         """
         if not 0 <= client < self.clients:
             raise FLError(f"client {client}: there are clients 0 to {self.clients - 1}; a new one can join")
@@ -64,11 +66,11 @@ class Pathways:
 
     @torch.no_grad()
     def join(self, x: Tensor, y: Tensor, epsilon: float = 0.0) -> int:
-        """Give a new client a pathway by a few labelled samples of its own, and return its number.
+        """Give a new client a pathway, chosen by a few labelled samples of its own, and return its number.
 
         Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
-        level always one, as all clients have. Models that no client uses and personal ones, which belong to their
-        clients, are not offered. Not in the paper, which knows no clients that come later; the condition is its Eq. 9.
+        level always one, as all clients do. Personal models, which belong to their clients, and models that no client
+        uses are not offered. FeMAM's paper has no clients that come later; the condition is that of its Eq. 9.
 
         Args:
             x: [N, C, H, W] in [-1, 1], or tokens [N, T].
@@ -94,7 +96,7 @@ class Pathways:
 
     def _check_new(self, x: Tensor, y: Tensor) -> None:
         if self.kinds == ("personal",):
-            raise FLError("nothing can be given to a new client: all models are personal")
+            raise FLError("a new client can be given no model: all models are personal")
         if not len(x) or len(x) != len(y):
             raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
         if self.spec.tokens is None and not x.is_floating_point():
@@ -117,9 +119,9 @@ class Pathways:
 
     @classmethod
     def load(cls, path: str | Path) -> "Pathways":
-        """From a run folder of FeMAM, or a file that `save` wrote; on the CPU.
+        """From a run folder of a method of levels, or a file that `save` wrote; on the CPU.
 
-        Raises FLError for a folder of another method, and for what cannot be read.
+        Raises FLError for the folder of another method, and for what cannot be read.
         """
         path = Path(path)
         return cls._from_run(path) if path.is_dir() else cls._from_file(path)
@@ -127,14 +129,14 @@ class Pathways:
     @classmethod
     def _from_run(cls, folder: Path) -> "Pathways":
         config = Config.read(folder)
-        if config.algorithm != ("femam",):
-            raise FLError(f"{folder} is a run of {','.join(config.algorithm)}: pathways are those of femam")
+        name, known = ",".join(config.algorithm), _methods()
+        if name not in known:
+            raise FLError(f"{folder} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
         if config.norm == "static_batch" or config.model == "transformer_masked":
-            raise FLError(f"{folder}: a model with static batch norms, or of masked text, is used with fl.load_model")
-        spec, parts = checkpoint.read_parts(folder)
-        mappings = parts["structure"]["pathways"]
-        levels = [Level(parts[f"level{number}"], mapping) for number, mapping in enumerate(mappings, 1)]
-        return cls(spec, config.femam.levels, levels, config.femam.combine == "mean")
+            raise FLError(f"{folder}: for a model with static batch norms, or of masked text, use fl.load_model")
+        spec, server = checkpoint.read_parts(folder)
+        kinds, used = known[name].pathways(getattr(config, name, known[name].options), server)
+        return cls(spec, kinds, used.levels, used.mean)
 
     @classmethod
     def _from_file(cls, path: Path) -> "Pathways":
@@ -146,7 +148,8 @@ class Pathways:
             raise FLError(f"{path} cannot be read: {error}") from None
         if header.get("format") != _FORMAT:
             raise FLError(
-                f"{path} holds no pathways but {header.get('format')}: give a run folder of femam, or such a file"
+                f"{path} holds no pathways but {header.get('format')}: give a file that Pathways.save wrote, or a run "
+                f"folder of {', '.join(_methods())}"
             )
         state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
@@ -157,3 +160,8 @@ class Pathways:
 
     def _loss(self, logits: Tensor, y: Tensor) -> float:
         return F.cross_entropy(logits.double().flatten(0, -2), y.flatten()).item()
+
+
+def _methods() -> dict[str, Method]:
+    """The methods whose clients have pathways, by name."""
+    return {name: method for name, method in ALGORITHMS.items() if getattr(method, "pathways", None)}

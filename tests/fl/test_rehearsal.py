@@ -42,7 +42,9 @@ ANY = {
 """Where the host waits for the device in a round of any method, its evaluation included, and how often."""
 
 MORE = {
-    "clusamp": {"fl/algorithms/clusamp.py similarity_tree": 1},  # the angles between clients, which SciPy clusters
+    "clusamp": {
+        "fl/algorithms/parts/client_sampling.py similarity_tree": 1
+    },  # the angles between clients, which SciPy clusters
     "fedexp": {"fl/algorithms/fedexp.py server_step": 1},  # a column of the metrics
     "fedavg_plus": {"fl/federation/divergence.py drop_failed": 1},  # fine-tuning drops clients, too
     "fesem_plus": {"fl/federation/divergence.py drop_failed": 1, "fl/algorithms/parts/clustering.py update": 1},

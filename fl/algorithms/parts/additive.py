@@ -1,6 +1,5 @@
 """Levels of models whose logits are added up for each client, and what clients' validation data say of them (FeMAM)."""
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,12 +8,12 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.federation import Federation
+from fl.federation.last_value import LastValue
 from fl.federation.own import Level, count, logits
 from fl.partition import Parts
 from surgery.transfer import download, upload
 
 _LIMIT = 8 * 10**9  # bytes
-_unknown = itertools.count(-1, -1)
 
 
 class Cache:
@@ -22,9 +21,8 @@ class Cache:
 
     They take the data set's samples times classes times 4 bytes on its device (of text tokens times vocabulary): of
     Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three
-    times that while a level is added. Above 8 GB they are refused. They are what computing them anew gives, bit for
-    bit: a level is added to those below it, and all are computed anew once a model or a mapping was replaced or written
-    to.
+    times that while a level is added. Above 8 GB they are refused. They equal what computing them anew gives, bit for
+    bit: a level is added to those below it, and all are computed anew once a model or a mapping has changed.
     """
 
     def __init__(self, fed: Federation) -> None:
@@ -36,37 +34,24 @@ class Cache:
                 f"FeMAM's logits of every sample take {size / 1e9:.0f} GB, more than {_LIMIT / 1e9:.0f}: take fewer "
                 "--samples, or of text --text.tokens byte or a smaller --text.vocabulary"
             )
-        self._fed, self._seen, self._table = fed, [], self._zeros(fed)
+        self._fed, self._last = fed, LastValue()
         self._parts = [(parts, _owners(parts)) for parts in (fed.clients.train, fed.clients.valid)]
 
     def table(self, levels: Sequence[Level]) -> Tensor:
         """[N, classes] for images, [N, T, classes] for text; 0 for samples that no client has."""
-        if len(self._seen) > len(levels) or not all(map(_unchanged, self._seen, levels)):
-            self._seen, self._table = [], self._zeros(self._fed)
-        if fresh := levels[len(self._seen) :]:
-            self._table = self._table.clone()  # whoever has the other one keeps it as it is
-            for level in fresh:
-                for parts, owners in self._parts:
-                    values = logits(self._fed, level, parts.samples, owners)
-                    self._table[upload(parts.samples, values.device)] += values
-                weights = [(tensor, _version(tensor)) for tensor in level.models.values()]
-                self._seen.append((weights, level.used.clone()))
-        return self._table
-
-    @staticmethod
-    def _zeros(fed: Federation) -> Tensor:
-        return torch.zeros(*fed.data.y.shape, fed.data.classes, device=fed.data.x.device)
-
-
-def _unchanged(seen: tuple[list[tuple[Tensor, int]], Tensor], level: Level) -> bool:
-    weights, used = seen
-    same = all(a is b and version == _version(b) for (a, version), b in zip(weights, level.models.values()))
-    return same and torch.equal(used, level.used)
-
-
-def _version(tensor: Tensor) -> int:
-    """Of its content; tensors made in inference mode have none, and count as what may have changed."""
-    return next(_unknown) if tensor.is_inference() else tensor._version
+        # Mappings are compared by value: they are rows of a table that is replaced in every round.
+        source = [(level.models, level.used.tolist()) for level in levels]
+        if (known := self._last.of(source)) is not None:
+            return known
+        data = self._fed.data
+        if not levels:
+            return torch.zeros(*data.y.shape, data.classes, device=data.x.device)
+        *below, newest = levels
+        table = self.table(below).clone()  # whoever has that one keeps it as it is
+        for parts, owners in self._parts:
+            values = logits(self._fed, newest, parts.samples, owners)
+            table[upload(parts.samples, values.device)] += values
+        return self._last.keep(source, table)
 
 
 class Validation:
@@ -92,8 +77,8 @@ class Validation:
         """Mean cross entropy of each client: float64 [len(more), clients], on the CPU.
 
         Args:
-            levels: whose logits are remembered.
-            more: a further level each time, whose logits are not, or none.
+            levels: those whose logits are remembered.
+            more: for each of the results one further level, whose logits are not remembered, or None.
         """
         values = []
         for newest in more:
@@ -115,7 +100,7 @@ class Validation:
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
-        """Of each of these values [N] (of text [N, T]) the mean over every client's samples: [len(values), clients]."""
+        """Each client's mean over its samples, of each of the values [N] (of text [N, T]): [len(values), clients]."""
         each = torch.stack([value.flatten(1).mean(1) if value.ndim > 1 else value for value in download(values)])
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
         return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed

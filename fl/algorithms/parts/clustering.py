@@ -1,5 +1,5 @@
-"""Clusters of clients by their models: K-means where there are no centres yet, then the nearest centre
-(FeSEM, and FeMAM's cluster levels: Eq. 4 and 7).
+"""Clusters of clients by their models: K-means as long as there are no centres, then the nearest centre (FeSEM, and
+FeMAM's cluster levels: Eq. 4 and 7).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,19 +19,19 @@ from fl.federation.trained import Trained
 from surgery import Stack, State, average, count, distance
 from surgery.transfer import upload
 
-_RESTARTS = 10  # of K-means, as the released code has it
+_RESTARTS = 10  # of K-means, as in the released code
 ASSIGNMENTS = ("nearest", "kmeans")
 COMPARED = ("all", "classifier")
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Which models are alike.
+    """How clients are assigned to clusters.
 
     Attributes:
-        how: nearest (centre, after K-means in the first round) or kmeans (afresh in every round).
-        features: from models to the tensors that are compared.
-        fed: whose server averages the models of a cluster.
+        how: nearest (to the nearest centre, after K-means in the first round) or kmeans (anew in every round).
+        features: from models to the tensors by which they are compared.
+        fed: the federation whose server averages the models of a cluster.
     """
 
     how: str
@@ -40,7 +40,7 @@ class Clustering:
 
     @classmethod
     def make(cls, fed: Federation, how: str, what: str, flags: str) -> "Clustering":
-        """By the values of the options --FLAGS.clustering and --FLAGS.compare."""
+        """From the values of the options --FLAGS.clustering and --FLAGS.compare."""
         model = fed.model
         names = [name for name, _ in model.named_parameters()]  # running variances would outweigh the weights
         if what == "all":
@@ -58,9 +58,9 @@ class Clustering:
         or was dropped, keeps its cluster.
 
         Args:
-            models: the K centres that the round began with.
-            mapping: the cluster of each client of the population, -1: none yet; int64, on the CPU.
-            clients: the participants, whose models `trained` has.
+            models: the K centres at the beginning of the round.
+            mapping: the cluster of each client of the population, -1 for none yet; int64, on the CPU.
+            clients: the participants, whose models `trained` holds.
         """
         rows = [row for row, size in enumerate(trained.sizes) if size]
         rows = sorted(rows, key=lambda row: clients[row])
@@ -83,7 +83,7 @@ def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence
 
 
 def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:
-    """What each of some clients begins from: the model of its cluster, or that of newcomers, who have none (-1).
+    """What each of some clients begins from: the model of its cluster, or the newcomers' model if it has none (-1).
 
     >>> starts_of({"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, -1]), [0, 1], {"w": torch.zeros(1)})["w"]
     tensor([[2.],
@@ -94,7 +94,7 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
 
 
 def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
-    """The mean of the clusters by their clients' numbers of samples (alike, if nobody is in one)."""
+    """The mean of the cluster models, weighted by their clients' samples (equally, if nobody is in a cluster)."""
     k = count(models)
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
@@ -105,7 +105,8 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
     """The cluster of each state by K-means, int64 [n].
 
     Args:
-        begun: clusters are numbered so that they are near the centres of that number; else in the order of the states.
+        begun: whether clusters get the numbers of the centres that they are near; if not, they are numbered in the
+            order of the states.
     """
     k = count(centres)
     every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
@@ -122,7 +123,7 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
 
 
 def _coordinates(models: Stack) -> np.ndarray:
-    """Points [n, n] that are as far apart as the n models: n numbers say as much of each as its many weights do."""
+    """Points [n, n] that are as far apart as the n models, which spares K-means their many weights."""
     gram = 0
     for tensor in models.values():
         x = tensor.flatten(1).double()
@@ -133,5 +134,5 @@ def _coordinates(models: Stack) -> np.ndarray:
 
 
 def _unit_sum(weights: Tensor) -> Tensor:
-    """Each of K tensors divided by the absolute value of its sum, as the released code normalises classifiers."""
+    """Each of K tensors divided by the absolute value of its sum: how the released code normalises classifiers."""
     return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))

@@ -1,4 +1,4 @@
-"""What methods with a model for each client have in common: reading the participants' models and putting them back."""
+"""What methods with a model for each client share: taking the participants' models out and putting them back."""
 
 import copy
 import logging
@@ -46,7 +46,7 @@ def put(models: Stack, rows: Sequence[int], new: Stack) -> Stack:
 
 
 def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[int]) -> Stack:
-    """The population's models with the participants' new ones; those of clients that were dropped stay what they were.
+    """The population's models, with the participants' new ones; a client that was dropped keeps its old one.
 
     Args:
         models: a row for each client of the population. new: a row for each participant.
@@ -60,8 +60,8 @@ def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[i
 
 
 def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
-    """The states that `fed.train` leaves of models that are the clients' own; those from which they start, with a
-    warning, if all of them diverge, which is no reason to end a run.
+    """The states of the clients' own models after `fed.train`. If all of them diverge, which is no reason to end a run,
+    these are the states from which they started, and a warning is logged.
     """
     try:
         return fed.train(starts, clients, rng, *more).states
@@ -71,12 +71,12 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
 
 
 def _index(rows: Sequence[int], models: Stack) -> Tensor:
-    """The rows where the models lie."""
+    """The rows as a tensor on the device of the models."""
     return upload(torch.tensor(rows, dtype=torch.int64), next(iter(models.values())).device)
 
 
 def classifier(model: nn.Module) -> list[str]:
-    """The tensors of the model's classifier: of its last linear layer in registration order (else of its last layer).
+    """The tensors of the model's classifier: its last linear layer in registration order (or else its last layer).
 
     >>> import zoo
     >>> classifier(zoo.create("lenet"))
@@ -87,7 +87,7 @@ def classifier(model: nn.Module) -> list[str]:
 
 
 def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:
-    """A copy of the model in which, of the parameters that are trained, only these are trained still.
+    """A copy of the model that trains only these of the parameters that the model trains.
 
     >>> import zoo
     >>> net = trained_only(zoo.create("lenet"), ["fc3.bias"])

@@ -1,10 +1,9 @@
-"""Methods whose clients fine-tune what they are given, FedAvg+ and the like: Chen et al., "Multi-Level Additive
+"""Methods whose clients fine-tune the model that they receive, such as FedAvg+: Chen et al., "Multi-Level Additive
 Modeling for Structured Non-IID Federated Learning" (2024), section C.1.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -12,30 +11,31 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.algorithms.parts.personal import row, trained_or_same
 from fl.base.rng import Rng
 from fl.federation import Federation
+from fl.federation.last_value import LastValue
 from fl.federation.own import personal
 from surgery import Stack
 
 
 def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Callable[[Server], Stack]) -> Algorithm:
-    """The same rounds; a client predicts with the model that it would train with, fine-tuned on its own training data.
+    """The same rounds; but a client predicts with the model that it would receive, fine-tuned on its own training data.
 
-    Clients are tuned when one of them is first asked for, all together, and remembered until another server comes:
-    predictions are a function of the server alone, which therefore also knows the seed and the round ("rng", int64 on
-    the CPU). Batches are apart from those of all rounds, and the learning rate is that of the round that is over: the
-    next one may lie past the end of the schedule, where a cosine's is 0. A client that diverges keeps its start.
-    Nothing more is sent than by the method itself, and what a stranger gets stays what it is. The time that it takes is
-    that of evaluation: the seconds of a round do not have it.
+    All clients are fine-tuned together, when the first of them is asked about, and remembered until another server is
+    asked about. Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng",
+    int64 on the CPU). Batches are drawn apart from those of the rounds. The learning rate is that of the last round:
+    that of the next one may lie past the end of the schedule, where a cosine's is 0. A client that diverges keeps its
+    start. Nothing more is sent than by the method itself, and a stranger gets the same model as there. The time of the
+    fine-tuning counts as evaluation, not as part of a round.
 
     Args:
-        epochs: of the fine-tuning; 0 is the method itself.
-        starts: server -> what each client of the population begins with, a row a client.
+        epochs: how long clients fine-tune; with 0 this is the method itself.
+        starts: server -> the model that each client of the population fine-tunes, a row for each client.
     """
     if not epochs:
         return algorithm
     chunk = fed.local.chunk or fed.participants  # no more side by side than in a round
     tuning = replace(fed, epochs=epochs, chunk=chunk)
     everybody = list(range(len(fed.clients)))
-    last: dict[str, Any] = {}  # the server that was asked for, and its clients' models
+    last = LastValue()
 
     def init():
         return {**algorithm.init(), "rng": _marked(Rng(0))}
@@ -50,10 +50,9 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
         return fed.predict(row(tuned(server), client), images)
 
     def tuned(server):
-        if last.get("server") is not server:
-            models = trained_or_same(tuning, starts(server), everybody, tuning_rng(server))
-            last.update(server=server, models=models)
-        return last["models"]
+        if (models := last.of(server)) is None:
+            models = last.keep(server, trained_or_same(tuning, starts(server), everybody, tuning_rng(server)))
+        return models
 
     def own(server):
         return personal(tuned(server))
@@ -62,7 +61,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
 
 
 def tuning_rng(server: Server) -> Rng:
-    """The random streams of the fine-tuning after a server's last round; before the first, they are of round 1."""
+    """The random streams of the fine-tuning after a server's last round; before the first round, those of round 1."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
     return Rng(seed, max(number, 1)).apart("fine-tune")
 

@@ -1,4 +1,4 @@
-"""What methods have in common whose clients train parts of one global model."""
+"""What methods share whose clients train parts of one global model."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 from fl.base.rng import Rng
 from fl.federation import Federation
+from fl.federation.last_value import LastValue
 from fl.federation.own import Level, Own
 from fl.federation.trained import Trained
 from surgery import State, Submodel
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[State]:
-    """The submodel of each plan; plans that are the same object share one, which nobody may change.
+    """The submodel of each plan; plans that are the same object share one, so nobody may change it.
 
     >>> import torch
     >>> from surgery.submodel import Source
@@ -28,21 +29,21 @@ def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[S
 def train_submodels(
     fed: Federation, full: Mapping[str, Tensor], plans: Sequence[Submodel], clients: Sequence[int], rng: Rng
 ) -> Trained:
-    """Give each client its part of the global model, and let it train that (FedFA, algorithm 1, lines 6 to 10)."""
+    """Give each client its part of the global model, and let it train this part (FedFA, algorithm 1, lines 6 to 10)."""
     fleet = fed.fleet_or_uniform
     models = [fleet[client].model for client in clients]
     return fed.train_mixed(models, extract_all(full, plans), clients, rng)
 
 
-class Deployed:
-    """Predictions of the global model, and of each client's part of it.
+class SubmodelPredictor:
+    """Predictions of the global model, and of each client with its part of it.
 
-    The parts of the last server state that somebody asked for are kept, with the statistics of their static batch
-    norms: one pass over the training data for each plan, which clients of one architecture share.
+    The parts of the last server state that was asked about are remembered, with the statistics of their static batch
+    norms: these take one pass over the training data for each plan, and clients of one architecture share a plan.
 
     Args:
-        plan: client -> where its model lies in what `source` returns.
-        source: server -> the tensors that plans read; the global model's by default.
+        plan: client -> where its model lies among the tensors that `source` returns.
+        source: server -> the tensors from which plans read; by default the global model's.
     """
 
     def __init__(
@@ -53,8 +54,7 @@ class Deployed:
     ) -> None:
         self.fed, self.plan, self.source = fed, plan, source
         self.fleet = fed.fleet_or_uniform
-        self.server: dict | None = None
-        self.parts: dict[int, tuple[Submodel, State]] = {}  # by the plan's id, which it keeps as long as it is here
+        self._last = LastValue()  # of a server, its parts: dict[int, tuple[Submodel, State]]
 
     def predict(self, server: dict, images: Tensor, client: int | None = None) -> Tensor:
         """Logits; see `Algorithm.predict`."""
@@ -76,9 +76,12 @@ class Deployed:
     def _part(self, server: dict, client: int) -> State:
         """A client's part of the global model, with statistics."""
         model, plan = self.fleet[client].model, self.plan(client)
-        if server is not self.server:
-            self.server, self.parts = server, {}
-        if id(plan) not in self.parts:
+        if (parts := self._last.of(server)) is None:
+            parts = self._last.keep(server, {})
+        if id(plan) not in parts:
             state = plan.extract(self.source(server))
-            self.parts[id(plan)] = plan, state | self.fed.statistics(state, model)
-        return self.parts[id(plan)][1]
+            parts[id(plan)] = plan, state | self.fed.statistics(state, model)  # the plan keeps its id while it is here
+        return parts[id(plan)][1]
+
+
+Deployed = SubmodelPredictor  # its name in version 0.1

@@ -222,7 +222,4 @@ def test_nothing_outside_knows_a_method_by_name():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ALGORITHMS:
                 known.add((str(where), node.value))
-    assert known == {
-        ("fl/config/fields.py", "fedmr"),
-        ("fl/runs/pathways.py", "femam"),
-    }  # the default; FeMAM's own file
+    assert known == {("fl/config/fields.py", "fedmr")}  # the default

@@ -14,11 +14,13 @@ from torch import nn
 
 import surgery
 from fl.algorithms.fedavg import fedavg
+from fl.algorithms.parts.envelope import Envelope
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.batches import make_batches
 from fl.federation import training
+from fl.federation.attack import Attack
 
 
 def module(name):
@@ -27,7 +29,7 @@ def module(name):
 
 local, ditto, DittoOptions = module("local").local, module("ditto").ditto, module("ditto").DittoOptions
 fedrep, FedRepOptions = module("fedrep").fedrep, module("fedrep").FedRepOptions
-pfedme, PFedMeOptions, Envelope = (getattr(module("pfedme"), name) for name in ("pfedme", "PFedMeOptions", "Envelope"))
+pfedme, PFedMeOptions = module("pfedme").pfedme, module("pfedme").PFedMeOptions
 fedavg_plus, FedAvgPlusOptions = module("fedavg_plus").fedavg_plus, module("fedavg_plus").FedAvgPlusOptions
 fesem, fesem_plus, FeSEMPlusOptions = (
     module("fesem").fesem,
@@ -215,6 +217,25 @@ def test_pfedme_whose_copy_follows_at_once_is_fedavg(federation_of):
         assert_close(floats(a["global"]), floats(b["global"]))
         assert seen.metrics == expected.metrics
         torch.testing.assert_close(seen.loss, expected.loss)
+
+
+def test_pfedmes_trained_states_are_the_copies_that_the_server_received(federation_of):
+    """Under an attack, too: what was tampered with is averaged, and both have the names of the model."""
+    fed = federation_of(participants=4)
+    names = fed.initial().keys()
+    attack = Attack(frozenset([1]), dataclasses.replace(fed.data, y=fed.data.y.flip(0)), amplify=5.0)
+    sent = []
+    for tampering in (None, attack):
+        there = dataclasses.replace(fed, attack=tampering)
+        server, trained = play(pfedme(there, PFedMeOptions(inner_steps=2)), there, 1)[0]
+        assert trained.states.keys() == trained.sent.keys() == names
+        mean = there.average(trained.sent, trained.sizes)
+        for name in names:  # mixing is 1
+            torch.testing.assert_close(server["global"][name], mean[name])
+        sent.append(trained.sent)
+    row = fed.sample(Rng(0, 1)).index(1)
+    changed = [k for k in range(4) if any(not torch.equal(sent[0][name][k], sent[1][name][k]) for name in names)]
+    assert changed == [row]
 
 
 def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():

@@ -5,11 +5,16 @@ tests/fl/test_run.py does so on the command line, for all methods among the slow
 
 import pytest
 import torch
-from rounds import SMALL
+from rounds import SMALL, play
+from selection import some
 
 from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
+from fl.config import Config
+from fl.federation.attack import AttackOptions
+from fl.federation.defence import Defence
 from fl.runs import checkpoint
+from fl.runs.assembly import build
 from zoo import Spec
 
 SPEC = Spec("cnn", num_classes=3, in_channels=1, image_size=8)
@@ -32,6 +37,35 @@ def test_a_round_after_a_checkpoint_is_the_round_without(make_federation, tmp_pa
     expected, _ = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
     found, _ = again.round(restored, again.choose(fed, restored, rng), rng)
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize("name", some(ALGORITHMS, ["fedmr", "ditto"]))
+def test_so_it_is_with_clients_that_come_and_go_are_malicious_and_train_in_another_precision(tmp_path, name):
+    """In a federation that is built anew, as a resumed run builds it."""
+    settings = {"clients": 6, "participants": 3, "samples": 200, "local_epochs": 1, "width": 0.1, "rounds": 5}
+    settings |= {"local_valid": 0.2, "fesem": SMALL.fesem, "fesem_plus": SMALL.fesem_plus, "femam": SMALL.femam}
+    settings |= {"precision": "bf16"} if name == "femam" else {"precision": "bf16", "crop": 1, "flip": True}
+    attack, defence = AttackOptions(share=0.4, amplify=3.0), Defence("median", clip=1.0)
+    asking = {
+        "masked": {"masked_loss": True},
+        "presence": {"joining": 0.2, "leaving": 0.2},
+        "tampering": {"attack": attack, "defence": defence},
+    }
+    for what in asking.keys() - ALGORITHMS[name].refuses.keys():
+        settings |= asking[what]
+    config = Config(algorithm=(name,), **settings)
+    fed, algorithm = build(config)
+    server = play(algorithm, fed, 3)[-1][0]
+    checkpoint.save(tmp_path, server, 3, fed.spec, {})
+    other, again = build(config)
+    restored, _ = checkpoint.restore(tmp_path, again.init(), other.spec)
+    for (found, trained), (expected, seen) in zip(
+        play(again, other, 2, 4, restored), play(algorithm, fed, 2, 4, server), strict=True
+    ):
+        assert_same(found, expected)
+        assert trained.sizes == seen.sizes
+        assert trained.metrics == seen.metrics
+        assert (trained.tampered is None) == (seen.tampered is None)
 
 
 def assert_same(server, expected):

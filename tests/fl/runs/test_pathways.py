@@ -1,5 +1,6 @@
 """A trained FeMAM that is saved, loaded and used, by its clients and by new ones."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from fl_flags import TINY
 
 import fl
 from fl import run as cli
+from fl.algorithms import ALGORITHMS
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 
@@ -84,7 +86,7 @@ def test_a_new_client_takes_what_lowers_its_loss_most(trained, mean, epsilon):
     assert epsilon < 1e9 or taken == {(0, -1, -1)}
 
 
-def test_what_cannot_be_used_is_refused(trained, tmp_path):
+def test_what_cannot_be_used_is_refused(trained, tmp_path, monkeypatch):
     folder, fed, _, _ = trained
     loaded = fl.Pathways.load(folder)
     x = fed.data.normalise(fed.data.test_x[:3])
@@ -105,8 +107,11 @@ def test_what_cannot_be_used_is_refused(trained, tmp_path):
     with pytest.raises(fl.FLError, match="cannot be read"):
         fl.Pathways.load(tmp_path / "none.safetensors")
     assert cli.main([*TINY, "--algorithm", "fedavg", "--out", str(tmp_path), "--name", "other"]) == 0
-    with pytest.raises(fl.FLError, match="a run of fedavg"):
+    with pytest.raises(fl.FLError, match="a run of fedavg, whose clients have no pathways: there are femam"):
         fl.Pathways.load(tmp_path / "other")
+    monkeypatch.setitem(ALGORITHMS, "femam", dataclasses.replace(ALGORITHMS["femam"], pathways=None))
+    with pytest.raises(fl.FLError, match="a run of femam, whose clients have no pathways"):  # as its METHOD says
+        fl.Pathways.load(folder)
 
 
 def test_the_run_tells_the_structure(trained):

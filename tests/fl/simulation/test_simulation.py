@@ -1,10 +1,12 @@
 import pytest
 import torch
 
-from fl.algorithms import FedMROptions, FedProxOptions
 from fl.base.rng import Rng
 from fl.config import Config
-from fl.engine import SGD
+from fl.engine import SGD, Precision
+from fl.engine.augment import Augment
+from fl.federation.attack import AttackOptions
+from fl.federation.defence import Defence
 from fl.runs.assembly import build
 
 
@@ -29,6 +31,29 @@ def test_every_setting_reaches_the_federation():
     assert all(len(s.test) == round(0.2 * t) for s, t in zip(fed.clients, totals, strict=True))
 
 
+def test_what_happens_to_clients_and_their_models_reaches_the_federation():
+    attack, defence = AttackOptions(share=0.3, amplify=4.0, kind="trigger"), Defence("trimmed", trim=0.3, clip=2.0)
+    config = Config(
+        algorithm=("fedavg",), clients=10, participants=3, rounds=6, partition="clusters", clusters=(2,), crop=2,
+        flip=True, precision="bf16", channels_last=True, deterministic=False, masked_loss=True, joining=0.2,
+        leaving=0.3, attack=attack, defence=defence,
+    )  # fmt: skip
+    fed, _ = build(config)
+    assert fed.augment == Augment(crop=2, flip=True)
+    assert fed.precision == Precision("bf16", channels_last=True, deterministic=False)
+    assert fed.masked
+    assert len(fed.attack.malicious) == 3
+    assert fed.attack.amplify == 4.0
+    assert not torch.equal(fed.attack.data.x, fed.data.x)  # the trigger
+    assert fed.defence == defence
+    assert [len(fed.presence.at(number)) for number in (1, 6)] == [8, 7]
+    assert fed.truth.unique().tolist() == [0, 1]
+    assert fed.asked == {"masked", "tampering", "presence"}
+    plain, _ = build(Config(algorithm=("fedavg",)))
+    assert (plain.augment, plain.precision, plain.defence) == (Augment(), Precision(), Defence())
+    assert (plain.attack, plain.presence, plain.masked, plain.asked) == (None, None, False, set())
+
+
 def test_alpha_and_minimum_reach_the_partition():
     sizes = {alpha: [len(s.train) for s in build(Config(alpha=alpha))[0].clients] for alpha in (0.1, 1000.0)}
     assert max(sizes[0.1]) - min(sizes[0.1]) > 50 > max(sizes[1000.0]) - min(sizes[1000.0])
@@ -36,24 +61,27 @@ def test_alpha_and_minimum_reach_the_partition():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "a", "b"),
+    ("a", "b"),
     [
-        ("fedprox", {"fedprox": FedProxOptions(mu=0.0)}, {"fedprox": FedProxOptions(mu=1.0)}),
-        ("fedmr", {"fedmr": FedMROptions(fraction=0.0)}, {"fedmr": FedMROptions(fraction=1.0)}),
-        ("fedmr", {"fedmr": FedMROptions(stage1_rounds=0)}, {"fedmr": FedMROptions(stage1_rounds=1)}),
-        ("fedmr", {"fedmr": FedMROptions(unit="layer")}, {"fedmr": FedMROptions(unit="tensor")}),
-        ("fedavg", {"lr": 0.01}, {"lr": 0.02}),
-        ("fedavg", {"momentum": 0.0}, {"momentum": 0.9}),
-        ("fedavg", {"weight_decay": 0.0}, {"weight_decay": 0.1}),
-        ("fedavg", {"seeds": (0,)}, {"seeds": (1,)}),
+        ({"lr": 0.01}, {"lr": 0.02}),
+        ({"momentum": 0.0}, {"momentum": 0.9}),
+        ({"weight_decay": 0.0}, {"weight_decay": 0.1}),
+        ({"seeds": (0,)}, {"seeds": (1,)}),
+        ({"crop": 0}, {"crop": 1}),
+        ({"flip": False}, {"flip": True}),
+        ({"precision": "float32"}, {"precision": "bf16"}),
+        ({"masked_loss": False}, {"masked_loss": True}),
+        ({"defence": Defence()}, {"defence": Defence("median")}),
+        ({"attack": AttackOptions()}, {"attack": AttackOptions(share=0.5)}),
     ],
 )
-def test_a_setting_changes_what_is_trained(algorithm, a, b):
+def test_a_setting_changes_what_is_trained(a, b):
+    """What methods do with their options is tested in tests/fl/algorithms/test_options.py."""
     ends = []
     for settings in (a, b):
-        _, method = build(Config(algorithm=(algorithm,), width=0.1, local_epochs=1, **settings))
+        _, method = build(Config(algorithm=("fedavg",), width=0.1, local_epochs=1, **settings))
         server, _ = method.round(method.init(), [0, 1, 2, 3, 4], Rng(0, 1))
-        ends.append(server.get("slots", server["global"]))
+        ends.append(server["global"])
     assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 

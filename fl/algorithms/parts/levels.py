@@ -1,0 +1,153 @@
+"""The three kinds of level that FeMAM adds up: one model for all clients, cluster models, a model for each client.
+
+Equations: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), appendix B.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts_of
+from fl.algorithms.parts.personal import put, take
+from fl.base.rng import Rng
+from fl.engine.objectives import Batch, Call, Objective, cross_entropy, proximal
+from fl.federation import Federation, traffic
+from fl.federation.own import Level
+from fl.federation.trained import Trained
+from surgery import Stack, State, broadcast
+from surgery.transfer import upload
+
+
+class Kind:
+    """What the kinds of level have in common.
+
+    Attributes:
+        width: the number of models.
+        lam: how strongly a participant's model is pulled towards the one that it received, while it trains.
+    """
+
+    def __init__(self, fed: Federation, lam: float, width: int) -> None:
+        self.fed, self.lam, self.width = fed, lam, width
+
+    def objective(self) -> Objective:
+        """What a participant minimises (B.2, B.5): the loss, and the pull if there is one."""
+        return proximal(self.lam) if self.lam else cross_entropy
+
+    def context(self, starts: Stack, clients: Sequence[int]) -> dict[str, Any]:
+        """What the objective needs to know of each participant."""
+        return {"anchor": starts} if self.lam else {}
+
+    def offers(self, level: Level) -> Tensor:
+        """The models that a client may choose from, at the end of a level that it never took part in: int64."""
+        return level.used[level.used >= 0].unique()
+
+    def counted(self, trained: Trained) -> Trained:
+        """The same, with the traffic of such a level."""
+        return trained
+
+
+class GlobalLevel(Kind):
+    """One model for all clients."""
+
+    def __init__(self, fed: Federation, lam: float) -> None:
+        super().__init__(fed, lam, 1)
+
+    def start(self) -> Tensor:
+        """The model that each client uses before a first level has been trained, -1 for none: int64 [clients]."""
+        return torch.zeros(len(self.fed.clients), dtype=torch.int64)
+
+    def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
+        """What each participant begins with (B.1a)."""
+        return broadcast(level.state(0), len(clients))
+
+    def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
+        """The level after a round: the mean of what the participants sent, by their numbers of samples (B.1b)."""
+        return level._replace(models=aggregate(self.fed, level.models, level.used, clients, trained))
+
+
+class ClusterLevel(Kind):
+    """A model for each cluster of clients, who are assigned anew whenever they take part.
+
+    Attributes:
+        clustering: how they are assigned.
+        share_gradients: whether a participant's loss is multiplied by its share of all samples.
+    """
+
+    def __init__(
+        self, fed: Federation, lam: float, clusters: int, clustering: Clustering, share_gradients: bool
+    ) -> None:
+        super().__init__(fed, lam, clusters)
+        self.clustering, self.share_gradients = clustering, share_gradients
+        self.sizes = fed.clients.train.sizes
+
+    def start(self) -> Tensor:
+        """Nobody is in a cluster yet."""
+        return torch.full((len(self.fed.clients),), -1)
+
+    def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
+        """The model of a participant's cluster; the mean of the cluster models if it is in none (B.1a)."""
+        return starts_of(level.models, level.used, clients, centre(level.models, level.used, self.sizes))
+
+    def objective(self) -> Objective:
+        """The loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
+        loss = _weighted if self.share_gradients else cross_entropy
+        return proximal(self.lam, loss) if self.lam else loss
+
+    def context(self, starts: Stack, clients: Sequence[int]) -> dict[str, Any]:
+        """The anchor of the pull, and the share of all samples."""
+        context = super().context(starts, clients)
+        if self.share_gradients:
+            context["weight"] = upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.x.device)
+        return context
+
+    def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
+        """The participants' new clusters (B.3), and the mean of what the participants of each cluster sent (B.1b)."""
+        return Level(*self.clustering.update(level.models, level.used, clients, trained, rng))
+
+
+class PersonalLevel(Kind):
+    """A model for each client, which never leaves it."""
+
+    def __init__(self, fed: Federation, lam: float) -> None:
+        super().__init__(fed, lam, len(fed.clients))
+
+    def start(self) -> Tensor:
+        """Everybody uses the model that is theirs."""
+        return torch.arange(self.width)
+
+    def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
+        """A participant goes on with its own model."""
+        return take(level.models, clients)
+
+    def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
+        """Every participant keeps what it trained, and from now on uses it, unless it was dropped."""
+        took = torch.tensor([client for client, size in zip(clients, trained.sizes) if size])
+        return Level(put(level.models, clients, trained.states), level.used.index_copy(0, took, took))
+
+    def offers(self, level: Level) -> Tensor:
+        """None: nobody receives another client's model."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def counted(self, trained: Trained) -> Trained:
+        """The same, with no traffic."""
+        return traffic.no_traffic(trained)
+
+
+def handed_out(trained: Trained, level: Level, kept: Level, offers: int) -> Trained:
+    """With the traffic of the end of a level. Every client that took part receives its model, one that did not all
+    models on offer; then, if somebody left a cluster, those who stay in it receive its new mean.
+
+    Args:
+        level: with the model that each client trained. kept: with the one that it keeps.
+        offers: the number of models on offer.
+    """
+    took, missed = (level.used >= 0).sum().item(), (level.used < 0).sum().item()
+    left = level.used[(level.used >= 0) & (kept.used < 0)].unique()
+    copies = took + missed * offers + torch.isin(kept.used, left).sum().item()
+    return traffic.add_bytes(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
+
+
+def _weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+    return context["weight"] * cross_entropy(call, params, context, batch)

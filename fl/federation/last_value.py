@@ -1,0 +1,60 @@
+"""One value that is remembered for as long as the tensors that it was computed from stay what they are."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+
+class LastValue:
+    """The value that was computed last, and what it was computed from: its source.
+
+    A source is a tensor, or dicts, lists and tuples of tensors and other objects. It is still the same if each of its
+    tensors is the same object, and nothing was written to it since, which PyTorch counts; other objects have to be
+    equal. Contents are not compared: that would read every weight, and wait for a GPU. So a copy of a tensor, or a new
+    view of it, is another source, and costs no more than computing the value again. Tensors made in inference mode
+    have no such count; nothing is remembered of them.
+
+    Tensors are held, and not just their ids: the id of a tensor that is gone may be given to a new one. A source
+    therefore stays in memory until the next value is kept. (Weak references would free it earlier, but not the value,
+    which is as large, and objects that have some cannot be pickled.)
+
+    >>> import torch
+    >>> last, weights = LastValue(), {"w": torch.zeros(2)}
+    >>> last.keep(weights, "a value")
+    'a value'
+    >>> last.of(weights)
+    'a value'
+    >>> weights["w"] += 1
+    >>> last.of(weights) is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._source: tuple[list, list, Any] | None = None
+        self._value: Any = None
+
+    def of(self, source: Any) -> Any:
+        """The value of this source, None if another one was kept, or none at all."""
+        if self._source is None:
+            return None
+        leaves, versions, structure = self._source
+        new, same = tree_flatten(source)
+        if structure != same or not all(map(_same, leaves, new)) or versions != _versions(new):
+            return None
+        return self._value
+
+    def keep(self, source: Any, value: Any) -> Any:
+        """Remember the value, and return it."""
+        leaves, structure = tree_flatten(source)
+        fixed = any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves)
+        self._source, self._value = (None, None) if fixed else ((leaves, _versions(leaves), structure), value)
+        return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b if isinstance(a, Tensor) or isinstance(b, Tensor) else a == b
+
+
+def _versions(leaves: list) -> list[int]:
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]

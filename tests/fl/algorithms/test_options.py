@@ -1,0 +1,125 @@
+"""Every option of every method is read: another value of it, given as a setting, changes what the method computes."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+import fl
+from fl import Config
+from fl.algorithms import MIXED, OPTIONS
+from fl.base.rng import Rng
+from fl.models.architectures import ArchitectureOptions
+
+TINY = {"clients": 4, "participants": 3, "samples": 80, "min_samples": 5, "local_epochs": 1, "batch_size": 10}
+TINY |= {"width": (0.1,), "lr": 0.1, "momentum": 0.5, "local_valid": 0.2, "rounds": 3}
+WIDTHS, DEPTHS = ({"choose": "cycle", **given} for given in ({"widths": (0.5, 1.0)}, {"depths": ("3-1-1", "2-1-1")}))
+SETTINGS = {
+    "one model": TINY,
+    "widths": TINY | {"architectures": ArchitectureOptions(**WIDTHS)},
+    "depths": TINY | {"architectures": ArchitectureOptions(**DEPTHS), "model": "resnet20", "rounds": 1},
+    "many clients": TINY | {"clients": 6, "participants": 6, "samples": 120},
+}
+OF_BLOCKS = {("fedfa", "graft"), ("flexifed", "strategy"), ("nefl", "step_sizes"), ("nefl", "keep")}
+
+BASE = {
+    "fedgen": {"noise": 4, "hidden": 6, "steps": 2, "batch": 6},
+    "femam": {"levels": ("global", "2", "personal"), "level_rounds": (1, 1)},
+    "fesem": {"clusters": 2},
+    "fesem_plus": {"clusters": 2, "epochs": 1},
+    "fedavg_plus": {"epochs": 1},
+    "pfedme": {"inner_steps": 2},
+}
+"""Options that make a method tiny."""
+
+BESIDE = {
+    ("femam", "clustering"): {"levels": ("2",), "level_rounds": ()},  # which has to last some rounds
+    ("femam", "prune"): {"epsilon": 1e6},
+    ("femam", "window"): {"level_rounds": (), "variance": 1e9, "window": 2},
+    ("femam", "variance"): {"level_rounds": (), "variance": 1e9, "window": 2},
+    ("fedfa", "quantile"): {"scale": "norm"},
+}
+"""Options by which another one matters."""
+
+OTHER = {
+    ("fedavg_plus", "epochs"): 0,
+    ("fedexp", "eps"): 100.0,
+    ("fedexp", "max_step"): 1.0,
+    ("fedfa", "quantile"): 0.5,
+    ("fedfa", "scale"): "rms",
+    ("fedgen", "decay"): 0.5,
+    ("fedmr", "fraction"): 1.0,
+    ("fedmr", "unit"): "tensor",
+    ("fedmut", "unit"): "tensor",
+    ("femam", "clustering"): "kmeans",
+    ("femam", "combine"): "mean",
+    ("femam", "compare"): "classifier",
+    ("femam", "epsilon"): 1e6,
+    ("femam", "lam"): 1.0,
+    ("femam", "level_rounds"): (2, 1),
+    ("femam", "levels"): ("global", "3", "personal"),
+    ("femam", "start"): "global",
+    ("femam", "variance"): 0.0,
+    ("fesem", "clustering"): "kmeans",
+    ("fesem", "compare"): "classifier",
+    ("fesem_plus", "clustering"): "kmeans",
+    ("fesem_plus", "compare"): "classifier",
+    ("flexifed", "strategy"): "basic",
+    ("nefl", "keep"): ("101",),
+}
+"""Other values, where they are not simply a larger number, or the opposite."""
+
+UNSEEN = {
+    ("fedmr", "secure"): "the models are the same; tests/fl/secure is about who sees them",
+}
+"""Options that change no result, and why."""
+
+CASES = [(name, field.name) for name, options in OPTIONS.items() for field in dataclasses.fields(options)]
+
+
+def other(name, option):
+    value = {option: getattr(OPTIONS[name], option), **BASE.get(name, {}), **BESIDE.get((name, option), {})}[option]
+    if (name, option) in OTHER:
+        return OTHER[name, option]
+    return not value if isinstance(value, bool) else value + (1 if isinstance(value, int) else 0.5)
+
+
+@cache
+def data():
+    return Config(dataset="digits", **TINY).load()
+
+
+def kind(name, option):
+    """The settings by which an option matters."""
+    if name in MIXED:
+        return "depths" if (name, option) in OF_BLOCKS else "widths"
+    return "many clients" if option == "compare" else "one model"
+
+
+@cache
+def results(name, options, kind):
+    """All that the server keeps after some rounds, but how far it is, and what clients predict."""
+    settings = SETTINGS[kind]
+    fed, algorithm = fl.build(Config(algorithm=(name,), **{name: options}, **settings), data())
+    server = algorithm.init()
+    for number in range(1, settings["rounds"] + 1):
+        rng = Rng(0, number)
+        server, _ = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
+    found = {(part, key): t for part in server.keys() - {"progress"} for key, t in server[part].items()}
+    x = fed.data.test_x[:20]
+    return found | {("predict", client): algorithm.predict(server, x, client) for client in (None, 0, 1, 2, 3)}
+
+
+@pytest.mark.parametrize(("name", "option"), [case for case in CASES if case not in UNSEEN])
+def test_another_value_makes_a_difference(name, option):
+    one = dataclasses.replace(OPTIONS[name], **BASE.get(name, {}) | BESIDE.get((name, option), {}))
+    two = dataclasses.replace(one, **{option: other(name, option)})
+    assert getattr(one, option) != getattr(two, option)
+    a, b = (results(name, options, kind(name, option)) for options in (one, two))
+    assert a.keys() != b.keys() or any(a[key].shape != b[key].shape or not torch.equal(a[key], b[key]) for key in a)
+
+
+def test_the_tables_are_of_options_that_there_are():
+    assert set(CASES) >= OTHER.keys() | BESIDE.keys() | UNSEEN.keys()
+    assert OPTIONS.keys() >= BASE.keys()
