@@ -7,11 +7,12 @@ from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
+from fl.algorithms.parts.secure_round import recombine
 from fl.base.errors import FLError, naming
 from fl.base.flags import Natural, Share, one_of
 from fl.federation import Federation
 from fl.federation.own import shared
-from fl.secure import recombine, require
+from fl.secure import require
 from surgery import broadcast, layers, permutations, segments, shuffle
 
 

@@ -14,7 +14,7 @@ from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, Personal
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast0, Lengths, Names, number, one_of
 from fl.base.rng import Rng
-from fl.engine.objectives import beside
+from fl.engine.objectives import with_logits
 from fl.federation import Federation
 from fl.federation.own import Level, Own, count
 from fl.federation.own import predict as own_logits
@@ -85,7 +85,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     clustering = Clustering.make(fed, options.clustering, options.compare, "femam")
     kinds = [_kind(fed, options, clustering, name) for name in options.levels]
     names, last = [f"level{number}" for number in range(1, len(kinds) + 1)], len(kinds) - 1
-    objectives = [beside(kind.objective()) if at else kind.objective() for at, kind in enumerate(kinds)]
+    objectives = [with_logits(kind.objective()) if at else kind.objective() for at, kind in enumerate(kinds)]
     n, mean = len(fed.clients), options.combine == "mean"
     cache = Cache(fed) if last else None
     validation = Validation(fed, cache, mean) if last and (options.prune or not options.level_rounds) else None
@@ -109,7 +109,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         context, logits = kind.context(starts, clients), cache.table(below) if at else None
         if at and mean:
             context["share"] = upload(1 / (1 + count(below, n)[clients]), fed.data.x.device)
-        trained = fed.train(starts, clients, rng, objectives[at], context, beside=logits)  # lines 6 to 9
+        trained = fed.train(starts, clients, rng, objectives[at], context, per_sample=logits)  # lines 6 to 9
         level = kind.collect(level, clients, trained, rng)  # lines 10 to 12
 
         progress = {**progress, "rounds": progress["rounds"] + 1, "members": level.used}

@@ -41,7 +41,7 @@ class Slot(Replica):
 
     def __init__(self, group: Group, capture: Capture, warm_up: int) -> None:
         super().__init__(group)
-        self.read = self.job.data, self.job.beside  # the graph reads their memory
+        self.read = self.job.data, self.job.per_sample  # the graph reads their memory
         self.mine = tree_map(lambda tensor: tensor[0].clone(), self.context)
         self.rows = self.job.batches.rows.new_zeros(_WINDOW, self.job.batches.rows.shape[-1])
         self.next = torch.zeros(1, dtype=torch.int64, device=self.job.device)
@@ -130,10 +130,11 @@ class Kept:
         """The program for exactly what this group does; a new one, without captures, if there was none lately."""
         key = _meaning(group)
         if key not in self.programs:
-            if stale := [k for k in self.programs if k[1] not in (key[1], id(None)) and group[0].beside is not None]:
-                _wait(group[0].device)  # tables beside the samples are large, and an earlier one is not used again
-                for k in stale:
-                    del self.programs[k]
+            stale = [other for other in self.programs if other[1] not in (key[1], id(None))]
+            if stale and group[0].per_sample is not None:
+                _wait(group[0].device)  # such values can be large, and earlier ones are not used again
+                for other in stale:
+                    del self.programs[other]
             self.programs[key] = Program()
             self.made += 1
             if len(self.programs) > _PROGRAMS:
@@ -160,7 +161,7 @@ def _meaning(group: Group) -> tuple:
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
     # A model's printed form shows its modules' settings (rates, momenta), which a capture contains.
     what = str(job.model), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
-    return (id(job.data), id(job.beside), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
+    return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
 
 
 def train(groups: Sequence[Group]) -> list[Results]:

@@ -26,7 +26,7 @@ class Job:
         data: resident on the device that trains.
         batches: which samples each client sees at each step, and how these are changed at random.
         ascent: how far from its parameters a client takes the gradient of a step; None: at the parameters.
-        beside: [N, ...], a value for each training sample of the data, passed to the objective with it; or None.
+        per_sample: [N, ...], a value for each training sample of the data, passed to the objective with it; or None.
     """
 
     model: nn.Module
@@ -36,7 +36,7 @@ class Job:
     objective: Objective
     ascent: Ascent | None = None
     precision: Precision = Precision()
-    beside: Tensor | None = None
+    per_sample: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -62,9 +62,9 @@ class Job:
         x = self.data.normalise(x, dtype)
         if self.precision.channels_last and x.ndim == 4:
             x = x.to(memory_format=torch.channels_last)  # contiguous() would leave gray images as they are
-        if self.beside is None:
+        if self.per_sample is None:
             return x, self.data.y[step.index]
-        return x, self.data.y[step.index], self.beside[step.index]
+        return x, self.data.y[step.index], self.per_sample[step.index]
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
         """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""

@@ -2,7 +2,7 @@
 
 An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
 model in training mode with that client's buffers; `context` is a dict of tensors that the algorithm passes for the
-client (anchors, masks); `batch` is (x, y), or (x, y, beside) if the algorithm passes values for each sample (cached
+client (anchors, masks); `batch` is (x, y), or (x, y, per_sample) if the algorithm passes values for each sample (cached
 logits). The engine differentiates the loss with respect to `params`.
 
 An ascent takes (params, gradients) of one client and returns a step; the gradient that moves the client is then that of
@@ -62,8 +62,8 @@ def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
     return pulled
 
 
-def beside(objective: Objective) -> Objective:
-    """The objective of a model whose logits are added to those beside the samples (FeMAM, equation 8).
+def with_logits(objective: Objective) -> Objective:
+    """The objective of a model whose logits are added to those given for the samples (FeMAM, equation 8).
 
     With "share" in the context, a number for each client, the sum is multiplied by it (for the mean of several models'
     logits).

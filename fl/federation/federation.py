@@ -130,7 +130,7 @@ class Federation(Population):
         objective: Objective = cross_entropy,
         context: Any = None,
         ascent: Ascent | None = None,
-        beside: Tensor | None = None,
+        per_sample: Tensor | None = None,
     ) -> Trained:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
@@ -139,7 +139,7 @@ class Federation(Population):
 
         Args:
             objective, context, ascent: see `fl.engine.objectives`; the context's tensors have a leading axis K.
-            beside: [N, ...], values beside each of the data's training samples, for the objective.
+            per_sample: [N, ...], values for each of the training samples, given to the objective with it.
 
         Raises:
             FLError: if all clients have to be dropped, or have models of several architectures.
@@ -151,7 +151,7 @@ class Federation(Population):
             )
         if count(starts) != len(clients):
             raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
-        each = LocalObjective(objective, context or {}, ascent, beside)
+        each = LocalObjective(objective, context or {}, ascent, per_sample)
         return self._train(Cohort(clients, [self.model] * len(clients), starts), each, rng)
 
     def train_mixed(

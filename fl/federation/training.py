@@ -27,13 +27,13 @@ class LocalObjective(NamedTuple):
     Attributes:
         objective, ascent: see `fl.engine.objectives`.
         context: the objective's input: tensors with a leading axis K, or for a list of states a list of K contexts.
-        beside: [N, ...], values beside each of the data's training samples.
+        per_sample: [N, ...], values for each of the training samples.
     """
 
     objective: Objective = cross_entropy
     context: Any = None
     ascent: Ascent | None = None
-    beside: Tensor | None = None
+    per_sample: Tensor | None = None
 
 
 def train_cohort(
@@ -84,7 +84,7 @@ def make_group(
         parts, clients, local.epochs, local.batch_size, rng, x.device, local.repeats, local.augment, x.shape[-1]
     )
     optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
-    settings = (optimizer, objective.objective, objective.ascent, local.precision, objective.beside)
+    settings = (optimizer, objective.objective, objective.ascent, local.precision, objective.per_sample)
     return Job(model, population.data, batches, *settings), starts, objective.context or {}
 
 

@@ -48,12 +48,11 @@ from fl.secure.crypto import require
 from fl.secure.faults import Cause, Fault
 from fl.secure.network import Network
 from fl.secure.party import Envelope
-from fl.secure.round import recombine
 from fl.secure.server import Server
 from fl.secure.session import Outcome, exchange
 from fl.secure.wire import SERVER
 
 __all__ = [
     "SERVER", "Cause", "Client", "Envelope", "Fault", "Network", "Outcome", "Server",
-    "exchange", "recombine", "require",
+    "exchange", "require",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from fl.base.rng import Rng
 from fl.config.command_line import parse
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
-from fl.engine.objectives import beside, cross_entropy
+from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.training import LocalObjective, make_group
 from fl.runs.simulation import Simulation
 from fl.simulation.rounds import rounds as play
@@ -307,10 +307,10 @@ def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(prete
 def test_tables_of_former_rounds_are_not_kept(pretended, make_federation):
     """What stands beside the samples is large; FeMAM has another table for each of its levels."""
     job, *rest = one_group(make_federation)
-    tables, objective = [torch.zeros(len(job.data.y), 3).to("cuda") for _ in range(3)], beside(cross_entropy)
+    tables, objective = [torch.zeros(len(job.data.y), 3).to("cuda") for _ in range(3)], with_logits(cross_entropy)
     refs = [weakref.ref(table) for table in tables]
     for table in tables:
-        train([(dataclasses.replace(job, objective=objective, beside=table), *rest)], "graphs")
+        train([(dataclasses.replace(job, objective=objective, per_sample=table), *rest)], "graphs")
     del tables, table
     assert [ref() is not None for ref in refs] == [False, False, True]
 
@@ -334,7 +334,7 @@ def test_a_graph_reads_the_data_that_it_was_captured_with(pretended, make_federa
     for number in range(3):
         data = dataclasses.replace(job.data, y=(job.data.y + number) % 3)
         table = torch.zeros(len(data.y), 3).to("cuda")
-        group = (dataclasses.replace(job, data=data, beside=table, objective=beside(cross_entropy)), *rest)
+        group = (dataclasses.replace(job, data=data, per_sample=table, objective=with_logits(cross_entropy)), *rest)
         found, expected = (train([group], backend)[0] for backend in ("graphs", "loop"))
         assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
         kept = weakref.ref(data), weakref.ref(table)

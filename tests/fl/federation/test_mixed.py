@@ -20,7 +20,7 @@ from fl.engine import SGD, Adam, Precision, graphs, loop, workers
 from fl.engine.batches import make_batches
 from fl.engine.job import Results
 from fl.engine.memory import keep_freed_memory
-from fl.engine.objectives import beside, cross_entropy, masked, proximal
+from fl.engine.objectives import cross_entropy, masked, proximal, with_logits
 from fl.engine.replica import Replica
 from fl.federation.training import LocalObjective, make_group
 
@@ -210,7 +210,7 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
 
 def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federation):
     """The first table is gone when the second comes, and its place in memory may be taken."""
-    fed, objective = make_federation("cnn", dtype=torch.float64, optimizer=SGD(2**-5)), beside(cross_entropy)
+    fed, objective = make_federation("cnn", dtype=torch.float64, optimizer=SGD(2**-5)), with_logits(cross_entropy)
     captures = []
     starts = surgery.broadcast(fed.initial(), 3)
     for number, scale in enumerate((1.0, 1.0, -1.0), 1):
@@ -218,7 +218,13 @@ def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federa
         if number != 2:
             table = scale * torch.rand(len(fed.data.y), 3, generator=generator, dtype=torch.float64)
         group = make_group(
-            fed, fed.local, fed.model, starts, [0, 1, 2], LocalObjective(objective, {}, beside=table), Rng(0, number)
+            fed,
+            fed.local,
+            fed.model,
+            starts,
+            [0, 1, 2],
+            LocalObjective(objective, {}, per_sample=table),
+            Rng(0, number),
         )
         (result,) = graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
         (expected,) = loop.train([group])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import surgery
 from fl.algorithms import FedMROptions, fedmr, indep
+from fl.algorithms.parts.secure_round import recombine
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine.objectives import cross_entropy
@@ -23,7 +24,6 @@ from fl.federation.trained import Trained
 from fl.secure.client import Client
 from fl.secure.network import Network
 from fl.secure.pieces import from_bytes, to_bytes
-from fl.secure.round import recombine
 from fl.secure.server import Server
 from fl.secure.session import exchange
 from fl.secure.wire import SERVER, Kind
