@@ -92,14 +92,14 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     def round(server, clients, rng):
         generator, factor = server["generator"], options.decay ** (rng.round - 1)
         trained_before = generator["seen"].any().to(like.dtype)  # a tensor: nothing waits for the device
-        told = {
+        common = {
             "labels": generator["seen"].int().argsort(descending=True, stable=True),
             "known": generator["seen"].sum(),
             "alpha": options.alpha * factor * trained_before,
             "beta": options.beta * factor * trained_before,
         }
         k = len(clients)
-        context = {"generator": broadcast(generator, k), **broadcast(told, k)}
+        context = {"generator": broadcast(generator, k), **broadcast(common, k)}
         trained = fed.train(broadcast(server["global"], k), clients, rng, objective, context)
 
         sent = torch.tensor([size > 0 for size in trained.sizes])  # dropped clients send nothing

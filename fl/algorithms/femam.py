@@ -127,9 +127,9 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
         pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
         first = {"global": centre(kept.models, kept.used, fed.clients.train.sizes)} if at == 0 else {}
-        told = {"level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
+        columns = {"level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
         server = {**server, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
-        return server, trained._replace(metrics={**trained.metrics, **told})
+        return server, trained._replace(metrics={**trained.metrics, **columns})
 
     def new_model(server, at: int, rng: Rng) -> State:
         """What a level begins from (line 2): the same model for all of its clusters or clients."""

@@ -369,6 +369,16 @@ def test_without_pruning_who_took_no_part_has_no_model(make_federation):
     assert level(server, 3)[1].tolist() == [-1, 1, 2, -1]
 
 
+def test_nobody_is_given_another_clients_personal_model(make_federation):
+    """Not even where any model would be kept: clients 0 and 3 miss the personal level."""
+    fed = linear(make_federation, participants=2)
+    method = femam(fed, FeMAMOptions(("global", "personal"), (1,), epsilon=-100.0))
+    server = method.init()
+    for number, clients in enumerate(([0, 1], [1, 2], [2, 1]), 1):
+        server, _ = method.round(server, clients, Rng(0, number))
+    assert level(server, 2)[1].tolist() == [-1, 1, 2, -1]
+
+
 def test_a_last_level_of_clusters_is_judged_after_every_round(make_federation):
     """Who is better off without its model goes on training it."""
     fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
