@@ -70,7 +70,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         factors = None
         if options.scale != "none":  # lines 12 and 18
             factors = submodel_factors(
-                trained.sent, plans, options.quantile, groups, trained.sizes, measure=options.scale
+                trained.sent, plans, q=options.quantile, groups=groups, weights=trained.sizes, measure=options.scale
             )
         mean = fed.average_submodels(trained.sent, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained

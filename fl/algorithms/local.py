@@ -30,7 +30,9 @@ def on_their_own(fed: Federation) -> Algorithm:
     def round(server, clients, rng):
         trained = fed.train(take(server["personal"], clients), clients, rng)
         personal = put(server["personal"], clients, trained.states)
-        return {"global": average(personal, fed.clients.train.sizes), "personal": personal}, traffic.none(trained)
+        return {"global": average(personal, weights=fed.clients.train.sizes), "personal": personal}, traffic.none(
+            trained
+        )
 
     def predict(server, images, client=None):
         if client is None:

@@ -50,8 +50,8 @@ class Defence:
         could lie about the others.
         """
         if self.rule == "mean":
-            return average(models, weights, fallback=fallback)
-        return trimmed_mean(models, self._share(), weights, fallback=fallback)
+            return average(models, weights=weights, fallback=fallback)
+        return trimmed_mean(models, trim=self._share(), weights=weights, fallback=fallback)
 
     def average_submodels(
         self,
@@ -63,8 +63,10 @@ class Defence:
     ) -> State:
         """`surgery.average_submodels` by the rule, among the clients that cover an element."""
         if self.rule == "mean":
-            return average_submodels(states, plans, fallback, weights, factors=factors)
-        return trimmed_mean_submodels(states, plans, fallback, self._share(), weights, factors)
+            return average_submodels(states, plans, fallback=fallback, weights=weights, factors=factors)
+        return trimmed_mean_submodels(
+            states, plans, fallback=fallback, trim=self._share(), weights=weights, factors=factors
+        )
 
     def _share(self) -> float:
         return 0.5 if self.rule == "median" else self.trim

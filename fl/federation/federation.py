@@ -14,7 +14,7 @@ from fl.engine.objectives import Ascent, Objective, cross_entropy
 from fl.federation.inference import LastState, collect, infer, infer_each, lacks_statistics
 from fl.federation.population import Population
 from fl.federation.training import Aim, train_cohort
-from surgery import Stack, State, count
+from surgery import Stack, State, stack_size
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Federation(Population):
                 f"clients have models of {len(self.fleet.architectures)} architectures, and this method trains one for "
                 "all: take a method for such clients, or leave Federation(fleet=...) out"
             )
-        if count(starts) != len(clients):
-            raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
+        if stack_size(starts) != len(clients):
+            raise FLError(f"{stack_size(starts)} starting states for {len(clients)} clients: give one each")
         aim = Aim(objective, context or {}, ascent, beside)
         return train_cohort(self, [self.model] * len(clients), starts, clients, aim, rng)
 

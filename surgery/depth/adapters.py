@@ -4,8 +4,8 @@ import re
 
 from torch import nn
 
-from surgery.depth.parts import Part
-from surgery.state import owners
+from surgery.depth.state_tree import Part
+from surgery.states import owners
 
 
 def declared_blocks(model: nn.Module) -> list[str]:

@@ -5,23 +5,26 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from surgery.deprecated import formerly
 from surgery.depth.check import check_depth
-from surgery.depth.identity import silence
-from surgery.depth.parts import as_module
-from surgery.depth.place import copy_block, drop, insert, tensors
+from surgery.depth.identity import zero_branches
 from surgery.depth.sections import Section, changes_shape, repeatable, sections
+from surgery.depth.state_tree import as_module
+from surgery.depth.tree_edits import copy_block, drop, insert, tensors
 from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.state import State
+from surgery.states import State
 from surgery.submodel import Source, Submodel, structure
 
 Depths: TypeAlias = Sequence[int] | Mapping[str, int]
 Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
-Stand: TypeAlias = Literal["equal", "corner", "none"]
+StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 
 
+@formerly("model depths mode example")
 def graft(
     model: nn.Module | State,
+    *,
     depths: Depths,
     mode: Literal["copy", "identity"] = "copy",
     example: Tensor | tuple | None = None,
@@ -52,7 +55,7 @@ def graft(
         SurgeryError: for a section that is deeper already or whose last block cannot be repeated.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    >>> deeper, plan = graft(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)), [3])
+    >>> deeper, plan = graft(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)), depths=[3])
     >>> len(deeper), [source.name for source in plan.entries["2.0.weight"]]
     (5, ['2.0.weight', '3.0.weight'])
     """
@@ -75,7 +78,7 @@ def graft(
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors(deeper).items()}
     replace_tensors(deeper, {key: tensor.detach().clone() for key, tensor in originals.items()}, originals)
     if mode == "identity":
-        silence(model, deeper, made, example)
+        zero_branches(model, deeper, made, example)
     elif example is not None:
         check_depth(root, deeper, example, {s: {s.blocks[-1]: depth - len(s.blocks)} for s, depth in asked})
     plan = Submodel(
@@ -108,8 +111,13 @@ def _repeat(
     return edits, made
 
 
+@formerly("model keep example stands_for", depths="keep", stand="stands_for")
 def ungraft(
-    model: nn.Module | State, depths: Kept, example: Tensor | tuple | None = None, stand: Stand = "equal"
+    model: nn.Module | State,
+    *,
+    keep: Kept,
+    stands_for: StandsFor = "equal",
+    example: Tensor | tuple | None = None,
 ) -> tuple[nn.Module | State, Submodel]:
     """Make a model shallower: drop blocks of each section; the inverse of `graft`, and more.
 
@@ -134,25 +142,25 @@ def ungraft(
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), block(), nn.Linear(4, 2))
-    >>> shallow, plan = ungraft(net, [1])
+    >>> shallow, plan = ungraft(net, keep=[1])
     >>> len(shallow), [source.name for source in plan.entries["1.0.bias"]]
     (3, ['1.0.bias', '2.0.bias', '3.0.bias'])
-    >>> shallow, plan = ungraft(net, [(0, 2)], stand="none")
+    >>> shallow, plan = ungraft(net, keep=[(0, 2)], stands_for="none")
     >>> len(shallow), [source.name for source in plan.entries["2.0.bias"]]
     (4, ['3.0.bias'])
     """
-    if stand not in ("equal", "corner", "none"):
-        raise SurgeryError(f"unknown stand={stand!r}: choose equal, corner or none")
+    if stands_for not in ("equal", "corner", "none"):
+        raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none")
     root = as_module(model)
     full = tensors(root)
     name_of = {id(tensor): name for name, tensor in full.items()}
     shallow, _ = copy_sharing(root)
     edits, standing, changes = [], {}, {}
-    for section, depth in reversed(_asked(model, depths)):
+    for section, depth in reversed(_asked(model, keep)):
         kept = _positions(root, section, depth)
         for position, following in zip(kept, (*kept[1:], len(section.blocks))):
             for block in section.blocks[position + 1 : following]:
-                for name, source in _stood_for(full, section.blocks[position], block, stand):
+                for name, source in _stood_for(full, section.blocks[position], block, stands_for):
                     standing.setdefault(name, []).append(source)
         dropped = [block for position, block in enumerate(section.blocks) if position not in kept]
         changes[section] = dict.fromkeys(dropped, -1)
@@ -198,11 +206,11 @@ def _positions(root: nn.Module, section: Section, depth: int | Sequence[int]) ->
     return depth
 
 
-def _stood_for(full: Mapping[str, Tensor], kept: str, dropped: str, stand: Stand) -> list[tuple[str, Source]]:
+def _stood_for(full: Mapping[str, Tensor], kept: str, dropped: str, stands_for: StandsFor) -> list[tuple[str, Source]]:
     """(the name of a tensor of a kept block, what it stands for in a dropped one)."""
     own, other = _below(full, kept), _below(full, dropped)
     equal = {name: t.shape for name, t in own.items()} == {name: t.shape for name, t in other.items()}
-    if stand == "none" or (stand == "equal" and not equal):
+    if stands_for == "none" or (stands_for == "equal" and not equal):
         return []
     pairs = [(name, t.shape, other[name].shape) for name, t in own.items() if name in other]
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from surgery.state import owners
+from surgery.states import owners
 
 # What differs between blocks of one interface: depth schedules, positions, and the shift of shifted windows.
 _HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training|inplace|dynamic_mask|always_partition")

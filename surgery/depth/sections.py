@@ -8,9 +8,9 @@ from torch import nn
 
 from surgery.depth.adapters import declared_blocks
 from surgery.depth.interface import matrices, signature, strided, widths
-from surgery.depth.parts import Part, as_module
+from surgery.depth.state_tree import Part, as_module
 from surgery.edits import Chain, Skip
-from surgery.state import State, owners
+from surgery.states import State, owners
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

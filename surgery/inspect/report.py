@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import in_mode
-from surgery.layers import Layer, layers
-from surgery.named import example_input
-from surgery.state import state
+from surgery.libraries import example_input
+from surgery.states import state
 from surgery.submodel import Submodel, fingerprint
 from surgery.width.narrow import narrow
 from surgery.width.widths import Width, widths
@@ -130,18 +130,18 @@ def inspect(
     if depth is not None:
         have, check = [len(section.blocks) for section in found], None if problem else example
         if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
-            changed, plan = graft(changed, [max(d, h) for d, h in zip(depth, have)], example=check)
+            changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=check)
             places = {key: [s.name for p in now for s in plan.entries[p]] for key, now in places.items()}
-        changed, plan = ungraft(changed, depth, example=check)
+        changed, plan = ungraft(changed, keep=depth, example=check)
         places = _through(places, plan)
     coupled: list[Width] = []
     if not problem:
         try:
-            coupled = widths(changed, example, 1.0 if width is None else width, **_heads(width, heads))
+            coupled = widths(changed, example=example, rate=1.0 if width is None else width, **_heads(width, heads))
         except SurgeryError as error:
             problem = f"has widths that cannot be followed: {error}"
         if width is not None:
-            changed, _ = narrow(changed, width, example, heads=heads)
+            changed, _ = narrow(changed, rate=width, example=example, heads=heads)
     after = None
     if changed is not model:
         failed, after = _measured(changed, example)

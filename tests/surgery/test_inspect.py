@@ -8,7 +8,7 @@ from surgery import state
 from surgery.__main__ import main
 from surgery.inspect.describe import describe
 from surgery.inspect.report import count_macs, inspect
-from surgery.named import named
+from surgery.libraries import named
 
 RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
 
@@ -74,7 +74,7 @@ def test_the_fingerprint_is_that_of_the_plan(capsys):
     from surgery.width.narrow import narrow
 
     found = facts(capsys, *RESNET, "--width", "0.5")
-    _, plan = narrow(named("torchvision:resnet18"), 0.5, torch.zeros(2, 3, 32, 32))
+    _, plan = narrow(named("torchvision:resnet18"), rate=0.5, example=torch.zeros(2, 3, 32, 32))
     assert found["before"]["fingerprint"] == plan.fingerprint
 
 
@@ -123,7 +123,7 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
     assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2", "--plot", str(file)]) == 0
     assert file.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
     assert file.stat().st_size > 5000
-    assert f"drawn in {file}" in capsys.readouterr().out
+    assert f"saved the picture as {file}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

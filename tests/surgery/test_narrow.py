@@ -17,7 +17,7 @@ from torch import nn
 import surgery
 import zoo
 from surgery import SurgeryError, load, narrow, state
-from surgery.forward import run
+from surgery.forward import call as forward
 from surgery.submodel import Submodel
 
 timm = pytest.importorskip("timm")
@@ -41,7 +41,7 @@ def randomized(model, seed=0):
 
 def call(model, x):
     with torch.no_grad():
-        return run(model.eval(), x)
+        return forward(model.eval(), x)
 
 
 def deep(model):
@@ -106,7 +106,7 @@ def assert_trains(small, x, seed=0):
     small = copy.deepcopy(small).train()
     optimizer = torch.optim.SGD(small.parameters(), lr=1e-3)
     before = {n: t.clone() for n, t in state(small).items()}
-    run(small, x).square().mean().backward()
+    forward(small, x).square().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in small.parameters() if p.grad is not None)
     optimizer.step()
     assert any(not torch.equal(before[n], t) for n, t in state(small).items())
@@ -359,7 +359,7 @@ hypothesis_settings = settings(deadline=None, suppress_health_check=list(HealthC
 def narrowed(model, x, rate):
     """Narrow must not fail, but where groups of one width cannot be told from groups of another."""
     try:
-        return narrow(model, rate, x)
+        return narrow(model, rate=rate, example=x)
     except SurgeryError as error:
         grouping = [m for m in model.modules() if isinstance(m, nn.GroupNorm | Shuffle) or getattr(m, "groups", 1) > 1]
         if len(grouping) < 2 or not ("fit together" in str(error) or "share digits" in str(error)):
@@ -412,7 +412,7 @@ def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate):
     model, x, _ = net
     small, plan = check_everything(model, x, rate)
     assert_zero_oracle(model, small, plan, x)
-    for width in surgery.widths(model, x, rate):
+    for width in surgery.widths(model, example=x, rate=rate):
         assert width.kept == width.size or width.kept == max(1, math.ceil(round(rate * width.size, 9)))
         assert width.kept == width.size or not width.reason
 
@@ -458,7 +458,7 @@ def test_coupled_widths_are_those_of_torch_pruning():
         x = torch.randn(1, 3, 64, 64)
         names = {id(module): name for name, module in model.named_modules()}
         graph = tp.DependencyGraph().build_dependency(model.eval(), x)
-        ours = [set(width.members) for width in surgery.widths(model, x)]
+        ours = [set(width.members) for width in surgery.widths(model, example=x)]
         for layer in [m for m in model.modules() if isinstance(m, nn.Conv2d)]:
             expected = set()
             for dependency, _ in graph.get_pruning_group(layer, tp.prune_conv_out_channels, [0]):
@@ -604,7 +604,7 @@ def images(side):
 
 def assert_native(model, native, x, rate=0.5, **options):
     """Narrow is what the constructor makes with half the widths: tensors, and all that is computed from them."""
-    small, plan = narrow(randomized(model), rate, x, **options)
+    small, plan = narrow(randomized(model), rate=rate, example=x, **options)
     assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
     load(native, plan.extract(state(model)))
     torch.testing.assert_close(call(small, x), call(native, x), rtol=1e-5, atol=1e-5)
@@ -628,7 +628,7 @@ def test_scale_where_the_head_dimension_is_the_number_of_tokens():
 
 
 def test_multihead_attention_says_its_head_dimension():
-    small, _ = narrow(Encoder(32, 4, 64), 0.5, images(0))
+    small, _ = narrow(Encoder(32, 4, 64), rate=0.5, example=images(0))
     attention = small.encoder.layers[0].self_attn
     assert (attention.embed_dim, attention.num_heads, attention.head_dim) == (16, 4, 4)
 
@@ -636,7 +636,7 @@ def test_multihead_attention_says_its_head_dimension():
 @pytest.mark.parametrize(("dim", "heads", "rate"), [(16, 4, 0.6), (64, 8, 0.6), (16, 4, 0.3)])
 def test_multihead_attention_with_as_many_heads_as_dimensions(dim, heads, rate):
     model = Images(nn.Linear(7, dim), Multihead(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, rate, images(0))
+    small, _ = narrow(model, rate=rate, example=images(0))
     assert small.steps[1].attention.num_heads == heads
     assert small.steps[1].attention.embed_dim == heads * math.ceil(rate * dim / heads)
 
@@ -644,7 +644,7 @@ def test_multihead_attention_with_as_many_heads_as_dimensions(dim, heads, rate):
 @pytest.mark.xfail(strict=True, reason="of sequences of length 1 the attention is left whole")
 def test_multihead_attention_after_a_recurrent_layer():
     model = Images(nn.Linear(7, 12), Recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
-    small, _ = narrow(model, 0.5, torch.randn(3, 1, 7))
+    small, _ = narrow(model, rate=0.5, example=torch.randn(3, 1, 7))
     assert small.steps[2].attention.embed_dim == 6
 
 
@@ -658,7 +658,7 @@ def test_zoo_models_are_their_own_narrow_models():
         options = {"num_classes": 4, "in_channels": 3, "image_size": 16}
         x = images(16)
         full = zoo.create(name, width=1.0, **options)
-        small, plan = narrow(randomized(full), 0.5, x)
+        small, plan = narrow(randomized(full), rate=0.5, example=x)
         native = zoo.create(name, width=0.5, **options)
         assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
         assert torch.equal(call(small, x), call(load(native, plan.extract(state(full))), x))
@@ -677,7 +677,7 @@ TIMM = "efficientnet_lite0 resnext26ts ghostnet_100 eca_resnet33ts skresnet18 fa
 def test_torchvision_models(name):
     model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7).double())
     x = images(64).double()
-    small, plan = narrow(model, 0.3, x)
+    small, plan = narrow(model, rate=0.3, example=x)
     assert elements(small) < 0.4 * elements(model)
     assert_zero_oracle(model, small, plan, x)
     assert_true(small)
@@ -688,7 +688,7 @@ def test_torchvision_models(name):
 def test_large_torchvision_models(name):
     options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7, **options).double())
-    small, plan = narrow(model, 0.3, images(64).double())
+    small, plan = narrow(model, rate=0.3, example=images(64).double())
     assert_zero_oracle(model, small, plan, images(64).double())
 
 
@@ -696,7 +696,7 @@ def test_large_torchvision_models(name):
 def test_timm_models(name):
     model = randomized(timm.create_model(name, num_classes=7).double())
     x = images(64).double()
-    small, plan = narrow(model, 0.7, x)
+    small, plan = narrow(model, rate=0.7, example=x)
     assert elements(small) < 0.62 * elements(model)
     assert_zero_oracle(model, small, plan, x)
 
@@ -705,7 +705,7 @@ def test_timm_models(name):
 def test_timm_models_with_norms_over_channels(name):
     model = randomized(timm.create_model(name, num_classes=7))
     before = deep(model)
-    small, plan = narrow(model, 0.5, images(64))
+    small, plan = narrow(model, rate=0.5, example=images(64))
     assert_unchanged(model, before)
     assert_plan(model, small, plan)
     assert elements(small) < 0.3 * elements(model) or name != "convnext_atto"
@@ -723,11 +723,11 @@ def small_net(**options):
 
 def test_rounding_to_multiples():
     model = Images(nn.Conv2d(3, 20, 1), nn.Conv2d(20, 50, 1), nn.Flatten(), nn.Linear(50 * 16, 5))
-    small, _ = narrow(model, 0.5, images(4), rounding=lambda width: max(8, round(width / 8) * 8))
+    small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: max(8, round(width / 8) * 8))
     assert (small.steps[0].out_channels, small.steps[1].out_channels) == (8, 24)
-    small, _ = narrow(model, 0.5, images(4), rounding=lambda width: 10**6)
+    small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: 10**6)
     assert small.steps[0].out_channels == 20
-    small, _ = narrow(model, 0.01, images(4), rounding=math.floor)
+    small, _ = narrow(model, rate=0.01, example=images(4), rounding=math.floor)
     assert small.steps[0].out_channels == 1
 
 
@@ -743,11 +743,11 @@ class Named(nn.Module):
 
 def test_examples_of_several_arguments():
     left, right = torch.randn(2, 4), torch.randn(2, 3)
-    small, _ = narrow(Named(), 0.5, {"left": left, "right": right})
+    small, _ = narrow(Named(), rate=0.5, example={"left": left, "right": right})
     assert small.a.weight.shape == (3, 4)
     assert small.b.weight.shape == (3, 3)
     assert small(left, right=right)["y"][0].shape == (2, 2)
-    small, _ = narrow(Named(), 0.5, (left,))
+    small, _ = narrow(Named(), rate=0.5, example=(left,))
     assert small.a.out_features == 3
     assert small.b.weight.shape == (6, 3)
 
@@ -755,9 +755,9 @@ def test_examples_of_several_arguments():
 def test_meta_models_stay_on_meta():
     with torch.device("meta"):
         model = small_net()
-    small, plan = narrow(model, 0.5, torch.zeros(2, 3, 6, 6))
+    small, plan = narrow(model, rate=0.5, example=torch.zeros(2, 3, 6, 6))
     assert all(t.is_meta for t in state(small).values())
-    real, same = narrow(small_net(), 0.5, torch.zeros(2, 3, 6, 6))
+    real, same = narrow(small_net(), rate=0.5, example=torch.zeros(2, 3, 6, 6))
     assert same.to_json() == plan.to_json()
     assert {n: t.shape for n, t in state(real).items()} == {n: t.shape for n, t in state(small).items()}
 
@@ -765,21 +765,21 @@ def test_meta_models_stay_on_meta():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     model, x = randomized(small_net()).to(dtype), images(6).to(dtype)
-    small, _ = narrow(model, 0.5, x)
+    small, _ = narrow(model, rate=0.5, example=x)
     assert {t.dtype for t in state(small).values()} == {dtype, torch.int64}
     assert call(small, x).dtype == dtype
 
 
 def test_channels_last_is_kept():
     model = small_net().to(memory_format=torch.channels_last)
-    small, _plan = narrow(model, 0.5, images(6))
+    small, _plan = narrow(model, rate=0.5, example=images(6))
     assert small.steps[3].weight.is_contiguous(memory_format=torch.channels_last)
     assert not small.steps[3].weight.is_contiguous()
 
 
 def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
     for make, x in ((partial(vit, 64, 8), images(32)), (small_net, images(6)), (partial(Cross, 16, 4, 12), images(0))):
-        small, plan = narrow(randomized(make()), 0.5, x)
+        small, plan = narrow(randomized(make()), rate=0.5, example=x)
         plan.save(tmp_path / "plan.json")
         safetensors.torch.save_file(state(small), tmp_path / "small.safetensors")
         restored = Submodel.load(tmp_path / "plan.json").build(make())
@@ -797,27 +797,24 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "rate"),
-        ((0.5,), "example"),
-        ((0, images(6)), "rate"),
-        ((-0.5, images(6)), "rate"),
-        ((1.5, images(6)), "rate"),
-        ((float("nan"), images(6)), "rate"),
+        ({}, "takes a rate and an example"),
+        ({"rate": 0.5}, "give an input as `example`"),
+        *(({"rate": rate, "example": images(6)}, r"rate is a share") for rate in (0, -0.5, 1.5, float("nan"), "0.5")),
     ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(SurgeryError, match=message):
-        narrow(small_net(), *arguments)
+        narrow(small_net(), **arguments)
 
 
 def test_bad_heads():
     with pytest.raises(SurgeryError, match="heads"):
-        narrow(small_net(), 0.5, images(6), heads="outside")
+        narrow(small_net(), rate=0.5, example=images(6), heads="outside")
 
 
 def test_the_models_own_error_is_not_hidden():
     with pytest.raises(SurgeryError, match=r"Linear does not run on the example.*(mat1 and mat2|size mismatch|shapes)"):
-        narrow(nn.Linear(3, 4), 0.5, torch.zeros(2, 5))
+        narrow(nn.Linear(3, 4), rate=0.5, example=torch.zeros(2, 5))
 
 
 # Code that was written to mislead
@@ -1020,7 +1017,7 @@ def adversarial(name):
 def test_never_a_wrong_model(name):
     model, x, rate, works = adversarial(name)
     try:
-        small, plan = narrow(model, rate, x)
+        small, plan = narrow(model, rate=rate, example=x)
     except SurgeryError:
         assert not works
         return
@@ -1042,13 +1039,13 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
 
     model = nn.Sequential(Reshaped(), nn.Linear(width, 3))
     with pytest.raises(SurgeryError, match=r"in 0 .*view"):
-        narrow(model, 0.5, images(4))
+        narrow(model, rate=0.5, example=images(4))
 
 
 def test_an_operation_without_a_rule_is_an_error_that_names_the_tensor():
     model, x, rate, _ = adversarial("cummax")
     with pytest.raises(SurgeryError, match=r"a.weight .*cummax"):
-        narrow(model, rate, x)
+        narrow(model, rate=rate, example=x)
 
 
 class InPlace(nn.Module):
@@ -1064,7 +1061,7 @@ class InPlace(nn.Module):
 
 def test_views_in_place():
     model, x = randomized(InPlace().double()), torch.randn(2, 5, 7, **D)
-    small, plan = narrow(model, 0.5, x)
+    small, plan = narrow(model, rate=0.5, example=x)
     assert small.a.out_features == 4
     assert_zero_oracle(model, small, plan, x)
 
@@ -1091,7 +1088,7 @@ RECURRENT = {
 def test_recurrent_layers(name):
     kind, options = RECURRENT[name]
     model, x = randomized(Recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
-    small, plan = narrow(model, 0.5, x)
+    small, plan = narrow(model, rate=0.5, example=x)
     assert small.rnn.hidden_size == 6
     assert small.rnn.input_size == 4
     assert elements(small) < 0.45 * elements(model)
@@ -1106,7 +1103,7 @@ ATTENTION = [(16, 4, 4), (16, 4, 6), (64, 8, 6), (20, 4, 6), (36, 4, 6)]
 def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(sizes):
     dim, heads, length = sizes
     model = Images(nn.Linear(7, dim), Attention(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, 0.5, torch.randn(3, length, 7))
+    small, _ = narrow(model, rate=0.5, example=torch.randn(3, length, 7))
     attention = small.steps[1]
     assert attention.num_heads == heads
     assert attention.head_dim == math.ceil(dim / heads / 2)
@@ -1125,7 +1122,7 @@ class Chance(nn.Module):
 
 
 def test_a_probability_is_no_width():
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), Chance(), nn.Conv2d(16, 4, 1)), 0.5, images(4))
+    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), Chance(), nn.Conv2d(16, 4, 1)), rate=0.5, example=images(4))
     assert small[1].p == 0.25
 
 
@@ -1138,14 +1135,14 @@ def test_a_probability_is_no_width():
     ],
 )
 def test_norms_without_weights_say_what_they_see(norm):
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 8, 1), norm(), nn.Conv2d(8, 4, 1)), 0.5, images(4))
+    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 8, 1), norm(), nn.Conv2d(8, 4, 1)), rate=0.5, example=images(4))
     assert getattr(small[1], "num_features", getattr(small[1], "num_channels", None)) == 4
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 def test_norms_over_channels_without_weights(norm):
     model = nn.Sequential(nn.Linear(3, 8), norm(8, elementwise_affine=False), nn.Linear(8, 2))
-    small, _ = narrow(model, 0.5, torch.zeros(4, 3))
+    small, _ = narrow(model, rate=0.5, example=torch.zeros(4, 3))
     assert small[1].normalized_shape == (4,)
 
 
@@ -1165,7 +1162,7 @@ class Counting(nn.Module):
 
 def test_buffers_that_forward_changes_stay_as_they_were():
     model = Counting()
-    small, _ = narrow(model, 0.5, torch.zeros(2, 7))
+    small, _ = narrow(model, rate=0.5, example=torch.zeros(2, 7))
     assert small.a.out_features == 4
     assert model.calls.item() == 0
     assert small.calls.item() == 0

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from surgery.depth.interface import returns_several
-from surgery.depth.parts import Part
+from surgery.depth.state_tree import Part
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.state import owners
+from surgery.states import owners
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
