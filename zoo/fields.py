@@ -50,7 +50,7 @@ def rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
             raise ZooError(f"{name}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}")
         if member.depth is None and rate > 1:
-            raise ZooError(f"{name} can only be made narrower: give a width of at most 1, got {rate:g}")
+            raise ZooError(f"{name} can only be made narrower, by a width of at most 1, got {rate:g}")
     return tuple(map(float, result))
 
 

@@ -32,7 +32,9 @@ def zero_branches(
     """
     inputs = example if isinstance(example, tuple) else (example,)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in(inputs))):
-        raise SurgeryError("mode='identity' compares outputs, and meta tensors have none: move the model to a device")
+        raise SurgeryError(
+            "mode='identity' compares outputs, but meta tensors have no values: move the model to another device"
+        )
     reference = copy.deepcopy(model).eval()
     calls: dict[str, tuple] = {}
     for name in grafted:
@@ -42,7 +44,9 @@ def zero_branches(
     expected = reference(*inputs)
     for name, copies in grafted.items():
         if name not in calls:
-            raise SurgeryError(f"block {name!r} does not run on the example, so its copies cannot be made the identity")
+            raise SurgeryError(
+                f"block {name!r} is not called on the example, so its copies cannot be made the identity"
+            )
         args, kwargs, out = calls[name]
         names = _to_zero(name, copy.deepcopy(copies[0]).eval(), passed_on(out, args), kwargs)
         for block in copies:

@@ -563,20 +563,20 @@ def test_a_first_block_that_is_like_the_others_may_go():
 def test_blocks_to_keep_are_checked():
     net, flat = Net([4, 5], [3, 2], "sequential"), Spec("preresnet18", width=0.125, depth=2).build()
     for depths, match in [
-        ({"stage0": ()}, r"'stage0' has blocks 0 to 2: \(\) are no ascending"),
+        ({"stage0": ()}, r"'stage0' has blocks 0 to 2: \(\) are not ascending"),
         ({"stage0": (0, 3)}, r"0 to 2: \(0, 3\)"),
         ({"stage0": (0, -1)}, r"0 to 2: \(0, -1\)"),
         ({"stage0": [2, 0]}, r"0 to 2: \(2, 0\)"),
         ({"stage0": [0, 0, 1]}, r"0 to 2: \(0, 0, 1\)"),
         ([(1, 2), 2], r"'stage0' cannot do without its first block 'stage0\.0', which changes"),
         ({"stage1": (1,)}, r"'stage1\.0', which changes"),
-        ({"stage1": "01"}, "no numbers of blocks"),
+        ({"stage1": "01"}, "not numbers of blocks"),
     ]:
         with pytest.raises(SurgeryError, match=match):
             ungraft(net, keep=depths)
     with pytest.raises(SurgeryError, match=r"'section2\.0'"):
         ungraft(flat, keep={"section1": (1,), "section2": (1,)})
-    with pytest.raises(SurgeryError, match="no numbers of blocks"):
+    with pytest.raises(SurgeryError, match="not numbers of blocks"):
         graft(net, depths=[(0, 1), 2])
     with pytest.raises(SurgeryError, match="choose equal, corner or none"):
         ungraft(net, keep=[1, 1], stands_for="all")

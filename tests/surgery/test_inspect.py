@@ -91,7 +91,7 @@ def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
     assert any(line.startswith("parameters   11,689,512") for line in lines)
 
 
-def test_alike_blocks_are_told_once(capsys):
+def test_equal_blocks_are_listed_once(capsys):
     assert main(["inspect", "timm:test_vit"]) == 0
     assert "alike" in capsys.readouterr().out
 
@@ -135,7 +135,7 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
         ([*RESNET, "--width", "1.5"], "rate is a share of the width in (0, 1], got 1.5"),
         ([*RESNET, "--depth", "1,2"], "the model has 4"),
         ([*RESNET, "--depth", "1,2,0,1"], "keep at least 1"),
-        ([*RESNET, "--plot", "model.bmp"], "pictures are written as .png, .svg, .pdf"),
+        ([*RESNET, "--plot", "model.bmp"], "pictures can be saved as .png, .svg, .pdf"),
         ([*RESNET, "--plot", "no/such/folder/model.png"], "there is no folder no/such/folder"),
         ([*RESNET, "--input", "3,0,32"], "--input 3,0,32"),
         ([*RESNET[:2], "--input", "1,32,32", "--width", "0.5"], "does not run on 1x32x32"),

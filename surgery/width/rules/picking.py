@@ -1,4 +1,4 @@
-"""Operations that tell the positions of an axis apart: what is picked from stays whole."""
+"""Operations that pick positions of an axis, which is then fixed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Reshaping, reordering, cutting and joining."""
+"""Reshaping, reordering, splitting and joining."""
 
 from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment, unify
 from surgery.width.rules.registry import fresh, gathered, rule
