@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_END = "the old call will be refused from the next version on"
+
 
 def formerly(positional: str, **renamed: str) -> Callable[[F], F]:
     """Accept the calls that a function took in the previous version.
@@ -22,8 +24,8 @@ def formerly(positional: str, **renamed: str) -> Callable[[F], F]:
     ...     cut(8, 0.5), cut(8, share=0.25)
     (4.0, 2.0)
     >>> for warning in caught: print(warning.message)
-    surgery.cut takes rate by keyword, rate=...; by position it is refused from the next version on
-    surgery.cut calls its parameter 'share' rate=... now; the old name is refused from the next version on
+    surgery.cut takes rate by keyword: write rate=...; the old call will be refused from the next version on
+    surgery.cut has rate instead of share now: write rate=...; the old call will be refused from the next version on
     >>> inspect.signature(cut)
     <Signature (model, *, rate)>
     """
@@ -38,12 +40,13 @@ def formerly(positional: str, **renamed: str) -> Callable[[F], F]:
         def accepting(*args: Any, **kwargs: Any) -> Any:
             given = list(kwargs.items())
             if allowed < len(args) <= len(order):
-                moved, new = order[allowed : len(args)], ", ".join(f"{key}=..." for key in order[allowed : len(args)])
-                _warn(f"{name} takes {', '.join(moved)} by keyword, {new}; by position it is refused")
-                given += zip(moved, args[allowed:])
+                moved = dict(zip(order[allowed:], args[allowed:]))
+                new = ", ".join(f"{key}=..." for key in moved)
+                _warn(f"{name} takes {', '.join(moved)} by keyword: write {new}")
+                given += moved.items()
                 args = args[:allowed]
             for old in renamed.keys() & kwargs.keys():
-                _warn(f"{name} calls its parameter {old!r} {renamed[old]}=... now; the old name is refused")
+                _warn(f"{name} has {renamed[old]} instead of {old} now: write {renamed[old]}=...")
             kwargs = {}
             for key, value in given:
                 key = renamed.get(key, key)
@@ -62,20 +65,16 @@ def former_name(old: str, function: F) -> F:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        _warn(f"{old} is called surgery.{function.__name__} now; the old name is refused")
+        _warn(f"{old} is called surgery.{function.__name__} now")
         return function(*args, **kwargs)
 
     return called
 
 
 def warn_of(old: str, new: str) -> None:
-    """Warn the caller of the function that calls this: the `old` way goes, the `new` one is to be used."""
-    warnings.warn(
-        f"surgery.{old} is now surgery.{new}; the old call is refused from the next version on",
-        DeprecationWarning,
-        stacklevel=4,
-    )
+    """Warn of an old call, for a function that `formerly` decorates: its caller should use the new call."""
+    warnings.warn(f"surgery.{old} is surgery.{new} now; {_END}", DeprecationWarning, stacklevel=4)
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"surgery.{text} from the next version on", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"surgery.{text}; {_END}", DeprecationWarning, stacklevel=3)

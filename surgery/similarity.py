@@ -18,7 +18,7 @@ from surgery.states import State, state
 
 _TILE = 1 << 18  # correlations computed at once on the CPU, which fit into its cache
 _TILE_CUDA = 1 << 24  # so many that launches do not dominate the time
-_CONSTANT = 1e-12  # a map that varies by less, relative to its norm, is constant but for rounding
+_CONSTANT = 1e-12  # a map that varies by less, relative to its norm, is constant up to rounding
 
 
 def filter_similarity(a: Tensor, b: Tensor) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from surgery.inspect.report import Depth, Report, Row, Size
+from surgery.names import is_inside
 from surgery.width.widths import Width
 
 _COLUMNS = 100
@@ -114,8 +115,8 @@ def alike(report: Report) -> list[Coupled]:
 
     def pattern(width: Width) -> tuple:
         names = list(dict.fromkeys(name for name, _ in width.members))
-        block = next((b for b in blocks if names[0].startswith(f"{b}.")), None)
-        if block and all(name.startswith(f"{block}.") for name in names):
+        block = next((b for b in blocks if is_inside(names[0], b)), None)
+        if block and all(is_inside(name, block) for name in names):
             names = [re.sub(r"\d+$", "*", block) + name[len(block) :] for name in names]
         return width.size, width.kept, width.reason, tuple(names)
 

@@ -123,7 +123,7 @@ def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
         for group in groups[1:]:
             unify(groups[0], group)
         axis = find(axis)
-        axis.parts = [Axis(major, fixed="a reshape tells equal parts apart"), groups[0]]
+        axis.parts = [Axis(major, fixed="a reshape separates equal parts"), groups[0]]
     axis.kind = "product"
     return axis.parts[0], axis.parts[1]
 

@@ -78,7 +78,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
-    """Edits for tensors that no state holds."""
+    """Edits for tensors that are not in the state."""
     edits = []
     others = dict(named_tensors(small))
     held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}  # under all their names

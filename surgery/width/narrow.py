@@ -111,7 +111,7 @@ def _coupled(trace: Trace, step: int, keep: Keep, rate: float, heads: Heads, rou
 
 
 def _plan(model: nn.Module, values: Mapping[str, Tensor], trace: Trace, keep: Keep) -> Submodel:
-    """Where the kept positions of every tensor lie, and edits that slice the tensors that no state holds."""
+    """Where the kept positions of every tensor lie, and edits that slice the tensors that are not in the state."""
     held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
     entries, slices, done = {}, [], set()
     for (module, attribute), tensor in named_tensors(model):

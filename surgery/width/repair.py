@@ -166,7 +166,7 @@ class _Predicted(TorchDispatchMode):
             self.origins.passed(given, outputs)
             return result
         if self.done >= len(self.trace.steps):
-            raise _Diverged(self.done - 1, f"the narrow model goes on with {name}")
+            raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
         step = self.trace.steps[self.done]
         if step.name != name:
             raise _Diverged(self.done, f"{name} instead of {step.name}")
@@ -220,7 +220,7 @@ def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Di
     last = len(trace.steps) - 1
     for training, outputs in zip(trace.modes, trace.outputs):
         try:
-            # Watched as the full model was: torch's own layers take other ways (fused kernels) if nobody listens.
+            # Watched like the full model: without hooks torch's own layers may use other, fused operations.
             with in_mode(small, training), watching(small), predicted:
                 output = call(small, example)
         except Exception as error:

@@ -52,7 +52,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     where = {joined(*key): found for key, found in trace.tensors.items()}
     wanted = dict(base.small_shapes)
     for edit in base.edits:
-        if edit["do"] == "slice":  # a tensor that no state holds
+        if edit["do"] == "slice":  # a tensor that is not in the state
             name = joined(edit["module"], edit["attribute"])
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
     kept = _solved([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])

@@ -5,12 +5,13 @@ import functools
 import io
 import math
 import re
+from collections import Counter
 
 import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from selection import some
 from torch import nn
@@ -38,6 +39,17 @@ def randomized(model, seed=0):
         else:
             tensor.copy_(torch.randn(tensor.shape, generator=generator) / math.sqrt(max(1, tensor[0].numel())))
     return model
+
+
+def filled(make, *arguments, **options):
+    """A library's model with random values, without the time that its own initialisation takes."""
+    with torch.device("meta"):
+        model = make(*arguments, **options)
+    assert all(name in state(model) for name, _ in model.named_buffers())  # nothing that was computed gets lost
+    model = model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.zero_()
+    return randomized(model)
 
 
 def call(model, x):
@@ -85,10 +97,54 @@ def assert_true(model):
             assert module.in_proj_weight is None or module.in_proj_weight.shape[0] == 3 * module.embed_dim
 
 
+class KeptNorm(nn.Module):
+    """A group or layer norm of the full model, with the statistics of nothing but the channels that were kept."""
+
+    def __init__(self, norm, kept):
+        super().__init__()
+        self.norm, self.kept = norm, kept
+
+    def forward(self, x):
+        grouped = isinstance(self.norm, nn.GroupNorm)
+        groups = self.norm.num_groups if grouped else 1
+        y = x.reshape(len(x), groups, x.shape[1] // groups, -1) if grouped else x.reshape(-1, 1, x.shape[-1], 1)
+        mask = self.kept.view(1, groups, -1, 1).to(y)
+        count = (mask.sum(2, keepdim=True) * y.shape[-1]).clamp(min=1)  # a whole group may be gone
+        mean = (y * mask).sum((2, 3), keepdim=True) / count
+        variance = ((y - mean) * mask).square().sum((2, 3), keepdim=True) / count
+        y = ((y - mean) * mask / (variance + self.norm.eps).sqrt()).reshape(x.shape)
+        shape = (-1, *[1] * (x.ndim - 2)) if grouped else (-1,)
+        return y * self.norm.weight.view(shape) + self.norm.bias.view(shape)
+
+
+def zeroed(model, small, plan):
+    """The full model with zeros where the small one is not, which then computes what the small one does.
+
+    For norms over channels and for the scale of an attention, which depend on the width, zeros are not enough.
+    """
+    values, mask = plan.embed(state(small))
+    parts = dict(model.named_modules())
+    for name, module in parts.items():
+        if isinstance(module, Attention | nn.MultiheadAttention):  # scores are scaled by a smaller head dimension
+            weight, rows = ("in_proj_", module.embed_dim) if hasattr(module, "embed_dim") else ("qkv.", 0)
+            rows = rows or module.num_heads * module.head_dim
+            for kind in ("weight", "bias"):
+                ratio = module.head_dim / small.get_submodule(name).head_dim
+                values[f"{name}.{weight}{kind}"][:rows] *= math.sqrt(ratio)
+        if f"{name}.parametrizations.weight.original1" in values:  # a direction of length 0 has no norm
+            direction = values[f"{name}.parametrizations.weight.original1"]
+            direction[direction.flatten(1).abs().sum(1) == 0] = 1
+    full = load(copy.deepcopy(model), values)
+    for name, module in list(full.named_modules()):
+        if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+            parent, _, child = name.rpartition(".")
+            full.get_submodule(parent)._modules[child] = KeptNorm(module, mask[f"{name}.weight"])
+    return full
+
+
 def assert_zero_oracle(model, small, plan, x, tolerance=1e-9):
     """The full model with zeros where the small one is not computes what the small one does."""
-    full = load(copy.deepcopy(model), plan.embed(state(small))[0])
-    expected, got = call(full, x), call(small, x)
+    expected, got = call(zeroed(model, small, plan), x), call(small, x)
     assert expected.shape == got.shape
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=tolerance * max(1.0, float(expected.abs().max())))
@@ -272,11 +328,10 @@ OTHER = ("gn", "ln", "wn")
 def image_nets(draw, kinds):
     size = st.integers(2, 11)
     c = draw(size)
-    steps, used = [nn.Conv2d(3, c, draw(st.sampled_from([1, 3])), padding=1)], set()
+    steps = [nn.Conv2d(3, c, draw(st.sampled_from([1, 3])), padding=1)]
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=5)):
         out = draw(size)
         factor = draw(st.sampled_from([f for f in range(1, c + 1) if c % f == 0]))
-        used.add(kind)
         match kind:
             case "conv":
                 steps.append(nn.Conv2d(c, out, 3, padding=1))
@@ -328,7 +383,7 @@ def image_nets(draw, kinds):
         steps += [nn.Flatten(), nn.Linear(c * side**2, draw(size)), nn.ReLU()]
         steps.append(nn.Linear(steps[-2].out_features, 4))
     x = torch.randn(draw(st.integers(1, 3)), 3, 5, 5, generator=torch.Generator().manual_seed(0), **D)
-    return randomized(Images(*steps).double(), draw(st.integers(0, 9))), x, used
+    return randomized(Images(*steps).double(), draw(st.integers(0, 9))), x
 
 
 @st.composite
@@ -336,7 +391,8 @@ def token_nets(draw):
     words, length, heads = draw(st.integers(2, 12)), draw(st.integers(2, 6)), draw(st.integers(1, 4))
     dim = heads * draw(st.sampled_from([4, 6, 8]))  # of one position, memory is laid out so that other operations run
     steps = []
-    for kind in draw(st.lists(st.sampled_from(["attention", "mha", "lstm", "ln", "mlp"]), max_size=3)):
+    one_of_two = draw(st.sampled_from(["mha", "lstm"]))  # both together are tested on their own
+    for kind in draw(st.lists(st.sampled_from(["attention", one_of_two, "ln", "mlp"]), max_size=3)):
         match kind:
             case "attention":
                 steps.append(Attention(dim, heads))
@@ -353,23 +409,35 @@ def token_nets(draw):
     return randomized(Tokens(words, length, dim, draw(st.booleans()), *steps).double()), x
 
 
+AGAIN = st.sampled_from([True, False, False])
 RATES = st.one_of(st.sampled_from([0.25, 0.5, 0.75]), st.floats(0.01, 1))
-hypothesis_settings = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+hypothesis_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+DRAWN = Counter()
+
+
+@pytest.fixture(autouse=True)
+def hardly_any_draw_is_refused():
+    """A test in which `narrowed` lets most networks go would show nothing."""
+    DRAWN.clear()
+    yield
+    assert DRAWN["refused"] <= 1 + 0.1 * DRAWN["all"]
 
 
 def narrowed(model, x, rate):
-    """Narrow must not fail, but where groups of one width cannot be told from groups of another."""
+    """Narrow must not fail, unless groups of one width cannot be told from groups of another."""
+    DRAWN["all"] += 1
     try:
         return narrow(model, rate=rate, example=x)
     except SurgeryError as error:
         grouping = [m for m in model.modules() if isinstance(m, nn.GroupNorm | Shuffle) or getattr(m, "groups", 1) > 1]
-        if len(grouping) < 2 or not ("fit together" in str(error) or "share digits" in str(error)):
+        if len(grouping) < 2 or not re.search("fit together|share digits|reshape that mixes axes", str(error)):
             raise
-        assume(False)
+        DRAWN["refused"] += 1
+        reject()
 
 
-def check_everything(model, x, rate, train=True, inner_rate=0.6):
-    """What holds for every network. -> the narrow model, its plan"""
+def check_everything(model, x, rate, again, train=True, inner_rate=0.6):
+    """What holds for every network, narrowed once, or twice. -> the narrow model, its plan"""
     before = deep(model)
     small, plan = narrowed(model, x, rate)
     assert_unchanged(model, before)
@@ -381,20 +449,22 @@ def check_everything(model, x, rate, train=True, inner_rate=0.6):
     assert torch.isfinite(out).all()
     if train:
         assert_trains(small, x)
-    again, inner = narrowed(small, x, inner_rate)
+    if not again:
+        return small, plan
+    smaller, inner = narrowed(small, x, inner_rate)
     composed = plan.compose(inner)
     for name, tensor in composed.extract(state(model)).items():
-        assert torch.equal(tensor, state(again)[name])
+        assert torch.equal(tensor, state(smaller)[name])
     rebuilt = composed.build(model)
-    assert torch.equal(call(rebuilt, x), call(again, x))
+    assert torch.equal(call(rebuilt, x), call(smaller, x))
     return small, plan
 
 
-@given(net=image_nets(PLAIN), rate=RATES)
+@given(net=image_nets(PLAIN), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=30)
-def test_random_plain_networks_get_exactly_their_share(net, rate):
-    model, x, _ = net
-    small, plan = check_everything(model, x, rate)
+def test_random_plain_networks_get_exactly_their_share(net, rate, again):
+    model, x = net
+    small, plan = check_everything(model, x, rate, again)
     assert_zero_oracle(model, small, plan, x)
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     narrowed = [m for m in small.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
@@ -407,43 +477,39 @@ def test_random_plain_networks_get_exactly_their_share(net, rate):
         assert getattr(new, width) == max(1, math.ceil(round(rate * getattr(old, width), 9)))
 
 
-@given(net=image_nets(SAFE), rate=RATES)
+@given(net=image_nets(SAFE), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=50)
-def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate):
-    model, x, _ = net
-    small, plan = check_everything(model, x, rate)
+def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, again):
+    model, x = net
+    small, plan = check_everything(model, x, rate, again)
     assert_zero_oracle(model, small, plan, x)
     for width in surgery.widths(model, example=x, rate=rate):
         assert width.kept == width.size or width.kept == max(1, math.ceil(round(rate * width.size, 9)))
         assert width.kept == width.size or not width.reason
 
 
-@given(net=image_nets((*SAFE, *OTHER)), rate=RATES)
+@given(net=image_nets((*SAFE, *OTHER)), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=30)
-def test_random_networks_with_norms(net, rate):
-    model, x, used = net
-    # a norm of a group of one pixel or channel has no gradient to speak of, but it must be finite
-    small, plan = check_everything(model, x, rate, train=x.shape[0] > 1)
-    if not used & set(OTHER):
-        assert_zero_oracle(model, small, plan, x)
-
-
-@given(net=token_nets(), rate=st.sampled_from([0.5, 1.0, 0.3, 0.8]))
-@settings(hypothesis_settings, max_examples=30)
-def test_random_networks_of_tokens(net, rate):
+def test_random_networks_with_norms(net, rate, again):
     model, x = net
-    both = {type(m) for m in model.modules()} & {nn.LSTM, nn.MultiheadAttention}
-    assume(len(both) < 2)  # tested on its own
-    small, plan = check_everything(model, x, rate, inner_rate=0.8)
-    if not any(isinstance(s, Attention | Multihead | nn.LayerNorm) for s in model.modules()):
-        assert_zero_oracle(model, small, plan, x)
+    # a norm of a group of one pixel or channel has no gradient to speak of, but it must be finite
+    small, plan = check_everything(model, x, rate, again, train=x.shape[0] > 1)
+    assert_zero_oracle(model, small, plan, x)
+
+
+@given(net=token_nets(), rate=st.sampled_from([0.5, 1.0, 0.3, 0.8]), again=AGAIN)
+@settings(hypothesis_settings, max_examples=30)
+def test_random_networks_of_tokens(net, rate, again):
+    model, x = net
+    small, plan = check_everything(model, x, rate, again, inner_rate=0.8)
+    assert_zero_oracle(model, small, plan, x)
     assert (small.back.weight is small.table.weight) == (model.back.weight is model.table.weight)
 
 
 @given(net=image_nets((*SAFE, *OTHER)))
 @settings(hypothesis_settings, max_examples=15)
 def test_rate_one_changes_nothing(net):
-    model, x, _ = net
+    model, x = net
     small, plan = narrowed(model, x, 1.0)
     assert all(torch.equal(t, state(small)[n]) for n, t in state(model).items())
     assert torch.equal(call(small, x), call(copy.deepcopy(model), x))
@@ -695,7 +761,7 @@ def test_large_torchvision_models(name):
 
 @pytest.mark.parametrize("name", some(TIMM.split(), TIMM.split()[2:6]))
 def test_timm_models(name):
-    model = randomized(timm.create_model(name, num_classes=7).double())
+    model = filled(timm.create_model, name, num_classes=7).double()
     x = images(64).double()
     small, plan = narrow(model, rate=0.7, example=x)
     assert elements(small) < 0.62 * elements(model)
@@ -704,7 +770,7 @@ def test_timm_models(name):
 
 @pytest.mark.parametrize("name", ["mobilevit_xxs", "convnext_atto", "poolformer_s12"])
 def test_timm_models_with_norms_over_channels(name):
-    model = randomized(timm.create_model(name, num_classes=7))
+    model = filled(timm.create_model, name, num_classes=7)
     before = deep(model)
     small, plan = narrow(model, rate=0.5, example=images(64))
     assert_unchanged(model, before)

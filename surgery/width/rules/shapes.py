@@ -98,7 +98,7 @@ def _slice(trace, a, out):
         fix(rest[1], "one of its positions is picked")
         found[dim] = rest[0]
     else:
-        fix(found[dim], "positions of it are picked")
+        fix(found[dim], "some of its positions are picked")
         found[dim] = Axis(out.shape[dim], fixed="positions are picked")
     trace.assign(out, found)
     return {"start": first} if first is not None else None
