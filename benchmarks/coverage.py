@@ -192,8 +192,8 @@ def shuffle(model: nn.Module, example, name: str) -> None:
     shapes = [t.shape for t in outputs(model, example)]
     models = surgery.stack([surgery.state(net) for net in (model, surgery.named(name), surgery.named(name))])
     parts = surgery.segments(surgery.layers(model))
-    swaps = surgery.permutations(len(parts), 3, torch.Generator().manual_seed(0))
-    for mixed in surgery.unstack(surgery.shuffle(models, parts, swaps, inplace=True)):
+    swaps = surgery.permutations(len(parts), 3, generator=torch.Generator().manual_seed(0))
+    for mixed in surgery.unstack(surgery.shuffle(models, segments=parts, permutations=swaps, inplace=True)):
         found = outputs(surgery.load(model, mixed), example)
         check([t.shape for t in found] == shapes, "another shape of the output")
         check(all(finite(t) for t in found), "the output is not finite")
@@ -203,7 +203,7 @@ def graft(model: nn.Module, example, name: str) -> None:
     found = surgery.sections(model)
     depths = {s.name: len(s.blocks) + 1 for s in found if surgery.repeatable(model, s)}
     check(bool(depths), f"no section with a block that may be repeated, of {len(found)} sections")
-    deeper, plan = surgery.graft(model, depths)
+    deeper, plan = surgery.graft(model, depths=depths)
     again = {s.name: s for s in surgery.sections(deeper)}
     check(all(len(again[n].blocks) == depth for n, depth in depths.items()), "the depth is not what was asked for")
     if example is not None:
@@ -218,7 +218,7 @@ def graft(model: nn.Module, example, name: str) -> None:
             check(calls[new] == calls[last] >= 1, f"the new block {new} ran {calls[new]} times, {last} {calls[last]}")
     depths = {s.name: len(s.blocks) for s in found}
     before = surgery.state(model)
-    for back in (plan.build(deeper), surgery.ungraft(deeper, depths)[0]):
+    for back in (plan.build(deeper), surgery.ungraft(deeper, keep=depths)[0]):
         after = surgery.state(back)
         check(list(before) == list(after), "undone, the tensors have other names")
         equal = (
@@ -228,7 +228,7 @@ def graft(model: nn.Module, example, name: str) -> None:
 
 
 def narrow(model: nn.Module, example, name: str) -> None:
-    small, plan = surgery.narrow(model, 0.5, example)
+    small, plan = surgery.narrow(model, rate=0.5, example=example)
     check_halved(model, small, example)
     check_trains(model, small, example)
     values = surgery.state(small)
@@ -271,7 +271,7 @@ class KeepFirst:
 def check_halved(full: nn.Module, small: nn.Module, example) -> None:
     """Every linear and convolution layer is half as wide at both ends, as far as its ends are hidden widths."""
     try:
-        found = surgery.widths(full, example, 0.5)
+        found = surgery.widths(full, example=example, rate=0.5)
     except surgery.SurgeryError:
         found = []
     whole: dict[tuple[str, int], list[str]] = {}

@@ -57,18 +57,24 @@ def main() -> None:
     groups = [[name for name in layer.tensors if name in learnt] for layer in surgery.layers(full)]
     sizes = list(range(100, 100 + args.k))
     models = surgery.stack([old] * args.k)
-    factors = surgery.submodel_factors(states, plans, 0.95, groups, sizes)
+    factors = surgery.submodel_factors(states, plans, q=0.95, groups=groups, weights=sizes)
 
     def aggregate() -> surgery.State:
         return surgery.average_submodels(
-            states, plans, old, sizes, factors=surgery.submodel_factors(states, plans, 0.95, groups, sizes)
+            states,
+            plans,
+            fallback=old,
+            weights=sizes,
+            factors=surgery.submodel_factors(states, plans, q=0.95, groups=groups, weights=sizes),
         )
 
     sides = {
-        "FedAvg, full models": lambda: surgery.average(models, sizes),
+        "FedAvg, full models": lambda: surgery.average(models, weights=sizes),
         "FedFA": aggregate,
-        "submodel_factors": lambda: surgery.submodel_factors(states, plans, 0.95, groups, sizes),
-        "average_submodels": lambda: surgery.average_submodels(states, plans, old, sizes, factors=factors),
+        "submodel_factors": lambda: surgery.submodel_factors(states, plans, q=0.95, groups=groups, weights=sizes),
+        "average_submodels": lambda: surgery.average_submodels(
+            states, plans, fallback=old, weights=sizes, factors=factors
+        ),
     }
     times: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(args.repetitions + 1):  # the first one warms up

@@ -184,7 +184,7 @@ def operations(model: nn.Module, k: int, device: str) -> dict[str, tuple[int, Ca
     models = stacked(model, k, device)
     states = surgery.unstack(models)
     parts = surgery.segments(surgery.layers(model))
-    rows = surgery.permutations(len(parts), k, torch.Generator().manual_seed(0), derange=True)
+    rows = surgery.permutations(len(parts), k, generator=torch.Generator().manual_seed(0), derange=True)
     plan = corner(model)
     whole = Submodel(
         {n: (Source(n, (None,) * len(s)),) for n, s in plan.shapes.items()}, plan.shapes
@@ -201,13 +201,13 @@ def operations(model: nn.Module, k: int, device: str) -> dict[str, tuple[int, Ca
         {
             "shuffle": (
                 2 * total,
-                lambda: surgery.shuffle(models, parts, rows),
+                lambda: surgery.shuffle(models, segments=parts, permutations=rows),
                 lambda: plain_shuffle(states, parts, rows, False),
                 lambda: plain_shuffle(states, parts, rows, True),
             ),
             "shuffle in place": (
                 2 * total,
-                lambda: surgery.shuffle(models, parts, rows, inplace=True),
+                lambda: surgery.shuffle(models, segments=parts, permutations=rows, inplace=True),
                 lambda: plain_shuffle(states, parts, rows, False),
                 lambda: plain_shuffle(states, parts, rows, True),
             ),
@@ -231,7 +231,7 @@ def operations(model: nn.Module, k: int, device: str) -> dict[str, tuple[int, Ca
             ),
             "average_submodels": (
                 halfway + single,
-                lambda: surgery.average_submodels(mixed, plans, one),
+                lambda: surgery.average_submodels(mixed, plans, fallback=one),
                 lambda: plain_average_submodels(mixed, wheres, one, False),
                 lambda: plain_average_submodels(mixed, wheres, one, True),
             ),

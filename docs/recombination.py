@@ -27,9 +27,9 @@ def main() -> None:
     for axis, (title, fraction) in zip(figure.subplots(1, 3, sharey=True), panels):
         result = models
         if fraction is not None:
-            parts = surgery.segments(blocks, fraction)
-            shuffles = surgery.permutations(len(parts), K, torch.Generator().manual_seed(SEED))
-            result = surgery.shuffle(models, parts, shuffles)
+            parts = surgery.segments(blocks, fraction=fraction)
+            shuffles = surgery.permutations(len(parts), K, generator=torch.Generator().manual_seed(SEED))
+            result = surgery.shuffle(models, segments=parts, permutations=shuffles)
         cells = torch.stack([result[block.tensors[0]].flatten(1)[:, 0] for block in blocks])
         colors = ListedColormap(["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee"])
         axis.pcolormesh(cells, cmap=colors, edgecolors="white", linewidth=2, vmin=0, vmax=K - 1)

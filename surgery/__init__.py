@@ -1,16 +1,16 @@
 """Architecture manipulation on any `torch.nn.Module` or state dict."""
 
-from surgery.average import average
+from surgery.averaging import average
+from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import Section, repeatable, sections
 from surgery.errors import SurgeryError
-from surgery.layers import Layer, layers
-from surgery.named import example_input, named
+from surgery.libraries import example_input, named
 from surgery.recombine import inverse, permutations, segments, shuffle
 from surgery.robust import trimmed_mean, trimmed_mean_submodels
 from surgery.scale import match_norms, percentile_norm
 from surgery.similarity import SectionSimilarity, block_similarity, filter_similarity
-from surgery.state import (
+from surgery.states import (
     Stack,
     State,
     broadcast,
@@ -20,6 +20,7 @@ from surgery.state import (
     distance,
     load,
     stack,
+    stack_size,
     state,
     unstack,
 )
@@ -27,6 +28,7 @@ from surgery.submodel import Submodel
 from surgery.submodel_average import average_submodels
 from surgery.submodel_scale import submodel_factors
 from surgery.variation import Variation, scale_variation
+from surgery.width.corner import corner
 from surgery.width.narrow import narrow
 from surgery.width.roll import rolling
 from surgery.width.widths import Width, widths
@@ -46,6 +48,7 @@ __all__ = [
     "block_similarity",
     "broadcast",
     "check_same",
+    "corner",
     "cosine",
     "count",
     "distance",
@@ -67,6 +70,7 @@ __all__ = [
     "segments",
     "shuffle",
     "stack",
+    "stack_size",
     "state",
     "submodel_factors",
     "trimmed_mean",

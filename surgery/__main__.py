@@ -16,7 +16,7 @@ from surgery.errors import SurgeryError
 from surgery.inspect.describe import describe
 from surgery.inspect.draw import check_picture, draw
 from surgery.inspect.report import inspect
-from surgery.named import named
+from surgery.libraries import named
 
 _HELP = """\
 usage: python -m surgery inspect MODEL [--width RATE] [--depth INT,...] [--json] [--plot FILE] ...
@@ -31,7 +31,7 @@ examples:
   python -m surgery inspect torchvision:resnet50 --width 0.5 --depth 2,2,4,2 --plot resnet50.png
   python -m surgery inspect timm:vit_tiny_patch16_224 --width 0.5 --heads drop --json
 
-`python -m surgery inspect --help` tells all options."""
+`python -m surgery inspect --help` lists all options."""
 
 
 def _integers(strings: list[str]) -> tuple[int, ...]:
@@ -52,39 +52,41 @@ Integers = Annotated[
 
 @dataclass(frozen=True)
 class Inspect:
-    """Print a model's layers, sections and coupled widths; with --width or --depth also what they become."""
+    """Print the layers, sections and coupled widths of a model; with --width or --depth also what they become."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """timm:NAME or torchvision:NAME; its weights are random"""
+    """timm:NAME or torchvision:NAME; the weights are random"""
     width: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
-    """share of every hidden width that is kept, in (0, 1]"""
+    """share of every hidden width to keep, in (0, 1]"""
     depth: Annotated[Integers | None, tyro.conf.arg(metavar="INT,...")] = None
-    """blocks of each section, comma-separated: fewer are dropped, more are grafted"""
+    """number of blocks of each section, comma-separated: surplus blocks are dropped, missing ones grafted"""
     heads: Literal["inside", "drop"] = "inside"
-    """what --width does to attention: slice inside of every head, or drop heads"""
+    """what --width does to attention: slice inside every head, or drop heads"""
     input: Annotated[Integers | None, tyro.conf.arg(metavar="INT,...")] = None
-    """shape of one input, such as 3,224,224 [what the model was made for]"""
+    """shape of one input, such as 3,224,224 [the one that the model was made for]"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object instead: all shapes, widths, sizes and fingerprints"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """draw the widths of all layers into a .png, .svg or .pdf"""
+    """draw the widths of all layers into a .png, .svg or .pdf file"""
 
     def run(self) -> None:
         """Carry out the command."""
         if self.plot:
             check_picture(self.plot)
         if self.input is not None and any(size < 1 for size in self.input):
-            raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes are 1 or more")
-        report = inspect(named(self.model), self.width, self.depth, heads=self.heads, shape=self.input, name=self.model)
+            raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes must be 1 or more")
+        report = inspect(
+            named(self.model), width=self.width, depth=self.depth, heads=self.heads, shape=self.input, name=self.model
+        )
         if self.plot:
             draw(report, self.plot)
         print(json.dumps(report.as_dict()) if self.json else describe(report))
         if self.plot and not self.json:
-            print(f"\ndrawn in {self.plot}")
+            print(f"\nsaved the picture as {self.plot}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, or 2 for what cannot be done."""
+    """The command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
     command, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if command in ("-h", "--help"):
         print(_HELP)
@@ -92,17 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if command != "inspect":
             near = difflib.get_close_matches(command, ["inspect"], n=1)
-            hint = "did you mean 'inspect'?" if near else "there is 'inspect'; see python -m surgery --help"
+            hint = "did you mean 'inspect'?" if near else "the only command is 'inspect'; see python -m surgery --help"
             raise SurgeryError(f"unknown command {command!r}: {hint}")
         tyro.cli(Inspect, prog="python -m surgery inspect", args=rest).run()
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough; what Python flushes at exit has nowhere to go
+    except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (SurgeryError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except MemoryError:
-        print("error: out of memory: give a smaller model or --input", file=sys.stderr)
+        print("error: out of memory: give a smaller model or a smaller --input", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -1,6 +1,6 @@
-"""What turns a copy of a full module into a small one, besides smaller tensors: edits, as data.
+"""Edits that, besides smaller tensors, turn a copy of a full module into a small one.
 
-Each edit is a JSON object; `do` names the function below that carries it out, the rest are its arguments.
+An edit is a JSON object: `do` names the function below that carries it out, the rest are its arguments.
 """
 
 import copy
@@ -14,12 +14,12 @@ from surgery.errors import SurgeryError
 
 
 class Chain(nn.Sequential):
-    """A block followed by blocks grafted onto it; each gets what the first got beside its input."""
+    """A block followed by blocks grafted onto it. Each gets the first one's other arguments besides its own input."""
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         out, inputs = None, (x, *args)
         for block in self:
-            # A block may append to a list that it is given (aggregation trees do): the next one gets it as it was.
+            # A block may append to a list that it gets (aggregation trees do); the next one gets the list as it was.
             given, named = tuple(map(_fresh, inputs)), {key: _fresh(value) for key, value in kwargs.items()}
             out = block(*inputs, **kwargs)
             inputs, kwargs = passed_on(out, given), named
@@ -27,7 +27,7 @@ class Chain(nn.Sequential):
 
 
 def passed_on(out: Any, inputs: tuple) -> tuple:
-    """The inputs of the next block of a chain: a block that returns several values hands on those like its inputs."""
+    """The inputs of the next block of a chain. Of several returned values those of its inputs' form replace these."""
     if not isinstance(out, tuple) or isinstance(inputs[0], tuple):
         return (out, *inputs[1:])
     rest = (o if _same_form(o, i) else i for o, i in zip(out[1:], inputs[1:]))
@@ -35,25 +35,25 @@ def passed_on(out: Any, inputs: tuple) -> tuple:
 
 
 class Skip(nn.Module):
-    """Stands where a block was dropped and gives back its input."""
+    """Takes the place of a dropped block and returns its input."""
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         return x
 
 
 def copy_sharing(model: nn.Module) -> tuple[nn.Module, dict[int, Tensor]]:
-    """A deep copy of the module that shares the tensors of its state, and those tensors by id."""
+    """A deep copy of the module that shares the tensors of its state with it, and these tensors by id."""
     tensors = {id(t): t for t in (*model.parameters(), *_persistent(model))}
     try:
         return copy.deepcopy(model, dict(tensors)), tensors
     except Exception as error:
         raise SurgeryError(
-            f"{type(model).__name__} cannot be copied ({error}): give a model that deepcopy can"
+            f"{type(model).__name__} cannot be copied ({error}): give a model that copy.deepcopy can copy"
         ) from error
 
 
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
-    """Put new tensors in the place of those with the given ids, wherever they are registered."""
+    """Replace the original tensors (by id) by new ones wherever they are registered."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for registry in (module._parameters, module._buffers):
@@ -69,7 +69,7 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                     made[key] = value
                 registry[name] = made[key]
     for module in model.modules():
-        for attribute, value in vars(module).items():  # recurrent modules also keep theirs in a list
+        for attribute, value in vars(module).items():  # recurrent modules also keep them in a list
             if isinstance(value, list) and any(id(item) in made for item in value):
                 vars(module)[attribute] = [made.get(id(item), item) for item in value]
 
@@ -84,13 +84,13 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
 
 
 def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """Set a plain attribute of a module, keeping the type that it has (tuples are lists in JSON)."""
+    """Set a plain attribute of a module. It keeps its type: JSON has lists for tuples."""
     owner = model.get_submodule(module)
     setattr(owner, attribute, _like(getattr(owner, attribute), value))
 
 
 def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
-    """Keep some positions of a tensor that no state holds: a non-persistent buffer or a plain attribute."""
+    """Keep some positions of a tensor that is not in the state: a non-persistent buffer or a plain attribute."""
     owner = model.get_submodule(module)
     tensor = getattr(owner, attribute)
     for axis, runs in enumerate(index):
@@ -100,7 +100,7 @@ def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> 
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:
-    """Remove `count` children of a Sequential, the first at position `first`; later ones move up."""
+    """Remove `count` children of a Sequential, beginning with position `first`; later ones move up."""
     parent = model.get_submodule(module)
     children = list(parent._modules.items())
     kept = [child for _, child in (*children[:first], *children[first + count :])]
@@ -117,7 +117,7 @@ def skip(model: nn.Module, module: str) -> None:
 
 
 def unchain(model: nn.Module, module: str, keep: int) -> None:
-    """Keep the first blocks of a `Chain`; a single one takes the chain's place."""
+    """Keep the first `keep` blocks of a `Chain`; if one is left it replaces the chain."""
     chain = model.get_submodule(module)
     if not isinstance(chain, Chain):
         raise TypeError(f"{module!r} is a {type(chain).__name__}, not a Chain")

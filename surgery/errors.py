@@ -1,12 +1,16 @@
-"""The one exception of this package."""
+"""The errors of this package."""
 
 
 class SurgeryError(ValueError):
     """An operation that cannot be done; the message names the tensor or layer, the shapes and the way out."""
 
 
+class InternalError(RuntimeError):
+    """A mistake in this package, not in what it was given: a rule for an operation is wrong, say."""
+
+
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line; its type's name if it says nothing.
+    """The first line of an error's message, or the name of its type if it has none.
 
     >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError())
     ('no', 'KeyError')

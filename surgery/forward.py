@@ -1,22 +1,25 @@
-"""Running somebody's model to watch it: on a copy, without memory where that can be, and its flags put back."""
+"""Running somebody's model to watch it: a copy of it, on the meta device if possible, with its flags put back."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from surgery.edits import copy_sharing, replace_tensors
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import InternalError, SurgeryError, first_line
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """((module name, attribute name), tensor) for every tensor that a module holds, tied ones under each name."""
+    """((module name, attribute name), tensor) for every tensor that a module holds; tied ones under each name."""
     for name, module in model.named_modules(remove_duplicate=False):
         plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items(), *plain.items()):
@@ -25,7 +28,11 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of any nesting of lists, tuples and dicts."""
+    """The tensors in nested lists, tuples and dicts, and in the fields of dataclasses in them.
+
+    >>> [tensor.item() for tensor in tensors_in({"a": [torch.tensor(1)], "b": (torch.tensor(2), None)})]
+    [1, 2]
+    """
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -37,20 +44,20 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 @contextmanager
 def watching(model: nn.Module) -> Iterator[list[str]]:
-    """A stack of the names of the modules whose forward is running; the outermost is ""."""
-    names = {id(module): name for name, module in model.named_modules()}
+    """A stack of the names of this model's modules whose forward is running; the outermost is ""."""
     stack = [""]
+    hooks = []
+    for name, module in model.named_modules():
 
-    def enter(module, args):
-        stack.append(names.get(id(module), stack[-1]))
+        def enter(module, args, name=name):
+            stack.append(name)
 
-    def leave(module, args, output):
-        stack.pop()
+        def leave(module, args, output):
+            stack.pop()
 
-    hooks = [
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=False),
-    ]
+        # Outside of the module's own hooks, so that what these compute counts as the module's.
+        hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+        hooks.append(module.register_forward_hook(leave))
     try:
         yield stack
     finally:
@@ -71,35 +78,57 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def run(model: nn.Module, example: Any) -> Any:
+def call(model: nn.Module, example: Any) -> Any:
     """Call a model with an example: a tensor, a tuple of arguments or a dict of keyword arguments."""
     if isinstance(example, dict):
         return model(**example)
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
-def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> tuple[T, nn.Module, Any]:
-    """(what `watch` makes of a copy of the model and an example, a second copy that was not run, the example).
+class Observed(NamedTuple, Generic[T]):
+    """What was seen of a model that ran.
 
-    All on the meta device, which computes nothing; but models that look at numbers while they run (`item`, NumPy)
-    cannot run there, and run as they are. What runs is a copy, since a forward pass may leave things behind.
+    Attributes:
+        found: what the observer returned.
+        model, example: what it can be repeated with: a copy that has not run, and the example, both on the meta device;
+            the given ones if the model cannot run there.
+        on_meta: whether it ran on the meta device.
+        why_not: if not, the error that it raised there.
     """
-    ghost_example = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, example)
+
+    found: T
+    model: nn.Module
+    example: Any
+    on_meta: bool
+    why_not: str
+
+
+def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> Observed[T]:
+    """Let `watch` run a copy of the model on an example, if possible on the meta device, where nothing is computed.
+
+    Models that look at numbers while they run (`item`, NumPy) cannot run on the meta device. They run where they are;
+    why is kept in the result and logged. What runs is a copy, since a forward pass may leave things behind.
+
+    Raises:
+        SurgeryError: if the model cannot be copied, or does not run on the example.
+    """
+    on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, example)
     try:
         ghost = ghost_of(model)
-        return watch(ghost_of(model), ghost_example), ghost, ghost_example
-    except Exception:  # whatever goes wrong there and matters goes wrong here again
-        pass
+        return Observed(watch(ghost_of(model), on_meta), ghost, on_meta, True, "")
+    except Exception as error:  # any error that is not about the meta device is raised again below
+        why_not = first_line(error)
+    name = type(model).__name__
+    _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
     try:
         alone = copy.deepcopy(model)
     except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
+        raise SurgeryError(f"{name} cannot be copied: {first_line(error)}") from error
     try:
-        return watch(alone, example), model, example
-    except SurgeryError:
+        return Observed(watch(alone, example), model, example, False, why_not)
+    except (SurgeryError, InternalError):
         raise
     except Exception as error:
-        name = type(model).__name__
         raise SurgeryError(f"{name} does not run on the example: {first_line(error)}") from error
 
 

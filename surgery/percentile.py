@@ -1,4 +1,4 @@
-"""The norm of the entries up to a quantile of their magnitudes, of many tensors at once, without sorting them all."""
+"""The norm of the entries up to a quantile of their magnitudes, for many tensors at once, without sorting them."""
 
 import math
 from collections.abc import Sequence
@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from surgery.errors import SurgeryError
-from surgery.state import compute_dtype
+from surgery.states import compute_dtype
 from surgery.threads import in_threads
 
-_BATCH = 1 << 20  # elements; as many small tensors are put together on an accelerator
-_LARGE = 1 << 19  # elements; as many on the CPU; a tensor of more is searched where it lies
-_CHUNK = 1 << 19  # elements; what is searched and squared at once; whole rows; an eighth took 1.6 times as long
-_ROW = 1024  # elements; squares are summed over them in the tensor's own precision, and from there on in float64
+# All in elements.
+_BATCH = 1 << 20  # small tensors are put together up to this size on an accelerator
+_LARGE = 1 << 19  # and up to this size on the CPU; larger tensors are searched where they lie
+_CHUNK = 1 << 19  # searched and squared at once; a multiple of _ROW; an eighth of it took 1.6 times as long
+_ROW = 1024  # squares are summed over a row in the tensor's own precision, and over rows in float64
 
 
 def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
-    """The percentile norm of each job's tensors together, and how many entries it counts: [J, 2], float64, on the CPU.
+    """For each job the percentile norm of all its tensors together, and the number of entries in it.
 
-    (NaN, 0) where a job holds NaN or infinity, (0, 0) where it has no entries or no data (meta device). The tensors
-    may lie anywhere; each device is waited for once.
+    [J, 2], float64, on the CPU. (NaN, 0) for a job that holds NaN or infinity, (0, 0) for one without entries or
+    without data (meta device). The tensors may be on any devices; each device is waited for once.
     """
     check_quantile(q)
     jobs = [[tensor.detach() for tensor in job] for job in jobs]
@@ -31,7 +32,7 @@ def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
         size = sum(tensor.numel() for tensor in job)
         if size and not job[0].is_meta:
             alike.setdefault((job[0].device, _common(job), size), []).append(j)
-    parts: dict[torch.device, list[list[int]]] = {}  # jobs of equal sizes are done together, the longest first
+    parts: dict[torch.device, list[list[int]]] = {}  # jobs of equal size are done together, the longest first
     for (device, _, size), members in sorted(alike.items(), key=lambda item: -item[0][2]):
         step = max(1, (_LARGE if device.type == "cpu" else _BATCH) // size)
         parts.setdefault(device, []).extend(members[start : start + step] for start in range(0, len(members), step))
@@ -49,13 +50,14 @@ def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The real dtype that norms of this one are given in."""
+    """The real dtype that norms of tensors of this dtype have."""
     return torch.float64 if compute_dtype(dtype) in (torch.float64, torch.complex128) else torch.float32
 
 
 def check_quantile(q: float) -> None:
+    """SurgeryError unless q is in [0, 1]."""
     if not 0 <= q <= 1:
-        raise SurgeryError(f"q is a quantile in [0, 1], got {q}")
+        raise SurgeryError(f"q must be a quantile in [0, 1], got {q}")
 
 
 def _common(job: Sequence[Tensor]) -> torch.dtype:
@@ -70,8 +72,8 @@ def _magnitudes(job: Sequence[Tensor]) -> Tensor:
 
 
 def _rank(n: int, q: float) -> int:
-    """Where among n sorted magnitudes the threshold lies."""
-    # A Fraction, because 0.29 * 100 must be 29 and floats make it a little less.
+    """The position of the threshold among n sorted magnitudes."""
+    # A Fraction, because 0.29 * 100 must be 29; in floating point it is a little less.
     return math.floor(Fraction(repr(float(q))) * (n - 1))
 
 
@@ -79,10 +81,10 @@ def _lowest(magnitudes: Tensor, q: float) -> Tensor:
     """[R, n] -> [R, 2] on the same device, as in `joint_norms`. `magnitudes` may be reordered."""
     rank = _rank(magnitudes.shape[1], q)
     if magnitudes.device.type == "cpu":
-        # NumPy's selection is ten times as fast as kthvalue. NaN and infinity end up at or behind the rank.
+        # NumPy's selection is ten times as fast as kthvalue. NaN and infinity end up at the rank or behind it.
         magnitudes.numpy().partition(rank, axis=1)
         edge, rest = magnitudes[:, rank].double(), magnitudes[:, rank:]
-        ties = (rest == rest[:, :1]).sum(1)  # equal entries behind the rank count too, and the edge itself
+        ties = (rest == rest[:, :1]).sum(1)  # the threshold itself, and equal entries behind the rank
         norms, counts = (_norm(magnitudes[:, :rank]).square() + ties * edge.square()).sqrt(), rank + ties
         finite = rest.isfinite().all(1)
     else:
@@ -95,14 +97,14 @@ def _lowest(magnitudes: Tensor, q: float) -> Tensor:
 def _search(job: Sequence[Tensor], q: float) -> Tensor:
     """`_lowest` of one large job on the CPU: [1, 2], in one pass, without a copy.
 
-    A sample tells between which two magnitudes the threshold lies. What lies below is only counted and squared;
-    the few entries in between are gathered, and the threshold is selected among them. Whether it lies there, the
-    counts show: if not, or if the sum would lose digits, all is sorted out as for small tensors.
+    A sample shows between which two magnitudes the threshold should lie. Entries below these are only counted and
+    squared; the few in between are gathered, and the threshold is selected among them. The counts show whether it
+    really lies there. If not, or if the sum would lose digits, the job is done like small tensors.
     """
     arrays = [_flat(tensor, _common(job)) for tensor in job]
     n, kind = sum(array.size for array in arrays), arrays[0].dtype
     rank = _rank(n, q)
-    stride = 6 * math.ceil(n ** (1 / 3) / 8) - 1  # few to sort, few in between; prime to kernels of 2 and 3
+    stride = 6 * math.ceil(n ** (1 / 3) / 8) - 1  # few to sort, few in between; not divisible by 2 or 3
     sample = np.abs(np.concatenate([array[::stride] for array in arrays]))
     middle, spread = rank / n * sample.size, 3 * math.sqrt(sample.size * q * (1 - q)) + 1
     first, last = math.floor(middle - spread), math.ceil(middle + spread)
@@ -112,8 +114,8 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
     high = sample[last] if last < sample.size else kind.type(np.inf)
     limits = np.finfo(kind)
     if not (low == 0 or math.sqrt(limits.tiny) * 1e3 < low < math.sqrt(limits.max) / 1e3) or high == limits.max:
-        return _lowest(_magnitudes(job)[None], q)  # squares would leave the range
-    high = np.nextafter(high, kind.type(np.inf))  # low <= x < high: equal entries are all in between
+        return _lowest(_magnitudes(job)[None], q)  # squares would overflow or underflow
+    high = np.nextafter(high, kind.type(np.inf))  # entries that equal the sampled bound are in between, too
     sizes, flags = np.empty(_CHUNK, kind), np.empty((2, _CHUNK), bool)
     most, rows = np.full(_ROW, low), sizes.reshape(-1, _ROW)
     top, number, squares, between = kind.type(0), 0, [], []
@@ -143,12 +145,12 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    """The entries in the order of the memory, without a copy where they lie dense and have the dtype."""
+    """The entries in the order in which they lie in memory; not copied if they are dense and have the dtype."""
     dense = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis))).reshape(-1)
     return (dense.abs() if dense.is_complex() or dense.is_neg() else dense).to("cpu", dtype).numpy()
 
 
 def _norm(rows: Tensor) -> Tensor:
-    """[R, n] -> [R], summed in float64 without a copy of that size."""
+    """[R, n] -> [R], summed in float64, without a float64 copy of the whole tensor."""
     chunks = [torch.linalg.vector_norm(chunk.double(), dim=1) for chunk in rows.split(_CHUNK, 1)]
     return torch.linalg.vector_norm(torch.stack(chunks), dim=0)

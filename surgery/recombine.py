@@ -1,8 +1,8 @@
-"""Recombination: segments of layers travel between the models of a stack.
+"""Recombination: segments of layers move between the models of a stack.
 
 Hu et al., "Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination"
-(KDD 2024), section 4.2.2. Every segment of every model is used exactly once, so sums over the models and
-sums of squared distances to any point stay what they were (Lemma 4.4).
+(KDD 2024), section 4.2.2. Every segment of every model is used exactly once, so sums over the models, and sums of their
+squared distances to any point, do not change (Lemma 4.4).
 """
 
 import math
@@ -14,39 +14,41 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
+from surgery.decomposition import Layer
+from surgery.deprecated import formerly
 from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.layers import Layer
-from surgery.state import Stack, State, check_same, count, owners, state
+from surgery.states import Stack, State, check_same, owners, stack_size, state
 from surgery.transfer import upload
 
 Segment: TypeAlias = tuple[str, ...]
 
-_SMALL_ROW = 1 << 16  # bytes; below, one gather of the tensor is faster than moving its rows one by one
+_SMALL_ROW = 1 << 16  # bytes; with smaller rows one gather of the tensor is faster than moving rows one by one
 
 
-def segments(layers: Sequence[Layer], fraction: float = 0.0) -> list[Segment]:
-    """Group consecutive layers into segments that travel together (FedMR-px of the paper's Fig. 11).
+@formerly("layers fraction")
+def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]:
+    """Group consecutive layers into segments that move together (FedMR-px in the paper's Fig. 11).
 
     Layer j of N (from 1) belongs to segment ceil(j / (fraction * N)).
 
     Args:
         layers: as `surgery.layers(model)` gives them.
-        fraction: share of the layers that one segment holds, in [0, 1]. 1 makes the whole model one
-            segment; 1/N or less (0, the default) makes each layer its own.
+        fraction: share of the layers in one segment, in [0, 1]. 1 makes the whole model one segment; 1/N or less (0,
+            the default) makes each layer a segment.
 
     Returns:
         The state names of each segment, in order.
 
     >>> five = [Layer(str(j), "Linear", (f"{j}.weight",)) for j in range(5)]
-    >>> segments(five, 0.4)
+    >>> segments(five, fraction=0.4)
     [('0.weight', '1.weight'), ('2.weight', '3.weight'), ('4.weight',)]
-    >>> len(segments(five)), len(segments(five, 1.0))
+    >>> len(segments(five)), len(segments(five, fraction=1.0))
     (5, 1)
     """
     if not 0 <= fraction <= 1:
-        raise SurgeryError(f"fraction is a share of the layers in [0, 1], got {fraction}")
-    # A Fraction, because 3 / (0.1 * 30) must be 1 and floats may make it a little more.
+        raise SurgeryError(f"fraction must be a share of the layers in [0, 1], got {fraction}")
+    # A Fraction, because 3 / (0.1 * 30) must be 1; in floating point it may be a little more.
     size = max(Fraction(fraction).limit_denominator(10**6) * len(layers), Fraction(1))
     groups: dict[int, list[str]] = {}
     for j, layer in enumerate(layers, 1):
@@ -54,23 +56,24 @@ def segments(layers: Sequence[Layer], fraction: float = 0.0) -> list[Segment]:
     return [tuple(names) for names in groups.values()]
 
 
-def permutations(n: int, k: int, generator: torch.Generator | None = None, derange: bool = False) -> Tensor:
+@formerly("n k generator derange")
+def permutations(n: int, k: int, *, generator: torch.Generator | None = None, derange: bool = False) -> Tensor:
     """n independent uniform permutations of k slots: [n, k], int64, on the generator's device.
 
-    With `derange` they are uniform derangements: no slot keeps what it has. One slot has none (SurgeryError).
+    With `derange` they are uniform derangements: no slot keeps what it has. SurgeryError if k is 1, which has none.
 
-    >>> permutations(3, 4, torch.Generator().manual_seed(0)).sort(1).values[0]
+    >>> permutations(3, 4, generator=torch.Generator().manual_seed(0)).sort(1).values[0]
     tensor([0, 1, 2, 3])
     >>> permutations(2, 2, derange=True).tolist()
     [[1, 0], [1, 0]]
     """
     if derange and k == 1:
-        raise SurgeryError("one model cannot be deranged: derange=True needs k of 2 or more")
+        raise SurgeryError("a single model has no derangement: derange=True needs k of 2 or more")
     device = "cpu" if generator is None else generator.device
     rows: list[Tensor] = []
     while len(rows) < n:
         row = torch.randperm(k, generator=generator, device=device)
-        # Rejection keeps the draw uniform; one in e permutations is a derangement, whatever k.
+        # Rejection keeps the draw uniform; for any k about one in e permutations is a derangement.
         if not derange or not bool((row == torch.arange(k, device=device)).any()):
             rows.append(row)
     return torch.stack(rows) if rows else torch.empty(0, k, dtype=torch.int64, device=device)
@@ -87,49 +90,50 @@ def inverse(permutations: Tensor) -> Tensor:
 
 @overload
 def shuffle(
-    models: Mapping[str, Tensor], segments: Sequence[Segment], permutations: Tensor, inplace: bool = False
+    models: Mapping[str, Tensor], *, segments: Sequence[Segment], permutations: Tensor, inplace: bool = False
 ) -> Stack: ...
 @overload
-def shuffle(models: Sequence[nn.Module], segments: Sequence[Segment], permutations: Tensor) -> list[nn.Module]: ...
+def shuffle(models: Sequence[nn.Module], *, segments: Sequence[Segment], permutations: Tensor) -> list[nn.Module]: ...
 @overload
-def shuffle(models: Sequence[State], segments: Sequence[Segment], permutations: Tensor) -> list[State]: ...
-def shuffle(models, segments, permutations, inplace=False):
+def shuffle(models: Sequence[State], *, segments: Sequence[Segment], permutations: Tensor) -> list[State]: ...
+@formerly("models segments permutations inplace")
+def shuffle(models, *, segments, permutations, inplace=False):
     """Recombine K models: slot k of the result takes segment s from slot permutations[s, k].
 
-    `shuffle(..., inverse(permutations))` undoes it.
+    `shuffle(..., permutations=inverse(permutations))` undoes it.
 
     Args:
         models: a stack, tensors [K, *S]; or a list of K states; or a list of K modules of one architecture.
         segments: groups of state names that together hold each name of the models exactly once, as
             `segments(layers(model))` gives them.
         permutations: [len(segments), K], each row a permutation of range(K), as `permutations` draws them.
-        inplace: permute the rows of the stack where they lie, and return it. Needs no second stack: beside it lies
-            one row of the largest tensor, or one tensor whose rows are small. For stacks only.
+        inplace: permute the rows of the stack in place, and return the stack. Instead of a second stack this needs
+            memory for one row of the largest tensor, or for one tensor if its rows are small. For stacks only.
 
     Returns:
         The same kind: a new stack; a list of new states; or a list of new modules, where module k is a copy of
-        models[k] (its hooks, mode, ties, requires_grad) with copies of the tensors that travelled to it. Tied
-        weights travel once. Without `inplace` the input is unchanged and shares no memory with the result.
+        models[k] (its hooks, mode, ties, requires_grad) with copies of the tensors that moved to it. Tied weights move
+        once. Without `inplace` the input is unchanged and shares no memory with the result.
 
     Raises:
-        SurgeryError: if segments miss, repeat or invent a tensor, the permutations are not permutations, listed
-            models differ in shape, dtype or device, or rows cannot be permuted in place (broadcast views, tensors
-            that share memory or require grad). (Permutations that live on an accelerator are checked for their
-            shape only, unless models are listed: reading them back would stall it.)
+        SurgeryError: if the segments miss a tensor, repeat one or name an unknown one; if the permutations are not
+            permutations; if listed models differ in shape, dtype or device; if rows cannot be permuted in place
+            (broadcast views, tensors that share memory or require grad). Permutations on an accelerator are checked
+            for their shape only, unless models are listed, since reading them back would stall it.
 
     >>> models = {"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4])}
-    >>> shuffle(models, [("a",), ("b",)], torch.tensor([[1, 0], [0, 1]]))
+    >>> shuffle(models, segments=[("a",), ("b",)], permutations=torch.tensor([[1, 0], [0, 1]]))
     {'a': tensor([2, 1]), 'b': tensor([3, 4])}
     >>> nets = [nn.Linear(1, 1), nn.Linear(1, 1)]
-    >>> mixed = shuffle(nets, [("weight",), ("bias",)], torch.tensor([[1, 0], [0, 1]]))
+    >>> mixed = shuffle(nets, segments=[("weight",), ("bias",)], permutations=torch.tensor([[1, 0], [0, 1]]))
     >>> torch.equal(mixed[0].weight, nets[1].weight), torch.equal(mixed[0].bias, nets[0].bias)
     (True, True)
     """
     if isinstance(models, Mapping):
-        owner = _owners(models, segments, permutations, count(models))
+        owner = _owners(models, segments, permutations, stack_size(models))
         return _permute_rows(models, owner, permutations) if inplace else _gather(models, owner, permutations)
     if inplace:
-        raise SurgeryError("inplace is for stacks: a list of states or modules is shuffled into new ones")
+        raise SurgeryError("inplace=True is for stacks only: a list of states or modules is shuffled into new ones")
     if not isinstance(models, list | tuple) or not models:
         raise SurgeryError("shuffle takes a stack, or a list of at least one state or module")
     if all(isinstance(model, nn.Module) for model in models):
@@ -140,8 +144,8 @@ def shuffle(models, segments, permutations, inplace=False):
 
 
 def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
-    """One index gather a tensor, on the stack's device."""
-    sources: dict[torch.device, Tensor] = {}  # one transfer a device, not one a tensor
+    """One index gather for each tensor, on its device."""
+    sources: dict[torch.device, Tensor] = {}  # one transfer for each device, not for each tensor
     result = {}
     for name, tensor in models.items():
         if tensor.device not in sources:
@@ -151,7 +155,7 @@ def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations
 
 
 def _permute_rows(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
-    """Along the cycles of the permutation, through one spare row; small rows by one gather, to save calls."""
+    """Permute rows in place along the cycles of the permutation with one spare row; small rows by one gather."""
     _check_writable(models)
     on_host = permutations.device.type == "cpu"
     rows = permutations.tolist() if on_host else None
@@ -205,7 +209,7 @@ def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
-    """Every name of a tensor, and the one under which the state has it."""
+    """For every name of a tensor the name that it has in the state."""
     names = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
@@ -217,7 +221,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
     for s, members in enumerate(segments):
         for name in members:
             if name in owner:
-                raise SurgeryError(f"tensor {name!r} is in segments {owner[name]} and {s}: it can travel only once")
+                raise SurgeryError(f"tensor {name!r} is in segments {owner[name]} and {s}: it can move only once")
             owner[name] = s
     if missing := [name for name in names if name not in owner]:
         raise SurgeryError(
@@ -225,9 +229,9 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
             "states with surgery.state(model), which names tied tensors once"
         )
     if unknown := [name for name in owner if name not in names]:
-        raise SurgeryError(f"segments name {unknown[0]!r}, which the models do not have ({len(unknown)} unknown)")
+        raise SurgeryError(f"segments name {unknown[0]!r}, but the models have no such tensor ({len(unknown)} unknown)")
     if not isinstance(permutations, Tensor) or permutations.dtype not in (torch.int64, torch.int32):
-        raise SurgeryError("permutations are an int64 tensor: see surgery.permutations")
+        raise SurgeryError("permutations must be an int64 tensor: see surgery.permutations")
     if permutations.shape != (len(segments), k):
         raise SurgeryError(
             f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]"
@@ -240,12 +244,12 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
 
 
 def _check_writable(models: Mapping[str, Tensor]) -> None:
-    """SurgeryError unless every element of the stack has memory of its own, and no gradient to keep."""
+    """SurgeryError unless every element of the stack has its own memory and no tensor requires grad."""
     spans = []
     for name, tensor in models.items():
         if tensor.requires_grad:
             raise SurgeryError(f"tensor {name!r} requires grad and cannot be shuffled in place: detach it first")
-        reach = 0  # of the axes so far, by ascending stride: the next must step beyond it
+        reach = 0  # of the axes so far, by ascending stride: the next stride must be larger
         for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
             if size > 1:
                 if stride <= reach:

@@ -1,4 +1,4 @@
-"""Means that a few malicious models cannot move far: the trimmed mean and the median, element by element.
+"""Means that a few malicious models cannot move far: trimmed mean and median, element by element.
 
 Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (ICML 2018), definitions 1 and 2.
 """
@@ -10,18 +10,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from surgery.average import checked_mask, weight_rows
+from surgery.averaging import checked_mask, fallback_row, weight_rows
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.state import Stack, State, check_same, compute_dtype, count
+from surgery.states import Stack, State, compute_dtype, stack_size
 from surgery.submodel import Submodel, pieces
 from surgery.submodel_checks import check_clients, client_scales, client_weights
 from surgery.transfer import upload
 
-_SLAB = 1 << 14  # elements are sorted at once on a CPU, within its cache; elsewhere many more, in fewer launches
+_SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU many more, to save launches
 
 
+@formerly("models trim weights mask fallback")
 def trimmed_mean(
     models: Mapping[str, Tensor],
+    *,
     trim: float,
     weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     mask: Mapping[str, Tensor] | None = None,
@@ -29,36 +32,36 @@ def trimmed_mean(
 ) -> State | Stack:
     """The mean over a stack's K models without the share `trim` of the smallest and of the largest values.
 
-    Of the m models that cover an element floor(trim * m) go at each end; at 0.5 the median is left: the middle value,
-    or the mean of the two in the middle. The rest counts alike, since an attacker could lie about its samples. NaN
-    counts as infinity, so that it is trimmed as well.
+    Of the m models that cover an element, floor(trim * m) are left out at each end; at 0.5 that leaves the median: the
+    middle value, or the mean of the two in the middle. The others have the same weight, since an attacker may lie about
+    its number of samples. NaN counts as infinity, so that it is trimmed as well.
 
     Args:
         models: a stack, tensors [K, *S], none of them complex.
         trim: in [0, 0.5]; 0 is the plain mean.
-        weights, mask, fallback: as for `average`, but of the weights only matters which are zero: those models take no
-            part. Shape [C, K] gives a stack of C results.
+        weights, mask, fallback: as for `average`, but only whether a weight is zero matters: such models are ignored.
+            Weights [C, K] give a stack of C results.
 
     Returns:
-        Tensors [*S], or [C, *S], of the models' dtype; half precision is summed in float32. Of integer and boolean
-        tensors the maximum over the models that take part is carried, as `average` does.
+        Tensors [*S], or [C, *S], of the models' dtype; half precision is summed in float32. For integer and boolean
+        tensors it is the maximum over the models with weight, as in `average`.
 
     Raises:
-        SurgeryError: for a trim out of range, complex tensors, and what `average` refuses.
+        SurgeryError: for a trim out of range, complex tensors, and everything that `average` refuses.
 
     >>> models = {"w": torch.tensor([[1.0], [2.0], [6.0], [900.0]])}
-    >>> trimmed_mean(models, 0.25), trimmed_mean(models, 0.5, weights=[1, 1, 1, 0])
+    >>> trimmed_mean(models, trim=0.25), trimmed_mean(models, trim=0.5, weights=[1, 1, 1, 0])
     ({'w': tensor([4.])}, {'w': tensor([2.])})
     """
-    k = count(models)
+    k = stack_size(models)
     cuts = _cuts(trim, k)
     rows = weight_rows(weights, k, fallback is not None)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
     if mask and fallback is None:
-        raise SurgeryError("a mask can leave elements that nobody covers: give the values to keep as `fallback`")
+        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
     results = []
     for c, row in enumerate(rows if rows.ndim == 2 else rows[None]):
-        keep = None if fallback is None else _kept(models, fallback, c, rows.shape[:-1])
+        keep = None if fallback is None else fallback_row(fallback, models, c, rows.shape[:-1])
         members = row.nonzero().flatten()
         moved = {device: upload(members, device) for device in {tensor.device for tensor in models.values()}}
         result = {}
@@ -72,36 +75,39 @@ def trimmed_mean(
     return {name: torch.stack([r[name] for r in results]) for name in models} if rows.ndim == 2 else results[0]
 
 
+@formerly("states plans fallback trim weights factors")
 def trimmed_mean_submodels(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],
-    fallback: Mapping[str, Tensor],
+    *,
     trim: float,
     weights: Tensor | Sequence[float] | None = None,
     factors: Mapping[str, Tensor] | None = None,
+    fallback: Mapping[str, Tensor],
 ) -> State:
-    """`trimmed_mean` over the clients whose plan covers an element; equal to embedding every state and taking that.
+    """`trimmed_mean`, element by element of the full model, over the clients whose plan covers the element.
 
-    No more is held than one tensor of the full model for each client.
+    Equal to embedding every state and taking `trimmed_mean`, but only one tensor of the full model is held for each
+    client at a time.
 
     Args:
         states, plans, fallback: as for `average_submodels`.
         trim: in [0, 0.5].
-        weights: [K]. A client of weight 0 takes no part; the others count alike.
-        factors: [K] by name of the full model's tensors: what client k's values there are first multiplied by (FedFA's
-            scales). Names left out have 1, and integers ignore them.
+        weights: [K]. A client of weight 0 is ignored; the others have the same weight.
+        factors: [K] by name of the full model's tensors: client k's values there are first multiplied by them (FedFA's
+            scales). Names left out have factor 1; integer tensors ignore theirs.
 
     Returns:
         A state of the full model with the fallback's dtypes and devices.
 
     Raises:
-        SurgeryError: for what `average_submodels` and `trimmed_mean` refuse, and factors that do not fit.
+        SurgeryError: for everything that `average_submodels` and `trimmed_mean` refuse.
 
     >>> from surgery.submodel import Source
     >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
     >>> wide = Submodel({"w": (Source("w", (None,)),)}, {"w": (2,)})
     >>> states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0, 4.0])}, {"w": torch.tensor([9.0, 6.0])}]
-    >>> trimmed_mean_submodels(states, [narrow, wide, wide], {"w": torch.zeros(2)}, trim=0.5)
+    >>> trimmed_mean_submodels(states, [narrow, wide, wide], trim=0.5, fallback={"w": torch.zeros(2)})
     {'w': tensor([2., 5.])}
     """
     check_clients(states, plans, fallback)
@@ -132,26 +138,19 @@ def trimmed_mean_submodels(
 
 
 def _cuts(trim: float, k: int) -> list[int]:
-    """How many of 0, 1, ..., k models are left out at each end."""
+    """For 0, 1, ..., k models how many are left out at each end."""
     if isinstance(trim, bool) or not isinstance(trim, int | float) or not 0 <= trim <= 0.5:
         raise SurgeryError(f"trim is the share to leave out at each end, in [0, 0.5] (0.5 is the median), got {trim!r}")
     share = Fraction(str(trim))  # 0.29 * 100 is less than 29 in binary
     return [min(int(share * m), max(m - 1, 0) // 2) for m in range(k + 1)]
 
 
-def _kept(models: Mapping[str, Tensor], fallback: Mapping[str, Tensor], c: int, rows: tuple[int, ...]) -> State:
-    """The state that row c falls back to: the fallback, or its entry c if it is a stack."""
-    single = {name: tensor[0] for name, tensor in models.items()}
-    stacked = rows and all(n in fallback and fallback[n].shape == (*rows, *t.shape) for n, t in single.items())
-    keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)
-    check_same(single, keep, "the stack", "the fallback")
-    return {name: keep[name].to(tensor) for name, tensor in single.items()}
-
-
 def _middle(name: str, values: Tensor, covered: Tensor | None, cuts: list[int], keep: Tensor | None) -> Tensor:
-    """The trimmed mean of [K, *S] over the first axis (integers: the maximum), in slabs; `keep` where nobody covers."""
+    """The trimmed mean (for integers: maximum) over the first axis of [K, *S], in slabs; `keep` where nobody covers."""
     if values.is_complex():
-        raise SurgeryError(f"tensor {name!r} is {values.dtype}: complex numbers have no order to trim by")
+        raise SurgeryError(
+            f"tensor {name!r} is {values.dtype}: complex numbers cannot be sorted, so they cannot be trimmed"
+        )
     k, shape = len(values), values.shape[1:]
     if not k:
         return keep.clone()
@@ -195,14 +194,14 @@ def _sorted(x: Tensor) -> Tensor:
 
 @cache
 def _comparators(k: int) -> list[tuple[int, int]]:
-    """Pairs to bring in order, one after the other, that sort k values: Batcher's odd-even merge sort (AFIPS 1968)."""
-    pairs, run = [], 1
-    while run < k:  # sorted runs of this length are merged by pairs
-        gap = run
+    """Pairs that sort k values if each is put in order in turn: Batcher's odd-even merge sort (AFIPS 1968)."""
+    pairs, length = [], 1
+    while length < k:  # sorted stretches of this length are merged by pairs
+        gap = length
         while gap:
-            for low in range(gap % run, k - gap):
-                if (low - gap % run) // gap % 2 == 0 and low // (2 * run) == (low + gap) // (2 * run):
+            for low in range(gap % length, k - gap):
+                if (low - gap % length) // gap % 2 == 0 and low // (2 * length) == (low + gap) // (2 * length):
                     pairs.append((low, low + gap))
             gap //= 2
-        run *= 2
+        length *= 2
     return pairs

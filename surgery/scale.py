@@ -1,7 +1,7 @@
-"""Scale: models of different architectures brought to one norm, tensor by tensor, before they are averaged.
+"""Scale models of different architectures, tensor by tensor, to the same norm before they are averaged.
 
-FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), Algorithm 1, lines 12-22. Small
-models have larger weights than large ones, and would drown them in the mean.
+FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), Algorithm 1, lines 12-22. Small models
+have larger weights than large ones and would dominate the mean.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,30 +9,31 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from surgery.average import checked_mask
+from surgery.averaging import checked_mask
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.percentile import check_quantile, joint_norms, norm_dtype
-from surgery.state import Stack, count
+from surgery.states import Stack, stack_size
 from surgery.transfer import upload
 
-_NOTHING = 1e-6  # of the largest norm: a bias that has hardly left 0, say, where the percentile leaves its weight out
+_NOTHING = 1e-6  # times the largest norm; a bias that has hardly left 0 may have less
 
 
-def percentile_norm(tensor: Tensor, q: float = 0.95, stacked: bool = False) -> Tensor:
+@formerly("tensor q stacked")
+def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -> Tensor:
     """The L2 norm of the entries whose magnitude is at most the q-quantile of the magnitudes (W95 of the paper).
 
-    The quantile is the linearly interpolated one, at position q (n - 1) of the n sorted magnitudes. It lies at or
-    above the entry below that position and under the next one, so that entry is an exact threshold: there is no
-    limit to n, and no rounding. (The paper does not say whether signed or absolute values are ranked; these are
-    absolute.)
+    The quantile is the linearly interpolated one, at position q (n - 1) of the n sorted magnitudes. It is at least the
+    entry below that position and less than the next one, so that entry is used as an exact threshold, for any n and
+    without rounding. (The paper does not say whether it ranks signed or absolute values; here they are absolute.)
 
     Args:
-        tensor: floating or complex, of any shape. An empty one has norm 0.
-        q: in [0, 1]; 1 is the norm of the whole tensor.
-        stacked: the tensor is [K, *S] and each entry has a norm of its own.
+        tensor: floating or complex, of any shape. An empty tensor has norm 0.
+        q: in [0, 1]; 1 gives the norm of the whole tensor.
+        stacked: the tensor is [K, *S], and the K entries have norms of their own.
 
     Returns:
-        A scalar, or [K]; in float32 at least, and summed in float64. Without data (meta device) only its shape.
+        A scalar, or [K]; at least float32, summed in float64. On the meta device it has no data.
 
     Raises:
         SurgeryError: for q out of range, integers, and tensors that hold NaN or infinity.
@@ -46,7 +47,7 @@ def percentile_norm(tensor: Tensor, q: float = 0.95, stacked: bool = False) -> T
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise SurgeryError(f"a tensor of {tensor.dtype} has no percentile norm: convert it to float first")
     if stacked and not tensor.ndim:
-        raise SurgeryError("a scalar is no stack: give a tensor [K, *S] or stacked=False")
+        raise SurgeryError("a scalar is not a stack: give a tensor [K, *S] or stacked=False")
     norms = joint_norms([[row] for row in (tensor if stacked else tensor[None])], q)[:, 0]
     if bool(norms.isnan().any()):
         bad = f" of models {norms.isnan().nonzero().flatten().tolist()}" if stacked else ""
@@ -55,8 +56,10 @@ def percentile_norm(tensor: Tensor, q: float = 0.95, stacked: bool = False) -> T
     return norms if stacked else norms[0]
 
 
+@formerly("models mask q groups")
 def match_norms(
     models: Mapping[str, Tensor],
+    *,
     mask: Mapping[str, Tensor] | None = None,
     q: float = 0.95,
     groups: Sequence[Sequence[str]] | None = None,
@@ -69,28 +72,28 @@ def match_norms(
 
     Args:
         models: a stack, tensors [K, *S].
-        mask: boolean tensors as `average` takes them. A model's norm runs over the elements that it covers and
-            over nothing else; all its elements are scaled. Names left out are covered entirely.
+        mask: boolean tensors as `average` takes them. A model's norm is that of the elements that it covers; all of its
+            elements are scaled. Tensors without a mask are covered entirely.
         q: the quantile, in [0, 1].
-        groups: names that have one norm and one factor together, as `segments(layers(model))` gives them. Tensors
-            in no group are left as they are, so `[(n,) for n in parameters]` leaves norm statistics alone. Default:
-            each floating tensor on its own.
+        groups: names of tensors that have one norm and one factor together, as `segments(layers(model))` gives them.
+            Tensors in no group are not scaled, so `[(n,) for n in parameters]` leaves norm statistics as they are. By
+            default each floating tensor is a group.
 
     Returns:
-        The scaled stack, which shares no memory with the input, and the factors [K] (float32 at least) by name of
-        each tensor that was scaled. Integer and boolean tensors are copied. A model whose norm is 0, because it
-        covers nothing of the group or only zeros, or below a millionth of the largest, gets factor 1 and is not
-        counted in the mean: the paper divides by it.
+        The scaled stack, which shares no memory with the input, and by name of each scaled tensor its factors [K] (at
+        least float32). Integer and boolean tensors are copied. A model whose norm is 0 (it covers nothing of the group,
+        or only zeros) or below a millionth of the largest gets factor 1 and is not counted in the mean; the paper would
+        divide by it.
 
     Raises:
-        SurgeryError: for q out of range, groups that name a tensor twice or one that the stack does not have, masks
-            that do not fit, and covered elements that are NaN or infinite.
+        SurgeryError: for q out of range, groups that name a tensor twice or an unknown one, masks that do not fit, and
+            covered elements that are NaN or infinite.
 
     >>> scaled, factors = match_norms({"w": torch.tensor([[3.0, 4.0], [6.0, 8.0]])}, q=1.0)
     >>> factors["w"], scaled["w"].norm(dim=1)
     (tensor([1.5000, 0.7500]), tensor([7.5000, 7.5000]))
     """
-    k = count(models)
+    k = stack_size(models)
     check_quantile(q)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
     result, factors = {}, {}
@@ -109,12 +112,12 @@ def match_norms(
             factors[name] = upload(alpha.to(norm_dtype(tensor.dtype)), tensor.device)
             shape = (k, *[1] * (tensor.ndim - 1))
             result[name] = (tensor.detach() * factors[name].view(shape)).to(tensor.dtype)
-    # In the order of the stack; whatever belongs to no group is copied, so that nothing is shared.
+    # In the order of the stack. Tensors in no group are copied, so that no memory is shared.
     return {n: result[n] if n in result else tensor.clone() for n, tensor in models.items()}, factors
 
 
 def matching_factors(norms: Tensor) -> Tensor:
-    """Norms [G, K] of K models -> their factors, the mean norm of the group over the model's; 1 where it is nothing."""
+    """Norms [G, K] of K models -> factors [G, K]: the mean norm of the group over the model's own; 1 for tiny norms."""
     counted = norms > _NOTHING * norms.amax(1, keepdim=True)
     mean = torch.where(counted, norms, 0).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     return torch.where(counted, mean / norms, 1)
@@ -123,12 +126,12 @@ def matching_factors(norms: Tensor) -> Tensor:
 def checked_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
-    """The groups without integers and empty groups; SurgeryError for unknown or repeated names."""
+    """The groups without integer tensors and without empty groups; SurgeryError for unknown or repeated names."""
     groups = [(name,) for name in names] if groups is None else [tuple(group) for group in groups]
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
         if name not in names:
-            raise SurgeryError(f"groups name {name!r}, which {whole} does not have")
+            raise SurgeryError(f"groups name {name!r}, but {whole} has no such tensor")
         if name in seen:
             raise SurgeryError(f"tensor {name!r} is in two groups: it can have only one factor")
         seen.add(name)

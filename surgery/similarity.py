@@ -1,7 +1,7 @@
 """How alike the blocks of a section are: Pearson correlations under a greedy one-to-one matching.
 
-FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), appendix 0.B.3, Tables 7-9. That
-blocks are alike is its reason to let a last block stand for deeper ones.
+FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), appendix 0.B.3, Tables 7-9. It lets a
+last block stand for deeper ones because blocks are alike.
 """
 
 import math
@@ -11,36 +11,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surgery.deprecated import formerly
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
-from surgery.state import State, state
+from surgery.states import State, state
 
-_TILE = 1 << 18  # correlations of a step on the CPU, which stay in its cache
-_TILE_CUDA = 1 << 24  # enough for launches not to be what takes the time
+_TILE = 1 << 18  # correlations computed at once on the CPU, which fit into its cache
+_TILE_CUDA = 1 << 24  # so many that launches do not dominate the time
 _CONSTANT = 1e-12  # a map that varies by less, relative to its norm, is constant up to rounding
 
 
 def filter_similarity(a: Tensor, b: Tensor) -> float:
-    """How alike two layers' filters are, in [-1, 1]; 1 for equal ones, in whatever order they and their maps are.
+    """How alike two layers' filters are, in [-1, 1]; equal filters give 1, in any order of filters and of their maps.
 
     R^ij [Ci, Ci] are the Pearson correlations of the weight maps of filter i of `a` with those of filter j of `b`. Row
-    after row, the highest entry is taken whose column is not taken yet; the mean of the Ci entries is r^ij. The filters
-    are matched in the same way by r [Co, Co], and the mean of the Co entries is the result. Since rows come in order,
-    (a, b) and (b, a) may differ a little. Of equal entries the first is taken. A constant map correlates with nothing:
-    its entries are 0.
+    by row we take the highest entry (of equal ones the first) in a column that is still free; the mean of the Ci
+    entries is r^ij. The filters are matched in the same way by r [Co, Co], and the mean of the Co entries is the
+    result. Since rows are matched in order, (a, b) and (b, a) may differ a little. A constant map has correlation 0
+    with all others.
 
-    Where a map would be a single weight (1x1 convolutions, linear layers), which has no correlation, the Ci weights of
-    a filter are one map, in their given order. (The paper does not say what it does there.)
+    If a map would be a single weight (1x1 convolutions, linear layers), which has no correlation, the Ci weights of a
+    filter are taken as one map, in their given order. (The paper does not say what it does.)
 
-    It computes Co^2 Ci^2 correlations: on a CPU core 0.1 s for 64 channels and 3x3 kernels, 6 s for 256 and minutes for
-    512. Beside a few copies of the weights it keeps some tiles of 1 MiB (CUDA: 64 MiB) of them.
+    This computes Co^2 Ci^2 correlations: on a CPU core 0.1 s for 64 channels and 3x3 kernels, 6 s for 256 and minutes
+    for 512. Besides a few copies of the weights it needs some tiles of 1 MiB (CUDA: 64 MiB) for them.
 
     Args:
         a, b: floating weights [Co, Ci, *kernel] or [Co, Ci] of one shape, on one device.
 
     Raises:
-        SurgeryError: for shapes that differ or have less than two axes, integers, tensors without data, and NaN or
-            infinity.
+        SurgeryError: for shapes that differ or have fewer than two axes, for integers, for tensors without data, and
+            for NaN or infinity.
 
     >>> w = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
     >>> round(filter_similarity(w, w[[2, 0, 3, 1]][:, [1, 2, 0]]), 5), round(filter_similarity(w, 5 * w + 1), 5)
@@ -73,13 +74,13 @@ def _standard_maps(weight: Tensor) -> Tensor:
 
 
 def _map_similarity(x: Tensor, y: Tensor) -> Tensor:
-    """r [I, J] of filters' maps [I, Ci, P] and [J, Ci, P]; of the [I, J, Ci, Ci] correlations one row at a time."""
+    """r [I, J] of filters' maps [I, Ci, P] and [J, Ci, P]; correlations [I, J, Ci, Ci] are made one row at a time."""
     columns = y.flatten(0, 1).mT
     return _greedy((x[:, k] @ columns).view(len(x), *y.shape[:2]) for k in range(x.shape[1]))
 
 
 def _greedy(rows: Iterable[Tensor]) -> Tensor:
-    """The mean over the rows [..., N] of matrices of each one's highest entry in a column that no row before took."""
+    """The mean over rows [..., N] of each row's highest entry in a column that no earlier row took."""
     best, taken = [], None
     for row in rows:
         taken = torch.zeros_like(row) if taken is None else taken
@@ -94,10 +95,10 @@ class SectionSimilarity(NamedTuple):
 
     Attributes:
         name: of the section.
-        blocks: names of the B blocks compared.
-        layers: for each convolution, by its name within a block, a symmetric matrix [B, B] on the CPU; entry (i, j),
-            i < j, is `filter_similarity` of block i with block j, the diagonal 1. NaN where one of them lacks it or
-            has another shape.
+        blocks: names of the B blocks that were compared.
+        layers: for each convolution, by its name within a block, a symmetric matrix [B, B] on the CPU. Entry (i, j),
+            i < j, is `filter_similarity` of block i with block j, and the diagonal is 1. It is NaN if one of the blocks
+            has no such convolution, or the shapes differ.
     """
 
     name: str
@@ -116,19 +117,20 @@ class SectionSimilarity(NamedTuple):
         return torch.stack(chosen)[:, i, j].nanmean().item()
 
 
-def block_similarity(model: nn.Module | State, first: bool = False) -> list[SectionSimilarity]:
+@formerly("model first")
+def block_similarity(model: nn.Module | State, *, first: bool = False) -> list[SectionSimilarity]:
     """How alike the blocks of each section are (FedFA, Tables 7-9): every pair, convolution by convolution.
 
     Args:
         model: a module or a state; no forward pass is run.
-        first: also compare the first block of each section, some of whose convolutions often have other shapes.
-            The paper leaves it out.
+        first: also compare the first block of each section, in which some convolutions often have other shapes. The
+            paper leaves it out.
 
     Returns:
-        One entry a section, without the sections that have less than two blocks to compare.
+        One entry for each section that has at least two blocks to compare.
 
     Raises:
-        SurgeryError: if there is none such.
+        SurgeryError: if there is no such section.
 
     >>> block = lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3))
     >>> net = nn.Sequential(nn.Conv1d(2, 4, 3), *(block() for _ in range(4)))
@@ -156,7 +158,7 @@ def block_similarity(model: nn.Module | State, first: bool = False) -> list[Sect
 
 
 def _pairs(weights: list[Tensor | None]) -> Tensor:
-    """The similarity of each pair of weights [B, B]; NaN on the diagonal, where shapes differ and where one lacks."""
+    """The similarity of each pair of weights [B, B]; NaN on the diagonal, for different shapes, and missing weights."""
     matrix = torch.full((len(weights), len(weights)), math.nan, dtype=torch.float64)
     for i, a in enumerate(weights):
         for j, b in enumerate(weights[i + 1 :], i + 1):
@@ -166,7 +168,7 @@ def _pairs(weights: list[Tensor | None]) -> Tensor:
 
 
 def convolutions(values: Mapping[str, Tensor]) -> list[str]:
-    """Names of the weights of convolutions, those with three axes or more; where there are none, of linear layers.
+    """Names of the weights of convolutions (those with three or more axes); if there are none, of linear layers.
 
     >>> convolutions(state(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))))
     ['0.weight']

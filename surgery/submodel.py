@@ -1,15 +1,15 @@
-"""A submodel plan: how a smaller model lies inside a full one, as data.
+"""A plan says how a smaller model lies inside a full one, as data.
 
-HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ in nothing but their plans: which tensors of the full model a
-client holds (depth), which positions on each axis (width), and which deeper blocks a client's last block
-stands for (grafting). `narrow`, `graft` and `ungraft` make plans; this file applies them.
+HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which tensors of the full model a client holds
+(depth), which positions along each axis (width), and which deeper blocks a client's last block stands for (grafting).
+`narrow`, `corner`, `graft` and `ungraft` make plans; this file applies them.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +18,20 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from surgery.deprecated import formerly
 from surgery.edits import apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.state import Stack, State, check_same, owners, state
+from surgery.states import Stack, State, check_same, owners, state
 
-Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, ascending
-Index: TypeAlias = tuple[Runs | None, ...]  # one entry an axis; None is the whole axis
-Edit: TypeAlias = Mapping[str, Any]  # what `surgery.edits` does to a module, as JSON
+Runs: TypeAlias = tuple[tuple[int, int], ...]  # ascending half-open ranges [start, stop) of one axis
+Index: TypeAlias = tuple[Runs | None, ...]  # one entry for each axis; None is the whole axis
+Edit: TypeAlias = Mapping[str, Any]  # what `surgery.edits` does to a module, as a JSON object
 
 _FORMAT, _VERSION = "layer-surgery submodel", 1
 
 
 class Source(NamedTuple):
-    """A tensor of the full model and the positions on each of its axes."""
+    """A tensor of the full model, and positions along each of its axes."""
 
     name: str
     index: Index
@@ -41,15 +42,15 @@ class Submodel:
     """Where each tensor of a small model lies in a full one.
 
     Attributes:
-        entries: for each state name of the small model its sources in the full one. `extract` reads the first;
+        entries: by state name of the small model its sources in the full one. `extract` reads from the first;
             `embed` writes to all (a last block that stands for deeper blocks has several).
         shapes: the full model's shapes by state name. Their hash is the fingerprint.
-        edits: what else makes a copy of the full module the small one: attributes such as `num_heads`, dropped
-            blocks, sliced buffers that no state holds. `build` carries them out.
-        structure: a hash of the full module's classes and settings, for `build`; empty where there was no module.
+        edits: what else turns a copy of the full module into the small one: attributes such as `num_heads`, dropped
+            blocks, sliced tensors that are not in the state. `build` carries them out.
+        structure: a hash of the full module's classes and settings, for `build`; "" if there was no module.
 
-    `extract(embed(x)) == x` bit for bit, and `embed(extract(s))` agrees with s wherever its mask is true, unless
-    one tensor stands for several that differ in s.
+    `extract(embed(x)) == x` bit for bit, and `embed(extract(s))` agrees with s wherever its mask is True, unless one
+    tensor stands for several that differ in s.
 
     >>> plan = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 2)})
     >>> plan.extract({"w": torch.tensor([[1, 2], [3, 4], [5, 6]])})["w"].tolist()
@@ -65,7 +66,7 @@ class Submodel:
     structure: str = ""
 
     def __post_init__(self):
-        edits = json.loads(json.dumps([dict(edit) for edit in self.edits]))  # as they come back from a file
+        edits = json.loads(json.dumps([dict(edit) for edit in self.edits]))  # as they are when read from a file
         object.__setattr__(self, "edits", tuple(edits))
         taken: dict[str, str] = {}
         for name, sources in self.entries.items():
@@ -91,30 +92,31 @@ class Submodel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the full model: a hash of its tensors' names and shapes."""
+        """A hash of the names and shapes of the full model's tensors."""
         return fingerprint(self.shapes)
 
     def extract(self, full: Mapping[str, Tensor]) -> State | Stack:
-        """Read the small model's state out of the full one's, or a stack out of a stack.
+        """Read the small model's state from the full one's, or a stack from a stack.
 
-        Copies, of the same dtype, device and memory format; gradients flow through them.
+        The result is a copy with the same dtypes, devices and memory formats, through which gradients flow.
         Raises SurgeryError if the tensors are not those of the plan's full model.
         """
         lead = _check(full, self.shapes, "the full model")
         return {name: _take(full[s[0].name], s[0].index, lead) for name, s in self.entries.items()}
 
+    @formerly("self small into")
     def embed(
-        self, small: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+        self, small: Mapping[str, Tensor], *, into: Mapping[str, Tensor] | None = None
     ) -> tuple[State | Stack, dict[str, Tensor]]:
         """Write the small model's state (or a stack) back to where it came from.
 
         Args:
             small: as `extract` gives it.
-            into: a full state (or stack) whose values are kept where the small model has none; else zeros. The
-                result has its dtypes.
+            into: a full state (or stack), whose values are kept where the small model has none; zeros if it is not
+                given. The result has its dtypes.
 
         Returns:
-            The full state (or stack), and boolean tensors of the full shapes [*S], True where it was written.
+            The full state (or stack), and boolean tensors of the full shapes [*S], True where values were written.
         """
         lead = _check(small, self.small_shapes, "the small model")
         origin = {source.name: (name, source) for name, sources in self.entries.items() for source in sources}
@@ -123,7 +125,7 @@ class Submodel:
         kinds = {name.rpartition(".")[2]: tensor for name, tensor in reversed(small.items())}
         values, mask = {}, {}
         for target, shape in self.shapes.items():
-            if target not in origin:  # a dropped block's tensor has the dtype of its namesakes
+            if target not in origin:  # a dropped block's tensor gets the dtype of one with the same last name
                 like = kinds.get(target.rpartition(".")[2], next(iter(small.values()), torch.empty(0)))
                 batch = like.shape[:lead]
                 values[target] = _zeros(like, (*batch, *shape)) if into is None else into[target].clone()
@@ -145,7 +147,8 @@ class Submodel:
         return values, mask
 
     def compose(self, inner: "Submodel") -> "Submodel":
-        """The plan of `inner`'s small model within this plan's full one; `inner`'s full model is our small one.
+        """The plan from this plan's full model to `inner`'s small one; `inner`'s full model must be this plan's small
+        one.
 
         >>> half = Submodel({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
         >>> quarter = Submodel({"w": (Source("w", (((1, 3),),)),)}, {"w": (4,)})
@@ -170,15 +173,15 @@ class Submodel:
     def build(self, full: nn.Module) -> nn.Module:
         """The small model as a module with the weights that `extract` reads, made from a full one.
 
-        `full` is the model the plan was made from or one of the same constructor, on any device (meta too); it
-        is not changed. No forward pass is run. Loading a small state afterwards restores a saved small model:
-        `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
+        `full` is the model that the plan was made from, or another one from the same constructor, on any device
+        (including meta); it is not changed. No forward pass is run. To restore a saved small model, load its state
+        afterwards: `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
         """
         values = self.extract(state(full))
         if self.structure and structure(full) != self.structure:
             raise SurgeryError(
                 f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
-                "settings (heads, groups, strides, ...): give one of the same constructor"
+                "settings (heads, groups, strides, ...): give one from the same constructor"
             )
         small, originals = copy_sharing(full)
         for edit in self.edits:
@@ -209,7 +212,7 @@ class Submodel:
 
     @classmethod
     def from_json(cls, text: str) -> "Submodel":
-        """The inverse of `to_json`; SurgeryError for text of another kind, version or fingerprint."""
+        """The inverse of `to_json`; SurgeryError for text of another format, version or fingerprint."""
         try:
             data = json.loads(text)
             if data["format"] != _FORMAT or data["version"] != _VERSION:
@@ -232,7 +235,7 @@ class Submodel:
         return plan
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the plan as JSON; a crash leaves the old file or the new one, never half of it."""
+        """Write the plan as JSON; after a crash there is the old file or the new one, never a part of it."""
         path = Path(path)
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_text(self.to_json())
@@ -263,7 +266,7 @@ class Submodel:
         )
 
     def describe(self) -> str:
-        """Every tensor of the small model and where it lies in the full one, then the edits: a line each.
+        """Every tensor of the small model with its place in the full one, then the edits, one line each.
 
         >>> half = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
         >>> print(half.describe())
@@ -287,7 +290,7 @@ class Submodel:
 
 
 def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """A hash of the names and shapes of a model's tensors; their order does not matter.
+    """A hash of the names and shapes of a model's tensors, whatever their order.
 
     >>> fingerprint({"a": (1,), "b": (2,)}) == fingerprint({"b": (2,), "a": (1,)})
     True
@@ -297,14 +300,14 @@ def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def structure(model: nn.Module) -> str:
-    """A hash of a model's modules: their classes, what they print of their settings, and numbers of heads and groups.
+    """A hash of a model's modules: their classes, the settings that they print, and numbers of heads and groups.
 
     >>> structure(nn.Conv2d(1, 2, 3)) == structure(nn.Conv2d(1, 2, 3, stride=2))
     False
     """
     found = []
     for name, module in model.named_modules():
-        if "drop" not in type(module).__name__.lower():  # rates may change
+        if "drop" not in type(module).__name__.lower():  # dropout rates may differ
             counts = {k: v for k, v in vars(module).items() if isinstance(v, int) and re.search("head|group", k)}
             found.append([name, type(module).__qualname__, module.extra_repr(), counts])
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
@@ -313,7 +316,7 @@ def structure(model: nn.Module) -> str:
 def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of views (part of `full`, part of `small`) that together pair every element of `small` with its place.
 
-    Views, so that writing, adding and filling cost no index tensors and run at the speed of a copy.
+    With views, writing, adding and filling need no index tensors and are as fast as a copy.
     """
     many = [axis for axis, runs in enumerate(index) if runs is not None and len(runs) > 1]
     for axis, runs in enumerate(index):
@@ -338,7 +341,7 @@ def _take(full: Tensor, index: Index, lead: int) -> Tensor:
             result = result.narrow(axis + lead, runs[0][0], runs[0][1] - runs[0][0])
         elif runs is not None:
             parts = [result.narrow(axis + lead, start, stop - start) for start, stop in runs]
-            result = torch.cat(parts, axis + lead)  # keeps the memory format; index_select does not
+            result = torch.cat(parts, axis + lead)  # index_select would not keep the memory format
     return result.clone()
 
 
@@ -361,7 +364,9 @@ def _size(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
     for runs, size in zip(source.index, shape):
         ends = (0, *(end for run in runs for end in run), size) if runs is not None else (0, size)
         if list(ends) != sorted(ends) or (runs is not None and (not runs or any(a >= b for a, b in runs))):
-            raise SurgeryError(f"{list(runs)} are no ascending ranges in an axis of {size} of {source.name!r}")
+            raise SurgeryError(
+                f"{list(runs)} are not ascending ranges in an axis of {size} positions of {source.name!r}"
+            )
         sizes.append(size if runs is None else sum(stop - start for start, stop in runs))
     return tuple(sizes)
 
@@ -378,7 +383,7 @@ def _check(values: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], 
 
 
 def _chain(outer: Runs | None, inner: Runs | None) -> Runs | None:
-    """Positions `inner` of the positions `outer`."""
+    """The positions `inner` of the positions `outer`."""
     if outer is None or inner is None:
         return inner if outer is None else outer
     positions = [p for start, stop in outer for p in range(start, stop)]
@@ -391,13 +396,21 @@ def as_runs(positions: list[int]) -> Runs:
     >>> as_runs([0, 1, 2, 5, 6])
     ((0, 3), (5, 7))
     """
-    runs: list[list[int]] = []
-    for p in positions:
-        if runs and runs[-1][1] == p:
-            runs[-1][1] = p + 1
-        else:
-            runs.append([p, p + 1])
-    return tuple((start, stop) for start, stop in runs)
+    return merged((p, p + 1) for p in positions)
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Ascending ranges; those that touch become one.
+
+    >>> merged([(0, 2), (2, 3), (5, 6)])
+    ((0, 3), (5, 6))
+    """
+    result: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if result and result[-1][1] == start:
+            start = result.pop()[0]
+        result.append((start, stop))
+    return tuple(result)
 
 
 def _source(name: str, index: list) -> Source:

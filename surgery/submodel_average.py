@@ -1,4 +1,4 @@
-"""The weighted mean of submodels, each read where it lies: no model is ever embedded in full size."""
+"""The weighted mean of submodels. No model is ever embedded in full size."""
 
 import itertools
 import math
@@ -9,74 +9,78 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.state import State, compute_dtype
+from surgery.states import State, compute_dtype
 from surgery.submodel import Index, Runs, Submodel, pieces
 from surgery.submodel_checks import check_clients, client_scales, client_weights
 from surgery.threads import in_threads
 from surgery.transfer import upload
 
-_SLAB = 1 << 18  # elements; the sum over the clients stays in the cache while each client is read once
-_REGIONS = 32  # more are divided by a tensor of weights than one by one
+_SLAB = 1 << 18  # elements; small enough for the sum over the clients to stay in the cache
+_REGIONS = 32  # up to so many are divided one by one, more by a tensor of weights
 
 
 class _Part(NamedTuple):
-    """What one client has of one tensor of the full model: its share of the weight, its values, their place."""
+    """What one client has of one tensor of the full model: its share of the weight, its values and their place."""
 
     share: float
-    factor: float  # of the values
+    factor: float  # that the values are multiplied by
     values: Tensor
     index: Index
 
 
+@formerly("states plans fallback weights dtype factors")
 def average_submodels(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],
-    fallback: Mapping[str, Tensor],
+    *,
     weights: Tensor | Sequence[float] | None = None,
-    dtype: torch.dtype | None = None,
     factors: Mapping[str, Tensor] | None = None,
+    fallback: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
 ) -> State:
     """The weighted mean, element by element of the full model, over the clients whose plan covers the element.
 
-    Equal to embedding every state by its plan and taking `average(stack, weights, masks, fallback)`, in time linear
-    in the elements of the states, and with no more memory than the result. HeteroFL's aggregation; NeFL's and FedFA's
-    (Alg. 1, lines 16-22) as well: where a tensor has several sources, as a grafted block has, it counts at each. On
-    the CPU several tensors are worked on at once, in as many threads as torch may use.
+    Equal to embedding every state by its plan and taking `average` with weights, masks and fallback, but in time linear
+    in the number of elements of the states, and without more memory than that of the result. This is the aggregation of
+    HeteroFL, NeFL and FedFA (Alg. 1, lines 16-22): a tensor with several sources, as in a grafted block, counts at each
+    of them. On the CPU several tensors are averaged at once, in as many threads as torch may use.
 
     Args:
         states: K small models' states.
-        plans: where each lies; all of one full model.
-        fallback: a state of the full model. Elements that nobody with weight covers keep its value.
-        weights: [K], non-negative. None weighs all alike. A client of weight 0 takes no part, whatever it holds.
-        dtype: torch.float64 to accumulate in float64; default is the tensor's own, float32 at least.
-        factors: [K] by name of the full model's tensors, as `submodel_factors` gives them (on the CPU: they are read
-            on the host). What client k has of a tensor is multiplied by its factor k; the weights it is divided by
-            are not. Names left out keep factor 1; integers ignore theirs.
+        plans: where each state lies, all in one full model.
+        weights: [K], non-negative. None gives all clients the same weight. A client of weight 0 is ignored, even if it
+            holds NaN.
+        factors: [K] by name of the full model's tensors, as `submodel_factors` gives them (on the CPU, since they are
+            read on the host). Client k's values of a tensor are multiplied by factor k; the weights that their sum is
+            divided by are not. Names left out have factor 1; integer tensors ignore theirs.
+        fallback: a state of the full model, with the values for elements that no client with weight covers.
+        dtype: torch.float64 to accumulate in float64; by default the tensor's own, at least float32.
 
     Returns:
         A state of the full model with the fallback's dtypes and devices. Integer and boolean tensors are never
-        averaged: the maximum over the clients that cover the element is carried.
+        averaged: the result is the maximum over the clients that cover the element.
 
     Raises:
-        SurgeryError: for lengths that differ, plans of different full models, states that do not match their plan,
-            a fallback that is not of the full model, weights that `average` would refuse, and factors for unknown
-            tensors, of another shape or not finite.
+        SurgeryError: for different numbers of states and plans, plans of different full models, states that do not
+            match their plans, a fallback that is not of the full model, weights that `average` would refuse, and
+            factors that are for unknown tensors, of a wrong shape or not finite.
 
     >>> from surgery.submodel import Source
     >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
     >>> wide = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
     >>> states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0, 4.0])}]
-    >>> average_submodels(states, [narrow, wide], {"w": torch.tensor([7.0, 8.0, 9.0])})
+    >>> average_submodels(states, [narrow, wide], fallback={"w": torch.tensor([7.0, 8.0, 9.0])})
     {'w': tensor([2., 4., 9.])}
     """
     if dtype not in (None, torch.float32, torch.float64):
-        raise SurgeryError(f"dtype is torch.float32 or torch.float64 to accumulate in, got {dtype}")
+        raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     check_clients(states, plans, fallback)
     row = client_weights(weights, len(states))
     members = row.nonzero().flatten().tolist()
     share = row / row.max() if members else row
-    share = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights still beat the fallback in float32
+    share = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights must not vanish in float32
     scales = client_scales(factors, len(states), fallback)
     parts: dict[str, list[_Part]] = {name: [] for name in fallback}
     for c in members:
@@ -86,7 +90,7 @@ def average_submodels(
                 parts[source.name].append(_Part(share[c], factor, states[c][name].detach(), source.index))
 
     def mean(name: str) -> Tensor:
-        with torch.no_grad():  # the threads do not inherit it
+        with torch.no_grad():  # threads do not inherit it from the caller
             return _mean(name, fallback[name].detach(), parts[name], dtype)
 
     on_cpu = all(tensor.device.type == "cpu" for values in (fallback, *states) for tensor in values.values())
@@ -131,13 +135,13 @@ def _mean(name: str, keep: Tensor, parts: list[_Part], dtype: torch.dtype | None
 
 
 def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
-    """Into `total`, the slab that begins at `start`."""
+    """The weighted sum of the slab that begins at `start`, computed in `total`."""
     empty = True
     for part in parts:
         values, alpha = part.values, part.share * part.factor
         whole = values.shape[1:] == total.shape[1:] and part.index[0] is None
         if empty and whole and values.dtype == total.dtype and values.device == total.device:
-            torch.mul(values[start : start + len(total)], alpha, out=total)  # the first to cover all saves zeros
+            torch.mul(values[start : start + len(total)], alpha, out=total)  # saves filling with zeros
         else:
             if empty:
                 total.zero_()
@@ -148,7 +152,7 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
 
 
 def _maximum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
-    """Integers of every width compare as int64."""
+    """The maximum of the slab that begins at `start`, computed as int64 in `total`."""
     total.fill_(torch.iinfo(total.dtype).min)
     for part in parts:
         for place, piece in _within(part, total, start):
@@ -157,7 +161,7 @@ def _maximum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
 
 
 def _within(part: _Part, slab: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of views (of the slab that begins at `start` of the first axis, of the part's values)."""
+    """Pairs of views (of the slab, of the part's values); the slab begins at `start` of the first axis."""
     length, first = slab.shape[0], part.index[0]
     if part.values.shape[1:] == slab.shape[1:] and first is None:
         yield slab, part.values[start : start + length]
@@ -176,7 +180,7 @@ def _within(part: _Part, slab: Tensor, start: int) -> Iterator[tuple[Tensor, Ten
 
 
 class _Mass:
-    """The weight at each element: constant on the cells of the grid that the clients' runs cut the axes into."""
+    """The sum of weights at each element: constant in each cell of the grid that the ends of all ranges make."""
 
     def __init__(self, shape: Sequence[int], parts: list[_Part]):
         self.cuts = [
@@ -191,7 +195,7 @@ class _Mass:
             self.cells += covered
 
     def regions(self, start: int, stop: int) -> Iterator[tuple[tuple[slice, ...], float | Tensor]]:
-        """The weights of a slab: numbers, with their places in it; or one tensor of its shape if it is cut too fine."""
+        """The weights of a slab: numbers with their places in it, or for a fine grid one tensor of the slab's shape."""
         first, last = bisect_left(self.cuts[0], start + 1) - 1, bisect_left(self.cuts[0], stop)
         cells = self.cells[first:last]
         low, high = cells.aminmax()
@@ -208,7 +212,7 @@ class _Mass:
 
 
 def _indicator(cuts: list[int], runs: Runs | None) -> Tensor:
-    """1 for each cell of an axis that lies in the runs, else 0."""
+    """1 for each cell of an axis that lies in the ranges, else 0."""
     if runs is None:
         return torch.ones(len(cuts) - 1, dtype=torch.float64)
     inside = torch.zeros(len(cuts) - 1, dtype=torch.float64)

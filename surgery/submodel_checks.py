@@ -1,4 +1,4 @@
-"""What several submodels that are combined must fulfil."""
+"""Checks of submodels that are to be combined."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,30 +6,32 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from surgery.average import weight_rows
+from surgery.averaging import weight_rows
 from surgery.errors import SurgeryError
-from surgery.state import check_same
+from surgery.states import check_same
 from surgery.submodel import Submodel
 
 
 def client_weights(weights: Tensor | Sequence[float] | None, k: int) -> Tensor:
-    """[K], float64, on the CPU; SurgeryError for anything else."""
+    """Weights [K] in float64 on the CPU; SurgeryError if they are not valid."""
     row = weight_rows(weights, k, True)
     if row.ndim != 1:
-        raise SurgeryError(f"weights have shape {tuple(row.shape)}: expected [{k}], one a client")
+        raise SurgeryError(f"weights have shape {tuple(row.shape)}: expected [{k}], one for each client")
     return row
 
 
 def client_scales(
     factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
 ) -> dict[str, list[float]]:
-    """Factors [K] by name of the full model's tensors as numbers; SurgeryError for anything else."""
+    """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
     factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     for name, factor in factors.items():
         if name not in full:
-            raise SurgeryError(f"factors name {name!r}, which the full model does not have")
+            raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor")
         if factor.shape != (k,):
-            raise SurgeryError(f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one a client")
+            raise SurgeryError(
+                f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one for each client"
+            )
     scales = {name: factor.tolist() for name, factor in factors.items()}
     if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
         raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite")
@@ -39,10 +41,12 @@ def client_scales(
 def check_clients(
     states: Sequence[Mapping[str, Tensor]], plans: Sequence[Submodel], fallback: Mapping[str, Tensor] | None = None
 ) -> None:
-    """SurgeryError unless each state is of its plan, and all plans (and the fallback) are of one full model."""
+    """SurgeryError unless each state matches its plan, and all plans (and the fallback) are of one full model."""
     if len(states) != len(plans) or not states:
-        raise SurgeryError(f"{len(states)} states and {len(plans)} plans: give one plan a state, and at least one")
-    distinct = {id(plan): plan for plan in plans}  # clients often share one
+        raise SurgeryError(
+            f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state"
+        )
+    distinct = {id(plan): plan for plan in plans}  # clients often share a plan
     fingerprints = {key: plan.fingerprint for key, plan in distinct.items()}
     shapes = {key: _shapes(plan.small_shapes) for key, plan in distinct.items()}
     for k, (values, plan) in enumerate(zip(states, plans)):

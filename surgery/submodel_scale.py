@@ -1,4 +1,4 @@
-"""FedFA's scaling factors of submodels, each read where it lies: no model is ever embedded in full size."""
+"""FedFA's scaling factors of submodels. No model is ever embedded in full size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.percentile import joint_norms
 from surgery.scale import checked_groups, matching_factors
@@ -13,39 +14,43 @@ from surgery.submodel import Submodel
 from surgery.submodel_checks import check_clients, client_weights
 
 
+@formerly("states plans q groups weights measure")
 def submodel_factors(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],
+    *,
     q: float = 0.95,
     groups: Sequence[Sequence[str]] | None = None,
     weights: Tensor | Sequence[float] | None = None,
     measure: Literal["norm", "rms"] = "norm",
 ) -> dict[str, Tensor]:
-    """The factors that bring each tensor of mixed small models to the mean of their percentile norms.
+    """The factors that scale each tensor of different small models to the mean of their percentile norms.
 
-    alpha_c = mean_k ||Wq_k|| / ||Wq_c|| (FedFA, Alg. 1, line 18), over the clients k that have weight and cover
-    something of the tensor. Equal to what `match_norms` gives for the embedded models of these clients with their
-    masks. `average_submodels(states, plans, fallback, weights, factors=...)` is then lines 16-22.
+    alpha_c = mean_k ||Wq_k|| / ||Wq_c|| (FedFA, Alg. 1, line 18), where k runs over the clients that have weight and
+    cover something of the tensor. Equal to the factors that `match_norms` gives for the embedded models of these
+    clients with their masks. `average_submodels(states, plans, weights=..., factors=..., fallback=...)` then does lines
+    16-22.
 
     Args:
         states: K small models' states.
-        plans: where each lies; all of one full model. Where a tensor has several sources, as a grafted block has, its
-            norm counts at each.
+        plans: where each state lies, all in one full model. A tensor with several sources, as in a grafted block,
+            counts at each of them.
         q: the quantile, in [0, 1]; see `percentile_norm`.
-        groups: names of the full model that have one norm and one factor together, as `segments(layers(model))` gives
-            them. A client's norm runs over what it has of them. Default: each tensor on its own.
-        weights: [K], non-negative: only who has any takes part, how much makes no difference. None: all do.
-        measure: `norm` is the paper's. `rms` divides it by the square root of the number of entries it counts, so
-            that a narrow model is not scaled up merely because it has fewer.
+        groups: names of the full model's tensors that have one norm and one factor together, as
+            `segments(layers(model))` gives them. A client's norm is that of the tensors that it has of them. By default
+            each tensor is a group.
+        weights: [K], non-negative: clients of weight 0 are ignored, all others count alike. None: all count.
+        measure: `norm` is the paper's. `rms` divides it by the square root of the number of entries in it, so that a
+            narrow model is not scaled up merely because it has fewer entries.
 
     Returns:
-        [K], float64, on the CPU, by name of the full model's tensors, without those that states hold as integers. A
-        client that has no weight, nothing of the group, or only zeros (or next to, see `match_norms`) gets factor 1 and
-        is not counted in the mean; tensors in no group have factor 1.
+        [K], float64, on the CPU, by name of the full model's tensors, except those that are integers in the states. A
+        client without weight, with nothing of the group or with only zeros (or almost, see `match_norms`) gets factor 1
+        and is not counted in the mean; tensors in no group have factor 1.
 
     Raises:
         SurgeryError: for q out of range, an unknown measure, states that do not match their plans, groups that name a
-            tensor twice or an unknown one, and for NaN and infinity in a state with weight.
+            tensor twice or an unknown one, and for NaN or infinity in a state with weight.
 
     >>> from surgery.submodel import Source
     >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
@@ -62,9 +67,9 @@ def submodel_factors(
     integers = {full for names, state in zip(small, states) for full, name in names.items() if not _real(state[name])}
     floating = {name: None for name in plans[0].shapes if name not in integers}
     groups = checked_groups(groups, plans[0].shapes, floating, "the full model")
-    # A block that stands for others has their norm as well: it is computed once.
+    # A block that stands for others has the same norm everywhere, so it is computed only once.
     rows: dict[tuple[int, tuple[str, ...]], int] = {}
-    place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of each group's and client's norm; 0 is none
+    place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and client; 0 for none
     for g, group in enumerate(groups):
         for c in members:
             if held := tuple(sorted(small[c][name] for name in group if name in small[c])):

@@ -1,4 +1,4 @@
-"""Work side by side on the CPU."""
+"""Parallel work on the CPU."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +10,11 @@ _Job, _Result = TypeVar("_Job"), TypeVar("_Result")
 
 
 def in_threads(function: Callable[[_Job], _Result], jobs: Sequence[_Job]) -> list[_Result]:
-    """Map in as many threads as torch may use, one core each: steps within the cache are too short to be shared out.
+    """Apply the function to all jobs, in as many threads as torch may use, one core for each.
 
-    For the CPU only: other threads know nothing of the caller's streams, nor of its gradient mode.
+    This is faster than torch's own threads, since operations on pieces that fit into the cache are too short to be
+    split.
+    For the CPU only: threads have neither the caller's streams nor its gradient mode.
     """
     allowed = torch.get_num_threads()
     count = min(allowed, len(jobs))
@@ -22,4 +24,4 @@ def in_threads(function: Callable[[_Job], _Result], jobs: Sequence[_Job]) -> lis
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(function, jobs))
     finally:
-        torch.set_num_threads(allowed)  # a setting of the process as well as of the thread
+        torch.set_num_threads(allowed)  # the threads' setting also changed that of the process

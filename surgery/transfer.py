@@ -1,4 +1,4 @@
-"""Between the host and an accelerator: small numbers go there without a wait, and come back with a single one."""
+"""Transfers between the host and an accelerator: there without waiting, and back with a single wait."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the host on a device, in the order of what that was given to do; plain `Tensor.to` waits for it.
+    """Copy a tensor from the host to a device without waiting for the device, as plain `Tensor.to` would.
 
-    It goes through pinned memory, since from other memory the driver may wait as well. The other way nothing may be
-    left out: without the wait the numbers would not be there yet.
+    The copy is queued behind what the device still has to do. It is made from pinned memory, since from other memory
+    the driver may wait, too. (In the other direction waiting is necessary: the numbers would not be there yet.)
 
     >>> upload(torch.tensor([2, 0]), "cpu")
     tensor([2, 0])
@@ -20,11 +20,11 @@ def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device)
 
 
-_AT_ONCE = 2**28  # bytes that are put together for one transfer
+_AT_ONCE = 2**28  # bytes in one transfer, at most
 
 
 def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous copies on the CPU, which share no memory, in few transfers: small tensors of a dtype travel together.
+    """Contiguous copies on the CPU that share no memory, in few transfers: small tensors of one dtype go together.
 
     >>> a = torch.ones(3)
     >>> host_copies([a.expand(2, 3), a])[0].stride()
@@ -47,9 +47,7 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def download(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors on the host, in float64, waiting once for each device that they lie on.
-
-    Integers are exact up to 2^53.
+    """The tensors on the host, in float64 (exact for integers up to 2^53); each device is waited for once.
 
     >>> download([torch.tensor([1.0, 2.0]), torch.tensor(3)])
     [tensor([1., 2.], dtype=torch.float64), tensor(3., dtype=torch.float64)]

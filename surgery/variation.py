@@ -1,7 +1,7 @@
-"""How far apart the weights of models of different size lie.
+"""How far apart the weights of models of different sizes are.
 
-FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), appendix 0.F.2, Table 10. That they
-do is its reason to match norms before it averages.
+FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), appendix 0.F.2, Table 10. It matches
+norms before averaging because they are far apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.similarity import convolutions
-from surgery.state import check_same
+from surgery.states import check_same
 from surgery.submodel import Submodel
 
 
 class Variation(NamedTuple):
-    """Weights of a smallest model, and the distance of K larger ones from it, convolution by convolution.
+    """The magnitude of a smallest model's weights, and the distance of K larger models from them, by convolution.
 
     Attributes:
         layers: names of the smallest model's L convolution weights.
         magnitude: [L], the mean L1 norm of its weight maps.
-        distance: [K, L], the mean L1 norm of the difference of its maps and those in the same place of model k.
+        distance: [K, L], the mean L1 norm of the difference between its maps and those in the same place of model k.
 
     All float64, on the CPU.
     """
@@ -33,23 +33,23 @@ class Variation(NamedTuple):
 
     @property
     def ratio(self) -> Tensor:
-        """[K], the mean distance over all convolutions, in mean magnitudes of the smallest model."""
+        """[K], the mean distance over all convolutions, divided by the mean magnitude of the smallest model."""
         return self.distance.mean(1) / self.magnitude.mean()
 
 
 def scale_variation(models: Sequence[Mapping[str, Tensor]], plans: Sequence[Submodel]) -> Variation:
     """How far larger models' weights are from those of a smaller one in the same place (FedFA, Table 10).
 
-    A weight map is the kernel of one filter and one input channel, a single weight where the kernel is 1x1. Models
+    A weight map is the kernel for one filter and one input channel; for a 1x1 kernel it is a single weight. Models
     without convolutions are measured by their linear layers.
 
     Args:
-        models: states; the first is the smallest model's.
-        plans: for each of the others where the smallest model lies within it: leading channels, and first blocks.
+        models: states, the first one of the smallest model.
+        plans: for each of the other models the plan of the smallest model within it: leading channels, first blocks.
 
     Raises:
-        SurgeryError: if there are fewer than two models, or not one plan for each after the first, or a plan is not of
-            these models.
+        SurgeryError: if there are fewer than two models, if there is not one plan for each model after the first, or if
+            a plan does not fit its models.
 
     >>> from surgery.submodel import Source
     >>> small, large = torch.ones(1, 1, 2, 2), torch.full((2, 1, 2, 2), 4.0)
@@ -60,8 +60,8 @@ def scale_variation(models: Sequence[Mapping[str, Tensor]], plans: Sequence[Subm
     """
     if len(models) < 2 or len(plans) != len(models) - 1:
         raise SurgeryError(
-            f"{len(models)} models and {len(plans)} plans: give the smallest model first, then larger ones, and a plan "
-            "of the smallest within each of these"
+            f"{len(models)} models and {len(plans)} plans: give the smallest model first, then larger ones, and for "
+            "each of these a plan of the smallest within it"
         )
     smallest, *larger = models
     names = convolutions(smallest)

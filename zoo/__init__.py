@@ -11,12 +11,13 @@ from zoo.init import initialise
 from zoo.interop import load, to_torchvision
 from zoo.members import names
 from zoo.norms import collect_statistics
-from zoo.spec import Count, Spec, make
+from zoo.spec import Count, Spec
 from zoo.transformer import mask_tokens
+from zoo.widths import divisor8
 
 __all__ = [
     "Count", "Spec", "ZooError",
-    "collect_statistics", "create", "initialise", "load", "mask_tokens", "names", "to_torchvision",
+    "collect_statistics", "create", "divisor8", "initialise", "load", "mask_tokens", "names", "to_torchvision",
 ]  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def create(name: str, generator: torch.Generator | None = None, **fields) -> nn.
     Args:
         name: one of `names()`, "timm:NAME" or "torchvision:NAME".
         generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
-        fields: those of `Spec`: num_classes, width, depth, norm, ...
+        fields: the fields of `Spec`: num_classes, width, depth, norm, ...
 
     Raises:
         ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
@@ -35,4 +36,4 @@ def create(name: str, generator: torch.Generator | None = None, **fields) -> nn.
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    return make({"name": name, **fields}).build(generator)
+    return Spec.from_dict({"name": name, **fields}).build(generator)

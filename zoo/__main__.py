@@ -12,7 +12,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from zoo.errors import ZooError
 from zoo.members import names
-from zoo.spec import Spec, make
+from zoo.spec import Spec
 
 
 def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
@@ -29,21 +29,21 @@ def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorS
 class Table:
     """Print names, parameters, multiply-accumulates of one input, and blocks of each section.
 
-    Without names all models of the zoo that take the flags are shown; timm:NAME and torchvision:NAME may be given too.
+    Without names, all models of the zoo that take the given flags are shown. timm:NAME and torchvision:NAME work, too.
     """
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
     """the models to show [all]"""
     width: Annotated[tuple[float, ...], _list_of(float, "RATE,...")] = (1.0,)
-    """rates of the hidden widths: one for all, or one for each section"""
+    """rate of the hidden widths: one for all, or one for each section"""
     depth: Annotated[tuple[int, ...], _list_of(int, "INT,...", empty="all")] = ()
-    """blocks of the sections: one number for all, or one for each"""
+    """number of blocks: one for all sections, or one for each"""
     num_classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """classes, or words of the vocabulary [the model's own]"""
+    """number of classes, or of words in the vocabulary [the model's own]"""
     in_channels: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """channels of the images [3, or 1 for the cnn]"""
+    """channels of the images [3; 1 for the cnn]"""
     image_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """side of the images [the model's own]"""
+    """height and width of the images [the model's own]"""
     norm: Annotated[str | None, tyro.conf.arg(metavar="NORM")] = None
     """batch, static_batch, group, layer or none [the model's own]"""
     yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -54,7 +54,7 @@ class Table:
     def run(self) -> None:
         """Carry out the command."""
         if self.yaml and self.json:
-            raise ZooError("--yaml and --json are two forms of output: give one")
+            raise ZooError("--yaml and --json are two forms of output: give one of them")
         specs = self._specs()
         if self.yaml:
             print("---\n".join(spec.to_yaml() for spec in specs), end="")
@@ -64,17 +64,17 @@ class Table:
             print(table(specs))
 
     def _specs(self) -> list[Spec]:
-        """The specs with the flags; without names those of the models that take them."""
+        """The specs of the named models, or without names of all models that take the flags."""
         fields = ("num_classes", "in_channels", "image_size", "norm")
         given = {field: value for field in fields if (value := getattr(self, field)) is not None}
         given["width"] = self.width[0] if len(self.width) == 1 else self.width
         given["depth"] = (self.depth[0] if len(self.depth) == 1 else self.depth) or None
         if self.models:
-            return [make({"name": name, **given}) for name in self.models]
+            return [Spec.from_dict({"name": name, **given}) for name in self.models]
         specs, refused = [], None
         for name in names():
             try:
-                specs.append(make({"name": name, **given}))
+                specs.append(Spec.from_dict({"name": name, **given}))
             except ZooError as error:
                 refused = refused or error
         if refused and not specs:
@@ -119,11 +119,11 @@ def _short(count: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, or 2 for what cannot be done."""
+    """The command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
     try:
         tyro.cli(Table, prog="python -m zoo", args=argv).run()
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough; what Python flushes at exit has nowhere to go
+    except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ZooError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a family's `build` is given: a spec's fields, checked and filled in, and what is made of them."""
+"""What a family's `build` function gets: the fields of a spec, checked and with defaults filled in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from zoo.widths import Rounding, scaled
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that a model's construction needs, see `zoo.Spec`.
+    """Everything that the construction of a model needs. `zoo.Spec` explains the fields, but for these:
 
     Attributes:
-        widths: the width rates by the parts of the model that they belong to.
-        depth: blocks of each section; None where the sections are not known.
+        rates: the width rate of each part of the model that has one.
+        depth: blocks of each section; None if the sections are not known.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Blueprint:
     in_channels: int | None
     image_size: int | None
     tokens: int | None
-    widths: Mapping[str, float]
+    rates: Mapping[str, float]
     depth: tuple[int, ...] | None
     rounding: Rounding
     stem: str | None
@@ -34,10 +34,10 @@ class Blueprint:
     step_size: bool | None
 
     def channels(self, full: int, part: str) -> int:
-        """The number of channels of a part of the model (one of `widths`) that has `full` at rate 1."""
-        return scaled(full, self.widths[part], self.rounding)
+        """The number of channels of a part of the model (one of `rates`) that has `full` channels at rate 1."""
+        return scaled(full, self.rates[part], self.rounding)
 
     def kit(self, part: str) -> Kit:
-        """What the blocks of a part of the model are made from."""
-        rate = self.widths[part] if self.scaler else None
+        """What to build the blocks of a part of the model from."""
+        rate = self.rates[part] if self.scaler else None
         return Kit(self.norm or "none", self.norm_eps, rate, bool(self.step_size))

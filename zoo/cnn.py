@@ -1,16 +1,15 @@
 """The convolutional network of McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data" (AISTATS 2017), section 3: two 5x5 convolutions (32 and 64 channels), each followed by
 ReLU and 2x2 max pooling, a fully connected layer of 512 units and the classifier.
-At 28x28x1 and 10 classes it has the paper's 1,663,370 parameters. And the smaller LeNet, which FedMR's released code
-trains under the name of that network.
+At 28x28x1 and 10 classes it has the paper's 1,663,370 parameters. Also the smaller LeNet, which FedMR's released code
+trains and calls by the name of that network.
 """
-
-from collections import OrderedDict
 
 from torch import nn
 
 from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
+from zoo.kit import without_identities
 from zoo.member import Member
 from zoo.network import Network
 
@@ -22,7 +21,7 @@ class CNN(Network):
 
 
 def cnn(spec: Blueprint) -> CNN:
-    """Three widths: of the two convolutions and of the hidden fully connected layer."""
+    """Build the CNN. Its three widths are those of the two convolutions and of the hidden fully connected layer."""
     side = spec.image_size
     if side < 4:
         raise ZooError(f"cnn halves its input twice and needs images of 4x4 or larger, got {side}x{side}")
@@ -37,12 +36,14 @@ def cnn(spec: Blueprint) -> CNN:
         "fc1": nn.Linear(b * (side // 4) ** 2, c), "scaler3": fc1.scaler(), "relu3": nn.ReLU(),
         "fc2": nn.Linear(c, spec.num_classes),
     }  # fmt: skip
-    return CNN(OrderedDict((name, part) for name, part in parts.items() if type(part) is not nn.Identity))
+    return CNN(without_identities(parts))
 
 
 def lenet(spec: Blueprint) -> CNN:
-    """Four widths: 6 and 16 channels of two unpadded 5x5 convolutions, 120 and 84 units of two hidden layers (LeCun et
-    al., Proceedings of the IEEE 1998, with ReLU and max pooling). 62,006 parameters at 32x32x3 and 10 classes.
+    """Build LeNet-5 (LeCun et al., Proceedings of the IEEE 1998) with ReLU and max pooling.
+
+    Its four widths are those of two unpadded 5x5 convolutions (6 and 16 channels) and of two hidden layers (120 and 84
+    units). 62,006 parameters at 32x32x3 and 10 classes.
     """
     if spec.image_size < 16:
         raise ZooError(f"lenet needs images of 16x16 or larger, got {spec.image_size}x{spec.image_size}")
@@ -60,7 +61,7 @@ def lenet(spec: Blueprint) -> CNN:
         "fc2": nn.Linear(c, d), "scaler4": kits[3].scaler(), "relu4": nn.ReLU(),
         "fc3": nn.Linear(d, spec.num_classes),
     }  # fmt: skip
-    return CNN(OrderedDict((name, part) for name, part in parts.items() if type(part) is not nn.Identity))
+    return CNN(without_identities(parts))
 
 
 _DEFAULTS = {"num_classes": 10, "in_channels": 1, "image_size": 28, "norm": "none"}

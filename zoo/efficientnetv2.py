@@ -2,7 +2,7 @@
 
 Early sections have fused blocks (a full 3x3 convolution), later ones depthwise blocks with squeeze-and-excitation.
 Batch norm has epsilon 0.001, as in the released code and torchvision; timm's efficientnetv2_s has 1e-5 (`norm_eps`).
-The last convolution, 1280 channels, has a rate of its own after those of the sections.
+The last convolution (1280 channels) has a width rate of its own, which comes after those of the sections.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,7 @@ class EfficientNetV2(Network):
 
 
 class Stage(NamedTuple):
-    """A row of table 4: fused or depthwise blocks, expansion, channels, and the first block's stride."""
+    """A row of table 4: whether blocks are fused or depthwise, expansion, channels, and the first block's stride."""
 
     fused: bool
     expansion: int
@@ -31,7 +31,7 @@ class Stage(NamedTuple):
 
 
 class SqueezeExcitation(nn.Module):
-    """Channels weighted by a gate that sees their means (Hu et al., CVPR 2018)."""
+    """Weights each channel by a gate that is computed from the means of all channels (Hu et al., CVPR 2018)."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -75,22 +75,24 @@ class MBConv(nn.Module):
 def efficientnetv2(spec: Blueprint, stages: tuple[Stage, ...], stem: int, last: int) -> EfficientNetV2:
     """Build an EfficientNetV2; stochastic depth grows linearly over the blocks up to `spec.drop_path`."""
     first = spec.kit("section1")
-    full, now = stem, spec.channels(stem, "section1")
+    full, current = stem, spec.channels(stem, "section1")
     stride = 1 if spec.stem == "cifar" else 2
-    parts: dict[str, nn.Module] = {"stem": first.conv_norm(spec.in_channels, now, 3, stride, activation=nn.SiLU)}
+    parts: dict[str, nn.Module] = {"stem": first.conv_norm(spec.in_channels, current, 3, stride, activation=nn.SiLU)}
     index, blocks_in_all = 0, sum(spec.depth)
     for name, stage, depth in zip(section_names(len(stages)), stages, spec.depth):
         width, kit = spec.channels(stage.channels, name), spec.kit(name)
         blocks = []
         for j in range(depth):
             stride = stage.stride if j == 0 else 1
-            residual = stride == 1 and full == stage.channels  # of the full widths, so that rounding changes nothing
+            residual = (
+                stride == 1 and full == stage.channels
+            )  # by the full widths, so that rounding makes no difference
             drop_path = spec.drop_path * index / blocks_in_all
-            blocks.append(MBConv(now, width, stage, stride, residual, drop_path, kit))
-            full, now, index = stage.channels, width, index + 1
+            blocks.append(MBConv(current, width, stage, stride, residual, drop_path, kit))
+            full, current, index = stage.channels, width, index + 1
         parts[name] = nn.Sequential(*blocks)
     channels = spec.channels(last, "tail")
-    parts["tail"] = spec.kit("tail").conv_norm(now, channels, 1, activation=nn.SiLU)
+    parts["tail"] = spec.kit("tail").conv_norm(current, channels, 1, activation=nn.SiLU)
     parts |= {"pool": GlobalPool(), "dropout": nn.Dropout(spec.dropout), "head": nn.Linear(channels, spec.num_classes)}
     return EfficientNetV2(OrderedDict(parts))
 

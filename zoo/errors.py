@@ -1,4 +1,4 @@
-"""The one exception of this package."""
+"""The error of this package."""
 
 
 class ZooError(ValueError):

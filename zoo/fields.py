@@ -1,4 +1,4 @@
-"""What may stand in a spec: checks of its fields, which name the field and the valid values."""
+"""Checks of a spec's fields. Their errors name the field and the valid values."""
 
 import numbers
 from typing import Any, get_args
@@ -14,8 +14,8 @@ _WIDEST = 100
 _SWITCHES = ("scaler", "step_size")
 
 
-def filled(name: str, field: str, value: Any, member: Member) -> Any:
-    """The value of a field other than width and depth: the given one if it may be, or the architecture's default."""
+def checked_field(name: str, field: str, value: Any, member: Member) -> Any:
+    """The value of a field other than width and depth: the given one if it is valid, or for None the default."""
     if value is None:
         return member.defaults.get(field)
     if field not in member.defaults:
@@ -38,31 +38,31 @@ def filled(name: str, field: str, value: Any, member: Member) -> Any:
 
 
 def rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
-    """A rate for each of the member's widths; where only the sections have one, the last section's goes on."""
-    slots, sections = len(member.widths), len(member.depth or ())
+    """A rate for each rated part. If only the sections have one, that of the last is used for the other parts, too."""
+    slots, sections = len(member.rated_parts), len(member.depth or ())
     result = tuple(width) if isinstance(width, tuple | list) else (width,) * slots
     if len(result) == sections:
         result += result[-1:] * (slots - sections)
     if len(result) != slots:
-        each = f", or one for each of {', '.join(member.widths)}" if slots > 1 else ""
+        each = f", or one for each of {', '.join(member.rated_parts)}" if slots > 1 else ""
         raise ZooError(f"{name} takes one width{each}; got {len(result)}")
     for rate in result:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
-            raise ZooError(f"{name}: width is a rate above 0 (1 is the full width) up to {_WIDEST}, got {rate!r}")
+            raise ZooError(f"{name}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}")
         if member.depth is None and rate > 1:
             raise ZooError(f"{name} can only be made narrower, by a width of at most 1, got {rate:g}")
     return tuple(map(float, result))
 
 
 def blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
-    """Blocks of each section; None is the full depth of a library's model, whose sections only surgery knows."""
+    """The number of blocks of each section; None is the full depth of a library's model, whose sections are unknown."""
     if depth is None:
         return member.depth
     several = isinstance(depth, tuple | list)
     if member.depth is None:
         result = (tuple(depth) or (0,)) if several else (depth,)
     elif member.depth == () != depth:
-        raise ZooError(f"{name} has no sections of blocks, so that no depth can be chosen")
+        raise ZooError(f"{name} has no sections of blocks, so no depth can be chosen")
     else:
         result = tuple(depth) if several else (depth,) * len(member.depth)
         if len(result) != len(member.depth):

@@ -13,15 +13,15 @@ from zoo.kit import Residual
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
 
-    Convolutions get He's normal initialisation by fan-out (He et al. 2015), their biases 0. Linear layers, and
-    the CNN's convolutions with a bias, get torch's default, uniform within 1/sqrt(fan-in) for weight and bias.
-    Embeddings are standard normal. Norms and step sizes start at 1 and 0.
+    Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and the CNN's
+    convolutions with a bias, get torch's default: weight and bias are uniform within 1/sqrt(fan-in). Embeddings are
+    standard normal. Norms have weight 1 and bias 0; step sizes start at 1.
 
     Args:
-        generator: on the model's device; None draws from torch's global one.
+        generator: on the model's device; None draws from torch's global generator.
 
     Raises:
-        ZooError: for a module with weights of its own that it has no rule for.
+        ZooError: for a module with weights for which there is no rule here.
 
     >>> from zoo import create
     >>> draws = [initialise(create("cnn"), torch.Generator().manual_seed(0)).fc1.weight for _ in range(2)]

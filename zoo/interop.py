@@ -1,4 +1,4 @@
-"""Weights to and from torchvision and timm: the same tensors in the same order, under other names."""
+"""Weights from and to torchvision and timm: the same tensors in the same order under other names."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -20,18 +20,19 @@ _PLAIN = {f"vgg{n}": f"vgg{n}" for n in (11, 13, 16, 19)}  # without norms
 
 
 def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Load a state dict of this model, or one of the same architecture in torchvision or timm, and return the model.
+    """Load a state dict of this model, or of the same architecture in torchvision or timm, and return the model.
 
-    Foreign tensors are matched by position: each must have the shape and the last name (weight, bias, ...) of ours;
-    step counters are left out. resnet18/34/50, mobilenetv2, efficientnetv2_s/m and vgg11/13/16/19 are laid out as
-    torchvision's (vgg as its vgg_bn, or with norm="none" as its vgg); all but vgg also as timm's resnet18/34/50,
-    mobilenetv2_100 and efficientnetv2_s/m, of which the last two want norm_eps=1e-5.
+    Tensors of the libraries are matched by position; each must have the shape and the last part of the name (weight,
+    bias, ...) of the model's own. Step counters are left out. resnet18/34/50, mobilenetv2, efficientnetv2_s/m and
+    vgg11/13/16/19 have torchvision's layout (vgg that of its vgg_bn, with norm="none" that of its vgg). All but vgg
+    also have the layout of timm's resnet18/34/50, mobilenetv2_100 and efficientnetv2_s/m; the last two need
+    norm_eps=1e-5.
 
-    A state does not tell strides, padding, pooling and epsilons: variants that differ in nothing else (timm's tf_...,
-    resnetaa..., resnetblur...) load as well and give other logits.
+    A state does not show strides, padding, pooling and epsilons: the weights of variants that differ in nothing else
+    (timm's tf_..., resnetaa..., resnetblur...) can be loaded, too, but the logits are then different.
 
     Raises:
-        ZooError: naming the first tensors that differ. Nothing has been loaded then.
+        ZooError: which names the first tensors that differ; the model is then unchanged.
 
     >>> import torchvision
     >>> from zoo import create
@@ -58,9 +59,9 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
-    Which one it is, names and shapes say: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, vgg11/13/16/19 with batch
-    norm or none, at full width and depth, with any number of classes. Step counters, which the zoo does not have, are
-    0; the other tensors are those of the given state, not copies.
+    The architecture is recognised by names and shapes: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, and
+    vgg11/13/16/19 with batch norm or none, at full width and depth, with any number of classes. Step counters, which
+    the zoo does not have, are 0; the other tensors are those of the given state, not copies.
 
     Raises:
         ZooError: if torchvision has no model of these names and shapes.
@@ -85,15 +86,15 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
 
 
 def _renamed(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
-    """The tensors of a state in their order under the model's names in theirs."""
+    """The tensors of a state, in its order, under the names of the model's tensors, in theirs."""
     given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
     statistics = any(name.endswith("running_mean") for name in given)
     wanted, target = dict(_expected(model, own, statistics)), type(model).__name__
     for (a, x), (b, shape) in zip(given.items(), wanted.items()):
         if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
             raise ZooError(
-                f"the given state is of another model, or not in the order of its state_dict(): {a} {list(x.shape)} "
-                f"stands where {b} {list(shape)} is in this {target}"
+                f"the given state is of another model, or not in the order of its state_dict(): it has {a} "
+                f"{list(x.shape)} where this {target} has {b} {list(shape)}"
             )
     if len(given) != len(wanted):
         raise ZooError(f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}")
@@ -101,7 +102,7 @@ def _renamed(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.M
 
 
 def _expected(model: nn.Module, own: Mapping[str, Tensor], statistics: bool) -> Iterator[tuple[str, torch.Size]]:
-    """Names and shapes of the model's tensors, with the statistics that its static batch norms could hold."""
+    """Names and shapes of the model's tensors, with the statistics that its static batch norms may be given."""
     for name, tensor in own.items():
         yield name, tensor.shape
         module, _, last = name.rpartition(".")

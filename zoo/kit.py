@@ -1,6 +1,7 @@
-"""What the blocks of a convolutional network are sewn from, as its spec wants them."""
+"""What the blocks of a network are built from, as its spec asks for."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,21 +16,31 @@ _DROPOUTS = (
 
 
 def dropout_rate(module: nn.Module) -> str | None:
-    """The attribute that holds a module's rate, if it drops activations or branches at random; else None.
+    """The name of the attribute with a module's dropout rate; None if it drops nothing at random.
 
     >>> dropout_rate(nn.Dropout(0.1)), dropout_rate(nn.ReLU())
     ('p', None)
     """
     if isinstance(module, _DROPOUTS):
         return "p"
-    return "drop_prob" if type(module).__name__ == "DropPath" else None  # timm's, which need not be imported
+    return "drop_prob" if type(module).__name__ == "DropPath" else None  # timm's, checked without importing timm
+
+
+def without_identities(parts: Mapping[str, nn.Module]) -> OrderedDict[str, nn.Module]:
+    """The parts of a network without those that do nothing: `Kit` gives an Identity for a norm or Scaler left out.
+
+    >>> list(without_identities({"conv": nn.Conv2d(1, 2, 3), "norm": nn.Identity()}))
+    ['conv']
+    """
+    return OrderedDict((name, part) for name, part in parts.items() if type(part) is not nn.Identity)
 
 
 class Scaler(nn.Module):
     """x / rate in training, x in evaluation mode: HeteroFL's Scaler (Diao et al., ICLR 2021, section 3).
 
-    A layer with a share `rate` of its inputs gives activations that are smaller by about that share; this makes
-    narrow and full models train alike. Build narrow models from a spec: `surgery.narrow` does not know this rate.
+    A layer with only a share `rate` of its inputs gives activations that are smaller by about that factor; dividing by
+    it makes narrow and full models train alike. Build narrow models with Scalers from a spec: `surgery.narrow` does not
+    change the rate.
     """
 
     def __init__(self, rate: float) -> None:
@@ -44,10 +55,10 @@ class Scaler(nn.Module):
 
 
 class Residual(nn.Module):
-    """shortcut + branch, where the branch may be scaled by a learnable step size and dropped at random.
+    """shortcut + branch; the branch may be scaled by a learnable step size and dropped at random.
 
-    The step size is NeFL's (Kang et al., 2023, section 4): a block is a step of an ordinary differential
-    equation's solver, and a model with fewer blocks learns to make larger steps. It starts at 1.
+    The step size is NeFL's (Kang et al., 2023, section 4): a block is one step in solving an ordinary differential
+    equation, and a model with fewer blocks learns to take larger steps. It starts at 1.
     """
 
     def __init__(self, step_size: bool = False, drop_path: float = 0.0) -> None:
@@ -73,11 +84,11 @@ class GlobalPool(nn.Module):
 
 @dataclass(frozen=True)
 class Kit:
-    """Norms, scalers and residual sums of one section.
+    """Makes the convolutions, norms, scalers and residual sums of one section.
 
     Attributes:
         norm, eps: see `zoo.norms.make_norm`.
-        rate: the width rate that HeteroFL's Scaler divides by; None leaves it out.
+        rate: the width rate that HeteroFL's Scaler divides by; None for no Scaler.
         step_size: whether residual branches have NeFL's learnable step size.
 
     >>> list(Kit().conv_norm(3, 8, kernel=3, activation=nn.ReLU).state_dict())[:2]
@@ -92,7 +103,7 @@ class Kit:
     def conv(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, bias: bool = False
     ) -> nn.Conv2d:
-        """A convolution that keeps the size at stride 1; it always has a bias where there are no norms."""
+        """A convolution that keeps the image's size at stride 1. Without norms it always has a bias."""
         bias = bias or self.norm == "none"
         return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
 
@@ -115,9 +126,9 @@ class Kit:
         activation: type[nn.Module] | None = None,
         bias: bool = False,
     ) -> nn.Sequential:
-        """Convolution, Scaler, norm and activation (in place), where there are some."""
+        """Convolution, then Scaler, norm and (in-place) activation as far as there are any."""
         conv = self.conv(inputs, outputs, kernel, stride, groups, bias)
         parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(outputs)}
         if activation is not None:
             parts["activation"] = activation(inplace=True)
-        return nn.Sequential(OrderedDict((k, v) for k, v in parts.items() if type(v) is not nn.Identity))
+        return nn.Sequential(without_identities(parts))

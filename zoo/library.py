@@ -1,7 +1,7 @@
 """timm's and torchvision's image classifiers under the names "timm:NAME" and "torchvision:NAME".
 
-They are built at full size, with the number of classes and input channels that the spec says and, where the model's
-factory takes one, its image size. `surgery.narrow` and `surgery.ungraft` make them narrower and shallower.
+They are built at full size, with the spec's number of classes and input channels and, if the model's factory takes one,
+the spec's image size. `surgery.narrow` and `surgery.ungraft` make them narrower and shallower.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from zoo.member import Member
 
 @lru_cache
 def member(name: str) -> Member:
-    """The description of a library's model; ZooError lists near names. Nothing is built.
+    """The description of a library's model, without building it; the ZooError for an unknown name lists similar ones.
 
     >>> member("timm:resnet18").defaults["image_size"]
     224
@@ -31,7 +31,7 @@ def member(name: str) -> Member:
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
         raise ZooError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)")
     known = _KNOWN[library]()
-    if model.split(".")[0] not in known:  # timm's names may go on with a tag for weights
+    if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = [f"{library}:{other}" for other in difflib.get_close_matches(model, known, n=3, cutoff=0.5)]
         hint = f"did you mean {' or '.join(near)}?" if near else "see its list_models()"
         raise ZooError(f"{library} has no image classifier {model!r}: {hint}")
@@ -44,19 +44,19 @@ def member(name: str) -> Member:
 
 
 def _build(factory, spec: Blueprint) -> nn.Module:
-    if spec.widths != {"all": 1.0} or spec.depth is not None:
+    if spec.rates != {"all": 1.0} or spec.depth is not None:
         raise ZooError(
-            f"{spec.name} can be built at full size only; of that surgery.narrow(model, rate, spec.example()) makes a "
-            "narrow model and surgery.ungraft(model, depth) a shallow one"
+            f"{spec.name} can be built at full size only; from that surgery.narrow(model, rate=..., example="
+            "spec.example(2)) makes a narrow model and surgery.ungraft(model, keep=...) a shallow one"
         )
     if spec.dropout:
-        raise ZooError(f"{spec.name}: dropout=0 switches all dropout off, and None leaves what the library sets")
+        raise ZooError(f"{spec.name}: dropout=0 switches all dropout off, and None keeps what the library sets")
     try:
         model = factory(spec)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         size = f"{spec.image_size} x {spec.image_size}"
-        raise ZooError(f"{spec.name} cannot be made for images of {size}: {reason}") from error
+        raise ZooError(f"{spec.name} cannot be built for images of {size}: {reason}") from error
     if spec.dropout == 0:
         _switch_off_dropout(model)
     return model
@@ -79,17 +79,17 @@ def _torchvision(spec: Blueprint) -> nn.Module:
 
 
 def _sized(factory, argument: str, size: int, arguments: dict[str, Any]) -> nn.Module:
-    """Told the images' size, if the factory takes it."""
+    """Call a factory with the size of the images, if it takes that argument."""
     try:
         return factory(**{argument: size}, **arguments)
     except TypeError as error:
-        if f"'{argument}'" not in str(error):  # an unexpected keyword is named in quotes
+        if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
             raise
         return factory(**arguments)
 
 
 def _grey(spec: Blueprint, model: nn.Module) -> nn.Module:
-    """The first convolution summed over colours: does to a grey image what it did to three equal channels."""
+    """Sum the first convolution over colours, so that it does to a grey image what it did to three equal channels."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if spec.in_channels != 1 or first is None or first.in_channels != 3 or first.groups != 1:
         raise ZooError(f"{spec.name} takes 3 channels, not {spec.in_channels}: choose a timm model")
@@ -118,7 +118,7 @@ def _timm_metadata(model: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _torchvision_names() -> set[str]:
-    return set(torchvision.models.list_models(module=torchvision.models))  # not those of detection, video, ...
+    return set(torchvision.models.list_models(module=torchvision.models))  # without those for detection, video, ...
 
 
 def _torchvision_arguments(model: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""A named architecture: how it is built and what may be said about it."""
+"""A named architecture: how to build it, and which fields of a spec it takes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,24 +12,25 @@ class Member(NamedTuple):
     """One row of a family's table.
 
     Attributes:
-        build: makes the model of a blueprint.
+        build: makes a model from a blueprint.
         depth: blocks of each section at full depth; None if the sections are not known.
-        widths: what the width rates belong to: the sections' names, then those of layers with a rate of their own.
-        defaults: the fields of `Spec` that this architecture takes, with their defaults.
+        rated_parts: the parts that have a width rate: the sections, then layers with a rate of their own.
+        defaults: the fields of `Spec` that this architecture takes besides width and depth, with their defaults.
         source: where it is described.
-        initialised: whether `build` draws the initial weights; else it is called on the meta device.
+        initialised: whether `build` draws the initial weights; otherwise it is called on the meta device.
     """
 
     build: Callable[[Blueprint], nn.Module]
     depth: tuple[int, ...] | None
-    widths: tuple[str, ...]
+    rated_parts: tuple[str, ...]
     defaults: Mapping[str, Any]
     source: str
     initialised: bool = False
 
 
 def section_names(count: int) -> tuple[str, ...]:
-    """
+    """The names of the sections of a model.
+
     >>> section_names(2)
     ('section1', 'section2')
     """

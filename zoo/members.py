@@ -1,4 +1,4 @@
-"""All architectures by name."""
+"""All architectures of the zoo by name."""
 
 import difflib
 
@@ -16,7 +16,7 @@ MEMBERS: dict[str, Member] = {
 
 
 def names() -> list[str]:
-    """The architectures of the zoo, family by family.
+    """The names of the architectures of the zoo, family by family.
 
     >>> names()[:4]
     ['cnn', 'lenet', 'resnet18', 'resnet34']
@@ -25,9 +25,9 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Member:
-    """The architecture of that name; ZooError lists near names."""
+    """The architecture of that name; the ZooError for an unknown name lists similar ones."""
     if not isinstance(name, str):
-        raise ZooError(f"the name of a model is a text, got {name!r}")
+        raise ZooError(f"the name of a model must be a string, got {name!r}")
     if name in MEMBERS:
         return MEMBERS[name]
     if ":" in name:

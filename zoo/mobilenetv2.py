@@ -2,8 +2,9 @@
 
 For small images (`stem="cifar"`) the stem and the second section keep the image's size.
 
-At width rates below 1 the paper leaves the last convolution at 1280 channels. Here a single rate narrows it as well,
-so that a narrow model is small all over; its own rate comes last: `width=(0.5,) * 7 + (1,)` is the paper's 0.5.
+At width rates below 1 the paper leaves the last convolution at 1280 channels. Here a single rate narrows it, too, so
+that all of a narrow model is small. It also has a rate of its own, the last one: `width=(0.5,) * 7 + (1,)` is the
+paper's 0.5.
 """
 
 from collections import OrderedDict
@@ -25,7 +26,7 @@ class MobileNetV2(Network):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 up, 3x3 depthwise, 1x1 down without activation; plus shortcut where the shape stays (figure 4d)."""
+    """1x1 up, 3x3 depthwise, 1x1 down without activation; plus the shortcut if the shape stays the same (figure 4d)."""
 
     def __init__(self, inputs: int, channels: int, expansion: int, stride: int, residual: bool, kit: Kit) -> None:
         super().__init__()
@@ -44,9 +45,10 @@ class InvertedResidual(nn.Module):
 
 
 def mobilenetv2(spec: Blueprint) -> MobileNetV2:
+    """Build a MobileNetV2."""
     small = spec.stem == "cifar"
-    now = spec.channels(_STEM, "section1")
-    stem = spec.kit("section1").conv_norm(spec.in_channels, now, 3, 1 if small else 2, activation=nn.ReLU6)
+    channels = spec.channels(_STEM, "section1")
+    stem = spec.kit("section1").conv_norm(spec.in_channels, channels, 3, 1 if small else 2, activation=nn.ReLU6)
     parts: dict[str, nn.Module] = {"stem": stem}
     for i, ((expansion, full, stride), depth) in enumerate(zip(_SECTIONS, spec.depth), start=1):
         name = f"section{i}"
@@ -54,11 +56,11 @@ def mobilenetv2(spec: Blueprint) -> MobileNetV2:
         blocks = []
         for j in range(depth):
             step = stride if j == 0 and not (small and i == 2) else 1
-            blocks.append(InvertedResidual(now, width, expansion, step, residual=j > 0, kit=kit))
-            now = width
+            blocks.append(InvertedResidual(channels, width, expansion, step, residual=j > 0, kit=kit))
+            channels = width
         parts[name] = nn.Sequential(*blocks)
     last = spec.channels(_LAST, "tail")
-    parts["tail"] = spec.kit("tail").conv_norm(now, last, 1, activation=nn.ReLU6)
+    parts["tail"] = spec.kit("tail").conv_norm(channels, last, 1, activation=nn.ReLU6)
     parts |= {"pool": GlobalPool(), "dropout": nn.Dropout(spec.dropout), "head": nn.Linear(last, spec.num_classes)}
     return MobileNetV2(OrderedDict(parts))
 
@@ -67,7 +69,7 @@ MEMBERS = {
     "mobilenetv2": Member(
         mobilenetv2,
         depth=(1, 2, 3, 4, 3, 3, 1),
-        widths=(*section_names(7), "tail"),
+        rated_parts=(*section_names(7), "tail"),
         defaults={
             "num_classes": 1000,
             "in_channels": 3,

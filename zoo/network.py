@@ -1,4 +1,4 @@
-"""What all models of the zoo are: named parts, one after the other."""
+"""The class of all models of the zoo: named parts, one after the other."""
 
 from torch import nn
 
@@ -6,18 +6,19 @@ from torch import nn
 class Network(nn.Sequential):
     """stem (or embedding), section1, section2, ..., tail, pool, head: a Sequential of named parts.
 
-    `net.section2[0]` is a block, `net[:3]` a network of the first three parts. A smaller model of the same name has a
-    subset of the larger one's tensors, each of which is the leading corner of the larger one's: `surgery.narrow` with
-    `like=` and `surgery.ungraft` relate them by shape and name alone. (By a rate `surgery.narrow` may choose other
-    channels: of appended ones the first of each part, of group norm's the first of each group.) Pooling before the head
-    is global, but for the CNN and VGG, which flatten channel by channel, so that corners are corners there too.
+    `net.section2[0]` is a block, `net[:3]` a network of the first three parts. A smaller model of the same name has
+    some of the larger one's tensors, each the leading corner of the larger one's, so that `surgery.corner` and
+    `surgery.ungraft` relate the two by names and shapes alone. (`surgery.narrow` by a rate may choose other channels:
+    if channels are concatenated, the first ones of each part; with group norm, the first ones of each group.) Pooling
+    before the head is global, except in the CNN and VGG. These flatten channel by channel, so that a smaller model's
+    weights are a leading corner there as well.
     """
 
-    torch_init = False  # whether convolutions start as torch's do, which few papers say; see zoo/init.py
+    torch_init = False  # whether convolutions are initialised as torch does it; see zoo/init.py
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """timm's description of what the blocks are, by patterns of parameter names.
+        """Patterns of parameter names that say what the blocks are, in timm's form.
 
-        `surgery.sections` reads it, as does timm's layer-wise learning rate decay.
+        `surgery.sections` and timm's layer-wise learning rate decay read it.
         """
         return {"stem": r"^(?:stem|embedding)", "blocks": r"^section(\d+)" if coarse else r"^section(\d+)\.(\d+)"}

@@ -18,32 +18,32 @@ Norm: TypeAlias = Literal["none", "batch", "static_batch", "group", "layer"]
 class BatchNorm2d(nn.BatchNorm2d):
     """Batch norm without a step counter.
 
-    torch's `num_batches_tracked` is an integer, which has no mean over clients; with a fixed momentum
-    nothing reads it. State dicts that carry one (torchvision's, timm's) load all the same.
+    torch's `num_batches_tracked` is an integer, which has no mean over clients, and nothing reads it if the momentum is
+    fixed. State dicts that have one (torchvision's, timm's) can still be loaded.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(num_features, eps)
-        self.num_batches_tracked = None  # as a buffer that is absent: F.batch_norm then takes the fixed momentum
+        self.num_batches_tracked = None  # a buffer that is None: F.batch_norm then uses the fixed momentum
 
     def reset_running_stats(self) -> None:
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Left to the kernel: a question about the shape would stop torch.fx."""
+        """Nothing: the kernel checks, and torch.fx cannot trace a condition on the shape."""
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        state_dict.pop(prefix + "num_batches_tracked", None)  # the caller's own copy: Module.load_state_dict made it
+        state_dict.pop(prefix + "num_batches_tracked", None)  # from the copy that Module.load_state_dict made
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class StaticBatchNorm2d(BatchNorm2d):
     """HeteroFL's static batch norm (Diao et al., ICLR 2021, section 3): training keeps no running statistics.
 
-    Its state is weight and bias alone, so that no statistics of one client's data travel. In evaluation mode it uses
-    the running statistics that it was given, by loading what `collect_statistics` returns, and without them those of
-    the batch, as torch does. Loading a state without statistics drops them: they were another model's.
+    Its state is weight and bias alone, so that no statistics of a client's data are sent. In evaluation mode it uses
+    the running statistics that were loaded (from `collect_statistics`); without any it uses those of the batch, as
+    torch does. Loading a state without statistics removes those it has, which belong to another model.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
@@ -55,7 +55,7 @@ class StaticBatchNorm2d(BatchNorm2d):
         self.running_mean = self.running_var = None
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        if any(prefix + name in state_dict for name in _STATISTICS):  # room for both: one alone is a missing key
+        if any(prefix + name in state_dict for name in _STATISTICS):  # with one of two torch reports a missing key
             self.running_mean = torch.zeros_like(self.weight, requires_grad=False)
             self.running_var = torch.ones_like(self.weight, requires_grad=False)
         elif prefix + "weight" in state_dict:
@@ -65,22 +65,22 @@ class StaticBatchNorm2d(BatchNorm2d):
 
 @torch.no_grad()
 def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State | None = None) -> State:
-    """The running statistics of a model's static batch norms, from one pass over the data.
+    """Compute the running statistics of a model's static batch norms in one pass over the data.
 
-    The mean over batches of their means and unbiased variances (what torch calls a cumulative average), each layer
-    fed with what the layers before it normalised by the batch; HeteroFL does so before it tests a global model.
-    Give batches of equal size, since each counts alike.
+    They are the mean over all batches of the batches' means and unbiased variances (torch calls it a cumulative
+    average). During the pass every norm normalises by its batch. HeteroFL does this before it tests a global model.
+    Each batch has the same weight, so give batches of equal size.
 
     Args:
-        model: in any mode; nothing in it is changed, and dropout and Scalers are off.
+        model: in any mode; it is not changed. Dropout and Scalers are off during the pass.
         batches: inputs [N, C, H, W] of the model.
         state: weights to use instead of the model's own.
 
     Returns:
-        State names and tensors [C] to load beside the weights; empty if the model has no static batch norm.
+        Tensors [C] by state name, to load together with the weights; empty if the model has no static batch norm.
 
     Raises:
-        ZooError: if there are no batches, or one so small that a layer sees one value a channel.
+        ZooError: if there are no batches, or if one is so small that a layer gets a single value per channel.
 
     >>> from zoo import create
     >>> net = create("resnet20", norm="static_batch", width=0.25)
@@ -98,7 +98,9 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     def watch(name: str):
         def hook(_, inputs: tuple[Tensor, ...]) -> None:
             if inputs[0].numel() == inputs[0].shape[1]:
-                raise ZooError(f"{name} sees one value a channel, which has no variance: give larger batches or images")
+                raise ZooError(
+                    f"{name} gets one value per channel, which has no variance: give larger batches or images"
+                )
             x = inputs[0].float() if inputs[0].dtype in (torch.bfloat16, torch.float16) else inputs[0]
             moments[name].append(torch.var_mean(x, (0, 2, 3)))
 
@@ -126,14 +128,14 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
         raise ZooError("no batches to collect statistics from: give at least one")
     result = {}
     for name, pairs in moments.items():
-        if pairs:  # the model may have norms that it does not use
+        if pairs:  # the model may not use all of its norms
             variances, means = (torch.stack(column).mean(0).to(norms[name].weight.dtype) for column in zip(*pairs))
             result |= {f"{name}.running_mean": means, f"{name}.running_var": variances}
     return result
 
 
 def is_statistic(name: str, model: nn.Module) -> bool:
-    """Whether a state name is that of a static batch norm's statistics.
+    """Whether a state name is that of a statistic of a static batch norm.
 
     >>> from zoo import create
     >>> is_statistic("stem.norm.running_mean", create("resnet20", norm="static_batch"))
@@ -147,8 +149,9 @@ def make_norm(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
     """A norm layer for images by name.
 
     Args:
-        kind: `batch`, without step counter; `static_batch`; `group`, with the most groups, up to 8, that divide the
-            channels; `layer`, over channels and positions (Ba et al. 2016), which is one group; `none`.
+        kind: `batch` is batch norm without a step counter; `static_batch` is HeteroFL's; `group` has the largest number
+            of groups up to 8 that divides 8 and the channels; `layer` is over channels and positions (Ba et al. 2016),
+            that is one group; `none` is the identity.
 
     >>> make_norm("group", 12).num_groups
     4

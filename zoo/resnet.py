@@ -1,23 +1,32 @@
 """ResNets, post-activation (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016) and pre-activation
 (He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016).
 
-A stem, sections of residual blocks that each (but the first) halve the image, global average pooling and the
-classifier. Shortcuts where a block changes the shape: `projection` is a strided 1x1 convolution with its norm; `pad`
-takes every second pixel and appends zero channels (option A of the first paper, for small images: no parameters).
-Pre-activation networks have a bare stem, with stem="imagenet" as well (the second paper's ImageNet networks normalise
-and activate before the pooling).
+A stem, sections of residual blocks, global average pooling and the classifier. Each section but the first halves the
+image. Pre-activation networks have a stem without norm and activation, also with stem="imagenet" (the second paper's
+ImageNet networks normalise and activate before the pooling).
 """
 
 from collections import OrderedDict
 from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.blueprint import Blueprint
+from zoo.errors import ZooError
 from zoo.kit import GlobalPool, Kit
 from zoo.member import Member, section_names
 from zoo.network import Network
+
+Shortcut: TypeAlias = Literal["projection", "pad", "activated", "raw"]
+"""What a block adds to its branch if it changes the shape.
+
+`projection`: a strided 1x1 convolution with its norm. `pad`: every second pixel, and zero channels appended (option A
+of the first paper, for small images: no parameters). Pre-activation blocks have a strided 1x1 convolution without a
+norm, of the activated input (`activated`, as in the paper's code and in HeteroFL) or of the input as it is (`raw`, as
+in FedMR's released code).
+"""
 
 
 class ResNet(Network):
@@ -25,7 +34,7 @@ class ResNet(Network):
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, and zero channels appended (or the last ones left out)."""
+    """Every `stride`-th pixel, with zero channels appended (or the last channels left out)."""
 
     def __init__(self, stride: int, new_channels: int) -> None:
         super().__init__()
@@ -36,24 +45,27 @@ class PadShortcut(nn.Module):
 
 
 class Bypassed(nn.Sequential):
-    """Modules that the model has and does not use.
+    """Modules that the model has but does not use.
 
-    FedMR's released ResNet-20 declares a last norm, counts it among its 219,482 parameters and layers, and leaves it
-    out of its forward pass.
+    FedMR's released ResNet-20 has a last norm, which counts among its 219,482 parameters and its layers, but its
+    forward pass leaves it out.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
-def make_shortcut(kit: Kit, inputs: int, outputs: int, stride: int, kind: str) -> nn.Module:
+def make_shortcut(kit: Kit, inputs: int, outputs: int, stride: int, kind: Shortcut) -> nn.Module:
+    """The shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
+    if kind not in get_args(Shortcut):
+        raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}")
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     if kind == "pad":
         return PadShortcut(stride, outputs - inputs)
     if kind == "projection":
         return kit.conv_norm(inputs, outputs, 1, stride)
-    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)  # of pre-activation blocks, whose norm comes first
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
 
 class BasicBlock(nn.Module):
@@ -61,7 +73,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "projection") -> None:
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "projection") -> None:
         super().__init__()
         self.conv1 = kit.conv(inputs, channels, 3, stride)
         self.norm1 = kit.make_norm(channels)
@@ -84,7 +96,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "projection") -> None:
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "projection") -> None:
         super().__init__()
         outputs = channels * self.expansion
         self.conv1 = kit.conv(inputs, channels, 1)
@@ -104,13 +116,9 @@ class Bottleneck(nn.Module):
 
 
 class PreActivation(nn.Module):
-    """Norm and ReLU come before each convolution, and nothing after the sum (2016b, figure 1b).
+    """Norm and ReLU come before each convolution, and nothing comes after the sum (2016b, figure 1b)."""
 
-    Where the shape changes, the shortcut is a bare 1x1 convolution: of the activated input (as the paper's code and
-    HeteroFL have it), or with `shortcut="raw"` of the input as it came (as FedMR's released code has it).
-    """
-
-    def _finish(self, inputs: int, outputs: int, stride: int, kit: Kit, shortcut: str) -> None:
+    def _finish(self, inputs: int, outputs: int, stride: int, kit: Kit, shortcut: Shortcut) -> None:
         self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
         self.scaler, self.add = kit.scaler(), kit.residual()
         self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
@@ -125,7 +133,7 @@ class PreBasicBlock(PreActivation):
 
     expansion = 1
 
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "activated") -> None:
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "activated") -> None:
         super().__init__()
         self.norm1 = kit.make_norm(inputs)
         self.conv1 = kit.conv(inputs, channels, 3, stride)
@@ -142,7 +150,7 @@ class PreBottleneck(PreActivation):
 
     expansion = 4
 
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: str = "activated") -> None:
+    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "activated") -> None:
         super().__init__()
         self.norm1 = kit.make_norm(inputs)
         self.conv1 = kit.conv(inputs, channels, 1)
@@ -158,36 +166,36 @@ class PreBottleneck(PreActivation):
 
 
 def resnet(
-    spec: Blueprint, block: type[nn.Module], channels: tuple[int, ...], shortcut: str, final_norm: bool = True
+    spec: Blueprint, block: type[nn.Module], channels: tuple[int, ...], shortcut: Shortcut, final_norm: bool = True
 ) -> ResNet:
     """Build a ResNet.
 
     Args:
-        channels: of each section's 3x3 convolutions at full width; the stem has those of the first.
-        shortcut: see the blocks.
-        final_norm: of pre-activation networks, whether norm and ReLU come before the pooling or are bypassed.
+        channels: of each section's 3x3 convolutions at full width; the stem has those of the first section.
+        shortcut: see `Shortcut`.
+        final_norm: of pre-activation networks: whether norm and ReLU come before the pooling, or are bypassed.
     """
     pre = issubclass(block, PreActivation)
-    now = spec.channels(channels[0], "section1")
-    parts: dict[str, nn.Module] = {"stem": _stem(spec, now, bare=pre)}
+    current = spec.channels(channels[0], "section1")
+    parts: dict[str, nn.Module] = {"stem": _stem(spec, current, bare=pre)}
     for i, (name, full, depth) in enumerate(zip(section_names(len(channels)), channels, spec.depth)):
         width, kit = spec.channels(full, name), spec.kit(name)
         blocks = []
         for j in range(depth):
-            blocks.append(block(now, width, 2 if i > 0 and j == 0 else 1, kit, shortcut))
-            now = width * block.expansion
+            blocks.append(block(current, width, 2 if i > 0 and j == 0 else 1, kit, shortcut))
+            current = width * block.expansion
         parts[name] = nn.Sequential(*blocks)
     if pre:
         kit = spec.kit(f"section{len(channels)}")
-        tail = {"scaler": kit.scaler(), "norm": kit.make_norm(now), "activation": nn.ReLU()}
+        tail = {"scaler": kit.scaler(), "norm": kit.make_norm(current), "activation": nn.ReLU()}
         parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
     parts["pool"] = GlobalPool()
-    parts["head"] = nn.Linear(now, spec.num_classes)
+    parts["head"] = nn.Linear(current, spec.num_classes)
     return ResNet(OrderedDict(parts))
 
 
 def _stem(spec: Blueprint, channels: int, bare: bool) -> nn.Sequential:
-    """7x7 with stride 2 and pooling (`imagenet`), or 3x3 (`cifar`); bare of norm and ReLU before pre-activation."""
+    """7x7 with stride 2 and pooling (`imagenet`), or 3x3 (`cifar`). A bare stem has neither norm nor ReLU."""
     kernel, stride = (7, 2) if spec.stem == "imagenet" else (3, 1)
     kit = spec.kit("section1")
     if bare:

@@ -1,6 +1,7 @@
-"""What a model is, as a value: its name, its width and depth, and everything else that its construction needs."""
+"""The description of a model as a value: name, width, depth, and everything else that its construction needs."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,25 +32,26 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """A model's description: frozen, hashable, equal for equal models. None takes the architecture's default.
+    """The description of a model: frozen, hashable, equal for equal models. None stands for the architecture's default.
 
     Attributes:
         name: one of `zoo.names()`, or "timm:NAME" or "torchvision:NAME" (see `zoo.library`).
-        num_classes: outputs; of language models the size of the vocabulary.
+        num_classes: number of outputs; for a language model the size of its vocabulary.
         in_channels, image_size: of the images [N, in_channels, image_size, image_size].
         tokens: the longest sequence that a language model takes.
-        width: rates of the hidden widths: one for all, one for each of `widths`, or one for each section, of which the
-            last one's then goes for what follows. Of a library's model one, which `build` refuses unless it is 1.
-        depth: blocks: one number for all sections, or one for each section.
-        rounding: of width rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
+        width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section, the last
+            of which is then used for what follows the sections as well. A library's model has one, and `build` refuses
+            it unless it is 1.
+        depth: number of blocks: one for all sections, or one for each section.
+        rounding: of rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
         stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it.
         norm: batch, static_batch, group, layer or none.
         norm_eps: epsilon of the norms.
-        dropout: rate of dropout. Of a library's models None leaves what the library sets, 0 switches all off.
-        drop_path: rate of stochastic depth; block i of n has i/n of it, as torchvision's have.
-        scaler: HeteroFL's Scaler, which divides by the width rate in training; the rate is the spec's own, so that the
-            server's model is to have width 1.
-        step_size: NeFL's learnable step size of every residual branch.
+        dropout: rate of dropout. For a library's model None keeps what the library sets, 0 switches all dropout off.
+        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision.
+        scaler: HeteroFL's Scaler, which divides by the width rate in training. It is the rate of this spec, so the
+            server's model should have width 1.
+        step_size: NeFL's learnable step size for every residual branch.
 
     Raises:
         ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
@@ -81,7 +83,7 @@ class Spec:
         member = find(self.name)
         for field in dataclasses.fields(self):
             if field.name not in ("name", "width", "depth"):
-                value = fields.filled(self.name, field.name, getattr(self, field.name), member)
+                value = fields.checked_field(self.name, field.name, getattr(self, field.name), member)
                 object.__setattr__(self, field.name, value)
         object.__setattr__(self, "width", fields.rates(self.name, self.width, member))
         object.__setattr__(self, "depth", fields.blocks(self.name, self.depth, member))
@@ -92,24 +94,31 @@ class Spec:
         return find(self.name)
 
     @property
-    def widths(self) -> dict[str, float]:
-        """The width rates by what they belong to.
+    def rates(self) -> dict[str, float]:
+        """The width rate of each part of the model that has one.
 
-        >>> Spec("cnn", width=0.5).widths
+        >>> Spec("cnn", width=0.5).rates
         {'conv1': 0.5, 'conv2': 0.5, 'fc1': 0.5}
         """
-        return dict(zip(self.member.widths, self.width))
+        return dict(zip(self.member.rated_parts, self.width))
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The former name of `rates`."""
+        text = "zoo.Spec.widths is called rates now; the old name is refused from the next version on"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.rates
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """The model, in training mode.
 
         Args:
-            generator: draws the initial weights, on the CPU whatever the device; None draws them from torch's
-                global generator.
-            device: `meta` gives shapes without weights.
+            generator: draws the initial weights, on the CPU for any device; None draws them from torch's global
+                generator.
+            device: `meta` gives a model with shapes but no weights.
 
         Raises:
-            ZooError: if the architecture does not take such inputs, and for narrow or shallow models of a library.
+            ZooError: if the architecture does not take such inputs, or a library's model should be narrow or shallow.
         """
         meta = torch.device(device).type == "meta"
         if self.member.initialised:
@@ -123,10 +132,10 @@ class Spec:
 
     def _blueprint(self) -> Blueprint:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "width"}
-        return Blueprint(**values, widths=self.widths)
+        return Blueprint(**values, rates=self.rates)
 
     def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
-        """The same model with its width rates multiplied by `width`, and `depth` blocks if it is given.
+        """The same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
 
         >>> Spec("resnet20").scaled(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
@@ -143,10 +152,10 @@ class Spec:
         return torch.zeros(batch, self.in_channels, size, size, device=device)
 
     def count(self, size: int | None = None) -> Count:
-        """Parameters and MACs, without building the model in memory.
+        """Parameters and MACs, counted without building the model in memory.
 
         Args:
-            size: the image's side or the sequence's length; None takes the spec's own. The model stays the same.
+            size: side of the images or length of the sequences; None takes the spec's own. The model stays the same.
 
         Raises:
             ZooError: if the model that the spec describes does not take inputs of this size.
@@ -161,15 +170,17 @@ class Spec:
         values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
         for key in ("width", "depth"):
             if key in values:
-                equal = len(set(values[key])) == 1 and self.member.depth is not None  # else one number says too little
+                equal = (
+                    len(set(values[key])) == 1 and self.member.depth is not None
+                )  # otherwise one number does not say how many there are
                 values[key] = values[key][0] if equal else list(values[key])
         return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str) -> "Spec":
-        """A spec from YAML; what it leaves out has its default.
+        """A spec from YAML; missing fields have their defaults.
 
-        Raises ZooError for text that is no mapping of a spec's fields.
+        Raises ZooError for text that is not a mapping from a spec's fields to values.
 
         >>> Spec.from_yaml("{name: resnet20, width: 0.5}") == Spec("resnet20", width=0.5)
         True
@@ -177,17 +188,29 @@ class Spec:
         try:
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ZooError(f"not a model's spec: no YAML ({' '.join(str(error).split())})") from None
+            raise ZooError(f"not a model's spec: not YAML ({' '.join(str(error).split())})") from None
         if not isinstance(values, Mapping) or "name" not in values:
-            raise ZooError("not a model's spec: it is no mapping with a name")
-        return make({key: _number(value) if key in _NUMBERS else value for key, value in values.items()})
+            raise ZooError("not a model's spec: not a mapping with a name")
+        return cls.from_dict({key: _number(value) if key in _NUMBERS else value for key, value in values.items()})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
+        """A spec from its fields; ZooError names the first one that a spec does not have.
+
+        >>> Spec.from_dict({"name": "cnn", "width": [0.5, 0.5, 1]}).width
+        (0.5, 0.5, 1.0)
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        if strange := [key for key in values if key not in known]:
+            raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
+        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
 _NUMBERS = ("width", "norm_eps", "dropout", "drop_path")
 
 
 def _number(value: Any) -> Any:
-    """YAML 1.1 takes 1e-5 for a text, and only 1.0e-5 for a number."""
+    """The number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
     if isinstance(value, list):
         return [_number(item) for item in value]
     try:
@@ -196,27 +219,15 @@ def _number(value: Any) -> Any:
         return value
 
 
-def make(values: Mapping[str, Any]) -> Spec:
-    """A spec from its fields; ZooError names the one that is unknown.
-
-    >>> make({"name": "cnn", "width": [0.5, 0.5, 1]}).width
-    (0.5, 0.5, 1.0)
-    """
-    known = [field.name for field in dataclasses.fields(Spec)]
-    if strange := [key for key in values if key not in known]:
-        raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
-    return Spec(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
-
-
 @contextmanager
 def _seeded(generator: torch.Generator | None):
-    """torch's global generator follows this one for a while, and then goes on where it was."""
+    """Seed torch's global generator from this one, and restore it afterwards."""
     if generator is None:
         yield
         return
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs as well
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
         yield
 
 

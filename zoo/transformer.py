@@ -2,12 +2,12 @@
 
 Vaswani et al., "Attention Is All You Need" (NeurIPS 2017), encoder layers in post-norm order, with GELU and learned
 positions; sizes and head as in HeteroFL (Diao et al., ICLR 2021; released code): embedding 256, 8 heads, feed-forward
-512, 4 layers, dropout 0.2, sequences of 64 tokens. (Its own initial weights of the feed-forward layers are not taken
-over; see zoo/init.py.) FedFA's Transformer is taken to be the same.
+512, 4 layers, dropout 0.2, sequences of 64 tokens. (Its initialisation of the feed-forward layers is not adopted; see
+zoo/init.py.) We assume that FedFA's Transformer is the same.
 
-Every head is as wide as the model is: narrow models keep the number of heads and each head's leading channels.
-The channels of all heads lie as (channel, head), not (head, channel): the leading rows of the q, k and v matrices are
-then the leading channels of every head, and a narrow matrix is the corner of a wide one.
+Narrow models keep the number of heads, and each head's leading channels. The channels of all heads are ordered as
+(channel, head), not (head, channel): the leading rows of the q, k and v matrices are then the leading channels of every
+head, and a narrow matrix is the leading corner of a wide one.
 """
 
 from collections import OrderedDict
@@ -49,9 +49,9 @@ class Embedding(nn.Module):
 
 @torch.fx.wrap
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[N, T, channels x heads] -> [N, heads, T, channels], laid out anew where fused kernels ask for it.
+    """[N, T, channels x heads] -> [N, heads, T, channels], contiguous on a GPU, as its fused kernels need it.
 
-    The CPU's fused attention has no rule for vmap, so there the view is left, and attention is plain matrix products.
+    On the CPU it stays a view, so that attention is plain matrix products: the fused kernel has no rule for vmap.
     """
     result = x.unflatten(2, (-1, heads)).permute(0, 3, 1, 2)
     return result.contiguous() if x.is_cuda else result
@@ -76,7 +76,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each with dropout, residual sum and then the norm (section 3.1)."""
+    """Attention and a feed-forward network, each followed by dropout, residual sum and norm (section 3.1)."""
 
     def __init__(self, channels: int, heads: int, hidden: int, causal: bool, dropout: float, kit: Kit) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 def transformer(spec: Blueprint, causal: bool) -> Transformer:
-    """Build a causal language model, or a masked one, whose vocabulary has one token more: the mask."""
+    """Build a causal language model, or a masked one, whose vocabulary has one more token: the mask."""
     kit = spec.kit("section1")
     channels = _HEADS * spec.channels(_HEAD, "section1")
     hidden = spec.channels(_HIDDEN, "section1")
@@ -118,9 +118,10 @@ def transformer(spec: Blueprint, causal: bool) -> Transformer:
 
 
 def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rate: float = 0.15) -> Tensor:
-    """Replace each token by the mask, the token after the vocabulary's last, with probability `rate`.
+    """Replace each token by the mask (the token after the last one of the vocabulary) with probability `rate`.
 
-    The input of the masked language model; HeteroFL's loss is the cross entropy of all positions, masked or not.
+    This makes the input of the masked language model; HeteroFL's loss is the cross entropy over all positions, masked
+    or not.
 
     Args:
         tokens: integers of any shape.
@@ -131,7 +132,7 @@ def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rat
     tensor([6, 1, 6, 6, 6, 5])
     """
     if not 0 <= rate <= 1:
-        raise ZooError(f"the rate of masked tokens lies between 0 and 1, got {rate}")
+        raise ZooError(f"the rate of masked tokens must be between 0 and 1, got {rate}")
     drawn = torch.rand(tokens.shape, generator=generator, device=tokens.device)
     return tokens.masked_fill(drawn < rate, vocabulary)
 

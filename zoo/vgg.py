@@ -1,9 +1,9 @@
 """VGG with batch norm: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition"
 (ICLR 2015), table 1, configurations A, B, D and E; `norm="none"` gives the paper's own.
 
-Five sections of 3x3 convolutions, each followed by 2x2 max pooling, and three fully connected layers. These see
-7x7 positions from images of 224x224 on, as in the paper, and fewer of smaller images: one from 32x32, as FedMR's and
-FlexiFed's. The two hidden ones have a rate of their own after those of the sections.
+Five sections of 3x3 convolutions, each followed by 2x2 max pooling, and three fully connected layers. For images of
+224x224 and larger these get 7x7 positions, as in the paper, and fewer for smaller images: one for 32x32, as in FedMR
+and FlexiFed. The two hidden ones share a width rate of their own, which comes after those of the sections.
 """
 
 from collections import OrderedDict
@@ -23,25 +23,26 @@ class VGG(Network):
 
 
 def vgg(spec: Blueprint) -> VGG:
+    """Build a VGG."""
     if spec.image_size < 32:
         side = spec.image_size
         raise ZooError(
             f"{spec.name} halves its input five times and needs images of 32x32 or larger, got {side}x{side}"
         )
     parts: dict[str, nn.Module] = {}
-    now = spec.in_channels
+    channels = spec.in_channels
     for i, (full, depth) in enumerate(zip(_CHANNELS, spec.depth), start=1):
         name = f"section{i}"
         width, kit = spec.channels(full, name), spec.kit(name)
         blocks = []
         for _ in range(depth):
-            blocks.append(kit.conv_norm(now, width, 3, activation=nn.ReLU, bias=True))
-            now = width
+            blocks.append(kit.conv_norm(channels, width, 3, activation=nn.ReLU, bias=True))
+            channels = width
         parts |= {name: nn.Sequential(*blocks), f"pool{i}": nn.MaxPool2d(2)}
     side = min(7, spec.image_size // 32)
     hidden, scaler = spec.channels(_HIDDEN, "classifier"), spec.kit("classifier").scaler
     classifier: list[tuple[str, nn.Module]] = []
-    for i, inputs in enumerate((now * side**2, hidden), start=1):
+    for i, inputs in enumerate((channels * side**2, hidden), start=1):
         fc = [(f"fc{i}", nn.Linear(inputs, hidden)), (f"scaler{i}", scaler()), (f"relu{i}", nn.ReLU())]
         classifier += [*fc, (f"dropout{i}", nn.Dropout(spec.dropout))]
     parts |= {"pool": nn.AdaptiveAvgPool2d(side), "flatten": nn.Flatten()}

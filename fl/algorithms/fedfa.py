@@ -64,7 +64,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         factors = None
         if options.scale != "none":  # lines 12 and 18
             factors = submodel_factors(
-                trained.received, plans, options.quantile, groups, trained.sizes, measure=options.scale
+                trained.received, plans, q=options.quantile, groups=groups, weights=trained.sizes, measure=options.scale
             )
         mean = fed.average_submodels(trained.received, plans, server["global"], trained.sizes, factors)  # lines 14-24
         return {"global": mean}, trained

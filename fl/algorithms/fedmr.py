@@ -50,7 +50,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     with naming("--fedmr.unit"):
         every = layers(fed.model, unit=options.unit)
     with naming("--fedmr.fraction"):
-        pieces = segments(every, options.fraction)
+        pieces = segments(every, fraction=options.fraction)
     _check_secure(options, fed.participants, len(pieces))
 
     def init():
@@ -67,8 +67,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
         else:
-            shuffles = permutations(len(pieces), len(clients), rng.torch("recombine"))
-            slots = shuffle(trained.received, pieces, shuffles)
+            shuffles = permutations(len(pieces), len(clients), generator=rng.torch("recombine"))
+            slots = shuffle(trained.received, segments=pieces, permutations=shuffles)
         return {"global": mean, "slots": slots}, trained
 
     def predict(server, images, client=None):

@@ -75,7 +75,7 @@ def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
     [-0.75, -0.75, 0.0, 1.0, 1.0]
     """
     pairs = torch.tensor([1.0, beta - 1.0] * (k // 2))
-    return torch.cat([pairs[permutations(n, len(pairs), generator)], torch.zeros(n, k % 2)], dim=1)
+    return torch.cat([pairs[permutations(n, len(pairs), generator=generator)], torch.zeros(n, k % 2)], dim=1)
 
 
 METHOD = Method(fedmut, FedMutOptions())

@@ -30,8 +30,8 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
     def moves(kind: int):
         model = fleet.architectures[kind].model
         try:
-            shallow, depth = ungraft(fed.model, kept_blocks(fed.model, model), stand="none")
-            return depth, rolling(shallow, model, example)
+            shallow, depth = ungraft(fed.model, keep=kept_blocks(fed.model, model), stands_for="none")
+            return depth, rolling(shallow, model, example=example)
         except SurgeryError as error:
             raise FLError(f"FedRolex cannot move the channels of {type(model).__name__}: {error}") from None
 

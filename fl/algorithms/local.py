@@ -30,7 +30,8 @@ def on_their_own(fed: Federation) -> Algorithm:
     def round(server, clients, rng):
         trained = fed.train(take(server["personal"], clients), clients, rng)
         personal = put(server["personal"], clients, trained.states)
-        return {"global": average(personal, fed.clients.train.sizes), "personal": personal}, traffic.no_traffic(trained)
+        mean = average(personal, weights=fed.clients.train.sizes)
+        return {"global": mean, "personal": personal}, traffic.no_traffic(trained)
 
     def predict(server, images, client=None):
         if client is None:

@@ -65,13 +65,13 @@ class Similarity:
         found = []
         for folder in self.folders:
             trained = load_model(folder)
-            pair = [block_similarity(net.to(device), self.first) for net in (initial_model(folder), trained)]
+            pair = [block_similarity(net.to(device), first=self.first) for net in (initial_model(folder), trained)]
             found.append(Compared(f"{folder} ({checkpoint.read_model(folder)[0].name})", *pair))
         if self.model is not None:
             width, depth = (one[0] if len(one) == 1 else one or None for one in (self.width, self.depth))
             spec = models.make_spec(self.model, width=width, depth=depth)
             net = models.create(Rng(self.seed).torch("weights"), spec)
-            found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), self.first)))
+            found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), first=self.first)))
         save(heat_maps(found), self.out)
         print("\n\n".join(map(similarity.table, found)))
         print(f"\nfigure: {self.out}")

@@ -11,7 +11,7 @@ from fl.base.errors import FLError
 from fl.base.tables import aligned
 from fl.runs import checkpoint
 from fl.runs.folder import load_model
-from surgery import Submodel, SurgeryError, Variation, layers, narrow, scale_variation, sections, state, ungraft
+from surgery import Submodel, SurgeryError, Variation, corner, layers, scale_variation, sections, state, ungraft
 from surgery.similarity import convolutions
 from zoo import Spec
 
@@ -62,8 +62,8 @@ def place(small: nn.Module, large: nn.Module) -> Submodel:
     depths = [len(section.blocks) for section in sections(small)]
     if len(depths) != (number := len(sections(large))):
         raise FLError(f"the smaller model has {len(depths)} sections and the larger one {number}")
-    shallow, dropped = ungraft(large, depths)
-    return dropped.compose(narrow(shallow, like=small)[1])
+    shallow, dropped = ungraft(large, keep=depths)
+    return dropped.compose(corner(shallow, small)[1])
 
 
 def measure(members: Sequence[Member]) -> Variation:
@@ -102,5 +102,5 @@ def ends(one: Member) -> dict[str, Tensor]:
     """The weights of the first and the last convolution in the order of execution, by name."""
     values = state(one.model)
     known = set(convolutions(values))
-    order = [name for layer in layers(one.model, one.spec.example()) for name in layer.tensors if name in known]
+    order = [name for layer in layers(one.model, example=one.spec.example()) for name in layer.tensors if name in known]
     return {name: values[name] for name in (order[0], order[-1])}

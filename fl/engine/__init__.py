@@ -25,9 +25,9 @@ from fl.engine.job import Group, Job, Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
-from surgery import broadcast, count
+from surgery import broadcast, stack_size
 from surgery.errors import first_line
-from surgery.state import owners
+from surgery.states import owners
 
 _log = logging.getLogger("fl")
 
@@ -89,8 +89,8 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
             numbers in a way that `fl.engine.draws.Drawing` does not know.
     """
     for job, starts, _ in groups:
-        if count(starts) != len(job.batches.steps):
-            raise FLError(f"{count(starts)} starting states for {len(job.batches.steps)} clients: give one each")
+        if stack_size(starts) != len(job.batches.steps):
+            raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
         check(backend, job.device, job.precision)
     device = groups[0][0].device
     if device.type == "cpu":
@@ -143,7 +143,7 @@ def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()}
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}
-    return {**starts, **broadcast(passing, count(starts))}
+    return {**starts, **broadcast(passing, stack_size(starts))}
 
 
 def _global_rng(device: torch.device) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl.engine.job import Group, Job
 from fl.engine.work import flops
-from surgery.state import owners
+from surgery.states import owners
 
 _TINY = 2 * 10**6  # floating-point operations of one sample's forward pass: LeNet's 1.3 million are below it
 _DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl.base.flags import AtLeast0, OnlyWith, number, one_of
 from fl.federation.cohort import States, as_before, stacks
-from surgery import Stack, State, Submodel, average, average_submodels, count, trimmed_mean, trimmed_mean_submodels
+from surgery import Stack, State, Submodel, average, average_submodels, stack_size, trimmed_mean, trimmed_mean_submodels
 from surgery.transfer import upload
 
 
@@ -36,8 +36,8 @@ class Defence:
         could lie about larger weights.
         """
         if self.rule == "mean":
-            return average(models, weights, fallback=fallback)
-        return trimmed_mean(models, self._share(), weights, fallback=fallback)
+            return average(models, weights=weights, fallback=fallback)
+        return trimmed_mean(models, trim=self._share(), weights=weights, fallback=fallback)
 
     def average_submodels(
         self,
@@ -49,8 +49,10 @@ class Defence:
     ) -> State:
         """`surgery.average_submodels` by the rule, among the clients that cover an element."""
         if self.rule == "mean":
-            return average_submodels(states, plans, fallback, weights, factors=factors)
-        return trimmed_mean_submodels(states, plans, fallback, self._share(), weights, factors)
+            return average_submodels(states, plans, fallback=fallback, weights=weights, factors=factors)
+        return trimmed_mean_submodels(
+            states, plans, fallback=fallback, trim=self._share(), weights=weights, factors=factors
+        )
 
     def _share(self) -> float:
         return 0.5 if self.rule == "median" else self.trim
@@ -72,7 +74,7 @@ class Defence:
         counted = upload(torch.tensor([k for k, size in enumerate(sizes) if size]), norms.device)
         limit = self.clip * norms.index_select(0, counted).median()
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
-        shares = share.split([count(after) for after, _ in pairs])
+        shares = share.split([stack_size(after) for after, _ in pairs])
         return as_before(trained, [_shortened(*pair, own, names) for pair, own in zip(pairs, shares)])
 
 

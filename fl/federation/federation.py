@@ -24,7 +24,7 @@ from fl.federation.population import Population
 from fl.federation.trained import Trained
 from fl.federation.training import LocalObjective, train_cohort
 from fl.partition import Splits
-from surgery import Stack, State, count
+from surgery import Stack, State, stack_size
 from surgery.transfer import upload
 
 _LOCAL = [setting.name for setting in fields(LocalTraining)]
@@ -149,8 +149,8 @@ class Federation(Population):
                 f"clients have models of {len(self.fleet.architectures)} architectures, and this method trains one for "
                 "all: take a method for such clients, or leave Federation(fleet=...) out"
             )
-        if count(starts) != len(clients):
-            raise FLError(f"{count(starts)} starting states for {len(clients)} clients: give one each")
+        if stack_size(starts) != len(clients):
+            raise FLError(f"{stack_size(starts)} starting states for {len(clients)} clients: give one each")
         each = LocalObjective(objective, context or {}, ascent, per_sample)
         return self._train(Cohort(clients, [self.model] * len(clients), starts), each, rng)
 

@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fl.federation.federation import Federation
 from fl.federation.inference import lacks_statistics
-from surgery import Stack, State
-from surgery import count as count_models
+from surgery import Stack, State, stack_size
 from surgery.errors import first_line
 from surgery.transfer import upload
 
@@ -61,7 +60,7 @@ def shared(state: State, clients: int) -> Own:
 
 def personal(models: Stack) -> Own:
     """A model for each client."""
-    return Own([Level(models, torch.arange(count_models(models)))])
+    return Own([Level(models, torch.arange(stack_size(models)))])
 
 
 def predict(

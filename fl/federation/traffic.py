@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fl.federation.cohort import States, stacks
 from fl.federation.trained import Trained
-from surgery import count as count_models
+from surgery import stack_size
 
 COLUMNS = ("models_down", "models_up", "bytes_down", "bytes_up", "bytes_peers", "secure_seconds")
 """The last two are from secure recombination (FedMR): bytes sent to other clients, and the time of the exchange."""
@@ -27,7 +27,7 @@ def count(starts: States, sizes: Sequence[int]) -> dict[str, float]:
     k = len(sizes)
     each = []
     for stack in stacks(starts):
-        models = count_models(stack)
+        models = stack_size(stack)
         each += [sum(tensor.nbytes for tensor in stack.values()) // models] * models
     down, up = sum(each) / k, sum(n for n, size in zip(each, sizes) if size) / k
     return {"models_down": 1.0, "models_up": up / down, "bytes_down": down, "bytes_up": up}

@@ -93,10 +93,10 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
             found = sections(model)
             if not found:
                 raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
-            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is for all sections
-            model, _ = ungraft(model, depth, example=spec.example(2))
+            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+            model, _ = ungraft(model, keep=depth, example=spec.example(2))
         rate = spec.width[0]
-        return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
+        return narrow(model, rate=rate, example=spec.example(2))[0] if rate < 1 else model
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
     except SurgeryError as error:

@@ -11,7 +11,7 @@ import surgery
 import zoo
 from fl.base.errors import FLError
 from fl.models.create import create
-from surgery import Submodel, SurgeryError, narrow, sections, ungraft
+from surgery import Submodel, SurgeryError, corner, sections, ungraft
 from surgery.submodel import Source
 from zoo.kit import Scaler
 
@@ -124,8 +124,8 @@ def plan_within(
     Raises:
         SurgeryError: if the smaller model is no part of the full one.
     """
-    shallow, depth = ungraft(full, kept_blocks(full, small, choose), stand=stand)
-    return depth.compose(narrow(shallow, like=small)[1])
+    shallow, depth = ungraft(full, keep=kept_blocks(full, small, choose), stands_for=stand)
+    return depth.compose(corner(shallow, small)[1])
 
 
 def kept_blocks(

@@ -82,7 +82,7 @@ def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
     """(spec of the model, everything the server kept, by part) of a run folder."""
     tensors, header = _read(folder)
     try:
-        return zoo.spec.make(header["model"]), unflatten(tensors)
+        return Spec.from_dict(header["model"]), unflatten(tensors)
     except zoo.ZooError as error:
         raise FLError(f"{folder / FILE} describes no model: {error}") from None
 

@@ -153,7 +153,7 @@ class Pathways:
             )
         state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
-        return cls(zoo.spec.make(state["spec"]), state["kinds"], levels, state["mean"])
+        return cls(zoo.Spec.from_dict(state["spec"]), state["kinds"], levels, state["mean"])
 
     def _call(self, state: State, x: Tensor) -> Tensor:
         return functional_call(self._model, state, (x,))

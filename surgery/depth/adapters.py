@@ -1,18 +1,18 @@
-"""What libraries tell about their own models; asked for by method name, so that none need be installed."""
+"""What libraries say about their own models. It is found by a method's name, so that none has to be installed."""
 
 import re
 
 from torch import nn
 
-from surgery.depth.parts import Part
-from surgery.state import owners
+from surgery.depth.state_tree import Part
+from surgery.states import owners
 
 
 def declared_blocks(model: nn.Module) -> list[str]:
-    """Modules that `group_matcher` names as blocks: what its patterns match of the tensors' names.
+    """The names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it matches.
 
-    timm's models have this method, and those of this project's zoo. Of a state, modules called `section<i>.<j>` are
-    blocks, as the zoo's are. Empty for other models, and where the patterns do not end with a module's name.
+    timm's models have this method, and so have those of this project's zoo. In a state, modules called
+    `section<i>.<j>` are blocks, as in the zoo. Empty for other models, and if no match ends where a module's name does.
 
     >>> declared_blocks(nn.Linear(2, 2))
     []
@@ -23,7 +23,7 @@ def declared_blocks(model: nn.Module) -> list[str]:
         groups = {"blocks": r"^section(\d+)\.(\d+)"}
     if not isinstance(groups, dict):
         return []
-    patterns = []  # a pattern with an ordinal (downsample, final norm) or of the stem tells what is no block
+    patterns = []  # patterns with an ordinal (downsample, final norm) and the stem's say what is not a block
     for group, spec in groups.items():
         pairs = spec if isinstance(spec, list | tuple) else [] if spec is None else [(spec, None)]
         patterns += [(re.compile(regex), group != "stem" and ordinal is None) for regex, ordinal in pairs]

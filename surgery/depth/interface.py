@@ -1,4 +1,4 @@
-"""What a block's tensors and hyper-parameters tell about its interface, without running it."""
+"""What the tensors and hyper-parameters of a block show about its interface, without running it."""
 
 import ast
 import inspect
@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from surgery.state import owners
+from surgery.states import owners
 
-# What differs between blocks of one interface: depth schedules, positions, and the shift of shifted windows.
+# May differ between blocks with one interface: depth schedules, positions, and the shift of shifted windows.
 _HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training|inplace|dynamic_mask|always_partition")
 
 
 def signature(block: nn.Module) -> tuple:
-    """What two blocks of one interface have in common: tensors' names and shapes, classes and hyper-parameters."""
+    """Equal for blocks with one interface: names and shapes of tensors, classes and hyper-parameters."""
     parts = [
-        (name, type(module).__name__, {k: v for k, v in vars(module).items() if _plain(v) and not _HARMLESS.search(k)})
+        (name, type(module).__name__, {k: v for k, v in vars(module).items() if _exact(v) and not _HARMLESS.search(k)})
         for name, module in block.named_modules()
         if not isinstance(module, nn.Identity) and "drop" not in type(module).__name__.lower()
     ]
@@ -25,31 +25,32 @@ def signature(block: nn.Module) -> tuple:
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a module's tensors by state name."""
     return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
 
 
 def matrices(block: nn.Module) -> int:
-    """How many weights have two axes or more."""
+    """The number of tensors with two or more axes."""
     return sum(len(shape) > 1 for shape in shapes(block).values())
 
 
-def _plain(value: Any) -> bool:
-    """Fractions do not change a shape (and often follow a schedule over depth)."""
-    return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_plain, value)))
+def _exact(value: Any) -> bool:
+    """Whether a value is no fraction: fractions do not change a shape (and often follow a schedule over depth)."""
+    return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
 def strided(block: nn.Module) -> bool:
-    """Whether anything in here has a stride, but for attention, which may look at fewer keys and give all queries."""
+    """Whether anything in the block has a stride; attention does not count: it may have fewer keys and all queries."""
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)
-        largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _plain(s)), default=1)
+        largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)
         if isinstance(largest, int) and largest > 1 and "att" not in name:
             return True
     return False
 
 
 def widths(block: nn.Module) -> tuple[int | None, int | None]:
-    """The widths of the first layer's input and of the last layer's output, in registration order."""
+    """The widths of the first layer's input and of the last layer's output, in the order of registration."""
     pairs = []
     for _, module, own in owners(block):
         tensor = next((t for n, t in own.items() if n.endswith("weight")), None)
@@ -61,12 +62,12 @@ def widths(block: nn.Module) -> tuple[int | None, int | None]:
             groups = getattr(module, "groups", len(tensor) if tensor.shape[1] == 1 else 1)
             sides = (tensor.shape[1] * (groups if isinstance(groups, int) else 1), tensor.shape[0])
             pairs.append(sides[::-1] if getattr(module, "transposed", False) else sides)
-    pairs = [pair for pair in pairs if pair != (1, 1)] or [(None, None)]  # gates over channels have no width of theirs
+    pairs = [pair for pair in pairs if pair != (1, 1)] or [(None, None)]  # a gate over channels has no width
     return pairs[0][0], pairs[-1][1]
 
 
 def returns_several(block: nn.Module) -> bool:
-    """Whether a block's forward has a `return a, b`, as far as its source can be read.
+    """Whether a block's forward has a statement `return a, b`; False if its source cannot be read.
 
     >>> returns_several(nn.Linear(2, 2)), returns_several(nn.MultiheadAttention(4, 2))
     (False, True)

@@ -1,4 +1,4 @@
-"""Sections: runs of residual blocks with one interface, found in any module or state dict without a forward pass."""
+"""Sections: consecutive residual blocks with one interface, found in any module or state dict without running it."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -8,9 +8,10 @@ from torch import nn
 
 from surgery.depth.adapters import declared_blocks
 from surgery.depth.interface import matrices, signature, strided, widths
-from surgery.depth.parts import Part, as_module
+from surgery.depth.state_tree import Part, as_module
 from surgery.edits import Chain, Skip
-from surgery.state import State, owners
+from surgery.names import joined
+from surgery.states import State, owners
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -19,8 +20,8 @@ class Section(NamedTuple):
     """Consecutive blocks with one interface.
 
     Attributes:
-        name: of the module that holds them, with `#0`, `#1` ... if it holds several sections.
-        blocks: module names in registration order. The first may change stride or width; the others keep both.
+        name: of the module that holds the blocks, with `#0`, `#1`, ... appended if it holds several sections.
+        blocks: module names in the order of registration. The first may change stride or width; the others keep both.
     """
 
     name: str
@@ -30,10 +31,10 @@ class Section(NamedTuple):
 def sections(model: nn.Module | State) -> list[Section]:
     """Find the sections of a model, in registration order.
 
-    A block is a module that owns several layers and has siblings of its class and shapes, or that timm's own
-    metadata names. A block that changes its input's shape, by width or stride, begins a section; blocks outside of
-    each other win over those inside. Chains that `graft` made count as the blocks they hold.
-    In a state dict, numbered siblings are taken for modules of one class, and strides are not known.
+    A block is a module that owns several layers and has siblings of the same class and shapes, or that timm's metadata
+    declare to be one. A block that changes the shape of its input (width or stride) begins a section. Of nested blocks
+    the outer ones count. Chains that `graft` made count as the blocks in them.
+    In a state dict, numbered siblings are assumed to be modules of one class, and strides are not known.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> sections(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)))
@@ -41,23 +42,23 @@ def sections(model: nn.Module | State) -> list[Section]:
     """
     model = as_module(model)
     search = _Search(model)
-    runs = search.runs()
+    found = search.found()
     order = {name: i for i, name in enumerate(search.modules)}
-    runs.sort(key=lambda run: order[run[0]])
-    parents = [search.parent(run[0]) for run in runs]
+    found.sort(key=lambda blocks: order[blocks[0]])
+    parents = [search.parent(blocks[0]) for blocks in found]
     result = []
-    for i, (parent, run) in enumerate(zip(parents, runs)):
+    for i, (parent, blocks) in enumerate(zip(parents, found)):
         suffix = f"#{parents[:i].count(parent)}" if parents.count(parent) > 1 else ""
-        result.append(Section(parent + suffix, tuple(run)))
+        result.append(Section(parent + suffix, tuple(blocks)))
     return result
 
 
 def repeatable(model: nn.Module | State, section: Section) -> bool:
     """Whether the section's last block may be repeated: its output has the shape of its input.
 
-    It may if it has the class, the tensors' names and shapes and the hyper-parameters of the block before it
-    (rates, names, positions, window shifts and other fractions aside), or if its own layers show one width at both
-    ends, and no stride. A module that is registered in two places may not.
+    It may if it has the same class, names and shapes of tensors, and hyper-parameters as the block before it (except
+    rates and other fractions, names, positions and window shifts), or if its own layers show the same width at both
+    ends and no stride. A module that is registered in two places may not.
 
     >>> net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)))
     >>> repeatable(net, sections(net)[0])
@@ -72,7 +73,7 @@ def repeatable(model: nn.Module | State, section: Section) -> bool:
 
 
 def changes_shape(model: nn.Module | State, section: Section) -> bool:
-    """Whether the section's first block changes the shape of its input, or is not known to keep it; others keep it.
+    """Whether the section's first block changes the shape of its input, or is not known to keep it.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     >>> changes_shape(net, Section("", ("0",))), changes_shape(net, Section("", ("1",)))
@@ -84,7 +85,7 @@ def changes_shape(model: nn.Module | State, section: Section) -> bool:
 
 
 class _Search:
-    """The modules of a model with what is asked about them again and again."""
+    """Questions about the modules of a model, with caches."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -93,7 +94,7 @@ class _Search:
         self._sizes: dict[str, int] = {}
 
     def parent(self, name: str) -> str:
-        """The module that holds a block, chains aside."""
+        """The module that holds a block; chains are looked through."""
         name = name.rpartition(".")[0]
         return name.rpartition(".")[0] if isinstance(self.modules[name], Chain) and name else name
 
@@ -105,13 +106,13 @@ class _Search:
         return isinstance(self.modules[name], Part)
 
     def composite(self, name: str) -> bool:
-        """Owns several layers."""
+        """Whether the module owns several layers."""
         if name not in self._sizes:
             self._sizes[name] = sum(1 for _ in owners(self.modules[name]))
         return self._sizes[name] > 1
 
     def groups(self, parent: str) -> Iterator[list[str]]:
-        """Neighbouring composite children of one class; chains count as their blocks, skips are looked through."""
+        """Neighbouring composite children of one class. Chains count as their blocks; skips are ignored."""
         group: list[str] = []
         for child in self.children(parent):
             if isinstance(self.modules[child], Skip):
@@ -126,34 +127,40 @@ class _Search:
             yield group
 
     def _numbered(self, a: str, b: str) -> bool:
-        """Members of one list, or attributes that differ by a number; `query_mlp` and `key_mlp` run side by side."""
+        """Whether two children are members of one list, or attributes whose names differ by a number.
+
+        Others, such as `query_mlp` and `key_mlp`, run side by side.
+        """
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
         return parent != other or self._container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
     def children(self, parent: str) -> Iterator[str]:
         for child, module in self.modules[parent].named_children():
-            name = f"{parent}.{child}" if parent else child
+            name = joined(parent, child)
             if name in self.modules:
                 yield from self.children(name) if isinstance(module, Chain) else [name]
 
-    def runs(self) -> list[list[str]]:
-        """What is declared and what the structure shows, by their evidence: whole stages may be declared as blocks."""
+    def found(self) -> list[list[str]]:
+        """The blocks of each section. Prefer declared blocks; fall back on structure when they do not fit together.
+
+        (Some models declare whole stages as blocks.)
+        """
         declared = self.declared(declared_blocks(self.model))
         if any(map(self.has_joined, declared)):
             found = declared
         else:
             found = self.structural()
-            lonely = [run[-1] for group in declared for run in self.split(group)]
+            lonely = [section[-1] for group in declared for section in self.split(group)]
             if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, found)):
                 found = declared
-        return [run for group in found for run in self.split(group)]
+        return [section for group in found for section in self.split(group)]
 
     def structural(self) -> list[list[str]]:
-        """Groups of blocks by the strongest evidence there is: twins, else blocks that fit together, else class."""
+        """Groups of blocks by the strongest evidence available: twins, or blocks that fit together, or their class."""
         return self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Level by level from the root the groups with evidence and those of the same class; nothing inside of them."""
+        """Level by level from the root: groups with evidence, groups of the same class, and nothing inside these."""
         level, found = [""], []
         blocks: set[Any] = set()
         while level:
@@ -161,8 +168,8 @@ class _Search:
             shown = [group for group in groups if evident(group)]
             here = {self.kind(group[0]) for group in shown}
             blocks |= {self.kind(group[0]) for group in shown if not self._container(group[0])}
-            # A Sequential may be a block here and something else there, and in a state any name may be a block's: these
-            # go by their neighbours too.
+            # A Sequential may be a block here and something else there, and in a state any name may be that of a block:
+            # these must also fit together with their neighbours.
             chosen = [
                 g
                 for g in groups
@@ -175,7 +182,7 @@ class _Search:
         return found
 
     def _alike(self) -> list[list[str]]:
-        """Single blocks: on the first level where several containers are filled with one class, these."""
+        """Single blocks: on the first level on which several containers hold nothing but one class, their children."""
         level = [""]
         while level:
             groups = [group for parent in level for group in self.groups(parent) if not self._container(group[0])]
@@ -198,7 +205,7 @@ class _Search:
         return isinstance(module, _CONTAINERS)
 
     def declared(self, names: list[str]) -> list[list[str]]:
-        """The named modules that are composite, grouped by parent; chains count as their blocks."""
+        """The named modules that are composite, grouped by parent. Chains count as their blocks."""
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
         for name in names:
@@ -214,18 +221,18 @@ class _Search:
         return any(self.joins(a, b) for a, b in pairwise(group))
 
     def _fits(self, group: list[str]) -> bool:
-        """Blocks that fit together, and are more than one convolution with its norm."""
+        """Whether blocks fit together and are more than one convolution with its norm."""
         return any(self.joins(a, b) and matrices(self.modules[b]) > 1 for a, b in pairwise(group))
 
     def split(self, group: list[str]) -> Iterator[list[str]]:
         """Cut a group where a block changes the interface."""
-        run: list[str] = []
+        section: list[str] = []
         for name in group:
-            if run and not self.joins(run[-1], name):
-                yield run
-                run = []
-            run.append(name)
-        yield run
+            if section and not self.joins(section[-1], name):
+                yield section
+                section = []
+            section.append(name)
+        yield section
 
     def joins(self, before: str, block: str) -> bool:
         """Whether the block's output has the shape of its input, which is the output of the one before."""

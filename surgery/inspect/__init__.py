@@ -1,1 +1,1 @@
-"""What there is to tell about a model before and after: facts, text, picture."""
+"""Reports on a model before and after surgery: facts, text and picture."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from surgery.inspect.report import Depth, Report, Row, Size
+from surgery.names import is_inside
 from surgery.width.widths import Width
 
 _COLUMNS = 100
-Cell = tuple[str, str, str, str]  # name (indented), kind, shape before, shape after where it changes; or a line alone
+Cell = tuple[str, str, str, str]  # name (indented), kind, shape before, shape after if it changes; or a line of its own
 
 
 def describe(report: Report) -> str:
@@ -50,7 +51,7 @@ def describe(report: Report) -> str:
 
 
 def macs(size: Size) -> str:
-    """Multiply-accumulate operations with their unit.
+    """The number of multiply-accumulate operations, with a unit.
 
     >>> macs(Size(1, 4_089_184_256, 4, ""))
     '4.09 G'
@@ -74,20 +75,20 @@ def megabytes(size: Size) -> str:
 
 
 def depth_text(section: Depth) -> str:
-    """`3 -> 2 blocks`, or `3 blocks` where the depth stays."""
+    """`3 -> 2 blocks`, or `3 blocks` if the depth does not change."""
     old = len(section.blocks)
     number = f"{old}" if section.after == old else f"{old} -> {section.after}"
     return f"{number} block{'' if section.after == old == 1 else 's'}"
 
 
 def main_tensor(row: Row) -> str | None:
-    """The tensor that says what a layer is: its weight. None for a module that holds others, each in its own right."""
+    """The tensor that shows what a layer is: its weight. None if it has none; its tensors are listed one by one."""
     return next((name for name in ("weight", "in_proj_weight") if name in row.before.shapes), None)
 
 
 @dataclass(frozen=True)
 class Coupled:
-    """Widths that are alike: one a block, or one alone. `first` and `last` have `*` for the block's number."""
+    """Equal widths of several blocks, or a single width. `first` and `last` have `*` instead of the block's number."""
 
     size: int
     kept: int
@@ -99,7 +100,7 @@ class Coupled:
 
 
 def alike(report: Report) -> list[Coupled]:
-    """The widths of a report, those that recur from block to block as one.
+    """The widths of a report; those that recur in every block are joined.
 
     >>> from torch import nn
     >>> from surgery.inspect.report import inspect
@@ -114,8 +115,8 @@ def alike(report: Report) -> list[Coupled]:
 
     def pattern(width: Width) -> tuple:
         names = list(dict.fromkeys(name for name, _ in width.members))
-        block = next((b for b in blocks if names[0].startswith(f"{b}.")), None)
-        if block and all(name.startswith(f"{block}.") for name in names):
+        block = next((b for b in blocks if is_inside(names[0], b)), None)
+        if block and all(is_inside(name, block) for name in names):
             names = [re.sub(r"\d+$", "*", block) + name[len(block) :] for name in names]
         return width.size, width.kept, width.reason, tuple(names)
 
@@ -128,17 +129,17 @@ def alike(report: Report) -> list[Coupled]:
 
 
 def _tree(report: Report) -> Iterator[str]:
-    """Layers in the order of registration, those of a section under its name, alike blocks once."""
+    """Layers in the order of registration, those of a section under its name; equal blocks are listed once."""
     yield "layers"
     cells: list[Cell] = []
     sections = {section.name: section for section in report.sections}
-    for section, run in groupby(report.layers, key=lambda row: row.section):
+    for section, rows in groupby(report.layers, key=lambda row: row.section):
         if section is None:
-            cells += [cell for row in run for cell in _cells(row, row.before.name, 1)]
+            cells += [cell for row in rows for cell in _cells(row, row.before.name, 1)]
         else:
             one = sections[section]
             cells.append((f"  {one.name or '(the model itself)'}  {depth_text(one)}  {one.kind}", "", "", ""))
-            cells += _block_cells([list(rows) for _, rows in groupby(run, key=lambda row: row.block)])
+            cells += _block_cells([list(block) for _, block in groupby(rows, key=lambda row: row.block)])
     names, kinds, olds = (max((len(cell[i]) for cell in cells if cell[1]), default=0) for i in range(3))
     for name, kind, old, new in cells:
         text = f"{name:{names}}  {kind:{kinds}}  {old:{olds}}{f' -> {new}' if new else ''}" if kind else name
@@ -146,7 +147,7 @@ def _tree(report: Report) -> Iterator[str]:
 
 
 def _block_cells(blocks: Sequence[list[Row]]) -> Iterator[Cell]:
-    """Neighbouring blocks with the same layers and the same fate are told once."""
+    """The lines of a section's blocks; neighbouring blocks with the same layers and changes are listed once."""
 
     def inner(row: Row) -> str:
         return row.before.name[len(row.block) + 1 :]
@@ -156,7 +157,7 @@ def _block_cells(blocks: Sequence[list[Row]]) -> Iterator[Cell]:
             return ("dropped",)
         return tuple((inner(r), r.kind, str(r.before.shapes), str([p.shapes for p in r.after])) for r in rows)
 
-    told = None
+    listed = None
     for what, group in groupby(blocks, key=look):
         same = list(group)
         first, last = (rows[0].block.rpartition(".")[2] for rows in (same[0], same[-1]))
@@ -165,13 +166,13 @@ def _block_cells(blocks: Sequence[list[Row]]) -> Iterator[Cell]:
             yield f"{label}  dropped", "", "", ""
             continue
         copies = max(len(row.after) for row in same[0]) - 1
-        repeated = f"repeated {copies} times more" if copies > 1 else "repeated once more" if copies else ""
+        repeated = f"repeated {copies} more times" if copies > 1 else "repeated once more" if copies else ""
         cells = [cell for row in same[0] for cell in _cells(row, inner(row), 3)]
-        remarks = ["like those before" if cells == told else f"{len(same)} alike" if len(same) > 1 else "", repeated]
+        remarks = ["like those before" if cells == listed else f"{len(same)} alike" if len(same) > 1 else "", repeated]
         yield "  ".join([label, *filter(None, remarks)]), "", "", ""
-        if cells != told:
+        if cells != listed:
             yield from cells
-        told = cells
+        listed = cells
 
 
 def _cells(row: Row, name: str, level: int) -> Iterator[Cell]:
@@ -203,7 +204,7 @@ def _widths(report: Report) -> Iterator[str]:
 
 
 def _ends(first: str, last: str) -> str:
-    """The first and the last name; what blocks they are in is told once."""
+    """The first and the last name; if both are in blocks, the blocks are named once."""
     if first == last:
         return first
     block, star, rest = first.partition("*.")

@@ -1,4 +1,4 @@
-"""A picture of a report: the width of every layer, and what is kept of it."""
+"""A picture of a report: the width of every layer, and how much of it is kept."""
 
 from itertools import groupby, pairwise
 from math import log2
@@ -17,7 +17,7 @@ _SUFFIXES = ("png", "svg", "pdf")
 
 
 class Bar(NamedTuple):
-    """A layer in the picture: its width before (0 if there was none) and after (0 if it is dropped)."""
+    """A layer in the picture: its width before (0 if it is new) and after (0 if it is dropped)."""
 
     section: str | None
     block: str
@@ -27,7 +27,7 @@ class Bar(NamedTuple):
 
 
 def draw(report: Report, path: str | Path) -> None:
-    """Draw a report: a bar a layer with a matrix, as high as its output is wide; solid is what the new model has.
+    """Draw a report: for each layer with a matrix a bar as high as its output is wide. The solid part is what is kept.
 
     Args:
         path: a .png, .svg or .pdf file.
@@ -44,7 +44,7 @@ def draw(report: Report, path: str | Path) -> None:
         raise SurgeryError("matplotlib is not installed: pip install matplotlib") from None
     found = bars(report)
     if not found:
-        raise SurgeryError(f"{report.model} has no layer with a matrix: there is nothing to draw")
+        raise SurgeryError(f"{report.model} has no layer with a matrix, so there is nothing to draw")
     figure = Figure(figsize=(min(18, max(9, 2.5 + 0.17 * len(found))), 5.2), layout="constrained")
     axes = figure.subplots()
     colours = {section.name: _COLOURS[i % len(_COLOURS)] for i, section in enumerate(report.sections)}
@@ -86,24 +86,24 @@ def draw(report: Report, path: str | Path) -> None:
 
 
 def check_picture(path: Path) -> str:
-    """The kind of picture that a path asks for; SurgeryError if it cannot be written there.
+    """The format of a picture by its path; SurgeryError if there is no such format or folder.
 
     >>> check_picture(Path("model.svg"))
     'svg'
     """
     kind = path.suffix.lstrip(".").lower()
     if kind not in _SUFFIXES:
-        raise SurgeryError(f"{path}: pictures are written as {', '.join('.' + s for s in _SUFFIXES)}")
+        raise SurgeryError(f"{path}: pictures can be saved as {', '.join('.' + s for s in _SUFFIXES)}")
     if not path.parent.is_dir():
         raise SurgeryError(f"{path}: there is no folder {path.parent}")
     return kind
 
 
 def bars(report: Report) -> list[Bar]:
-    """The layers with matrices in order; copies of a block follow the block that they repeat."""
+    """The layers with matrices, in order; copies of a block follow the block that they repeat."""
     result = []
-    for block, run in groupby(report.layers, key=lambda row: row.block or ""):
-        rows = [row for row in run if (name := main_tensor(row)) and len(row.before.shapes[name]) > 1]
+    for block, layers in groupby(report.layers, key=lambda row: row.block or ""):
+        rows = [row for row in layers if (name := main_tensor(row)) and len(row.before.shapes[name]) > 1]
         for copy in range(max((len(row.after) for row in rows), default=0) or 1):
             for row in rows:
                 after = _width(row, row.after[copy]) if copy < len(row.after) else 0
@@ -114,7 +114,7 @@ def bars(report: Report) -> list[Bar]:
 
 
 def positions(found: list[Bar]) -> list[float]:
-    """Where bars stand, with a gap between blocks and a larger one between sections.
+    """The positions of bars, with a gap between blocks and a larger one between sections.
 
     >>> positions([Bar("a", "a.0", "a.0.x", 1, 1), Bar("a", "a.0", "a.0.y", 1, 1), Bar("a", "a.1", "a.1.x", 1, 1)])
     [0.0, 1.0, 2.5]
@@ -132,7 +132,7 @@ def _width(row: Row, place: Place) -> int:
 
 
 def _label(axes, report: Report, found: list[Bar], x: list[float], colours: dict[str, str]) -> None:
-    """Section names with their depths underneath, and the names of layers outside of sections."""
+    """Label sections with names and depths, and layers outside of sections with names."""
     below = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "fontsize": 9}
     outside = [(at, bar) for at, bar in zip(x, found) if bar.section is None]
     for at, bar in outside if len(outside) <= 30 else ():
@@ -155,7 +155,7 @@ def _label(axes, report: Report, found: list[Bar], x: list[float], colours: dict
 
 
 def _short(layer: str) -> str:
-    """The end of a name: two components, or more if that would begin with a number."""
+    """The end of a name: the last two components, or more if the first of these is a number."""
     parts = layer.split(".")
     start = next((i for i in range(max(0, len(parts) - 2), -1, -1) if not parts[i].isdigit()), 0)
     return ".".join(parts[start:])

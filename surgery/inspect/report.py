@@ -1,4 +1,4 @@
-"""What there is to tell about a model and a smaller (or deeper) version of it, as plain data."""
+"""Facts about a model and a smaller (or deeper) version of it, as plain data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import in_mode
-from surgery.layers import Layer, layers
-from surgery.named import example_input
-from surgery.state import state
+from surgery.libraries import example_input
+from surgery.names import is_inside
+from surgery.states import state
 from surgery.submodel import Submodel, fingerprint
 from surgery.width.narrow import narrow
 from surgery.width.widths import Width, widths
@@ -25,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is; `fingerprint` is that of the plans of which it is the full model."""
+    """How large a model is. Plans of which it is the full model have this fingerprint."""
 
     parameters: int
     macs: int | None
@@ -43,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """A layer, its place, and its places in the new model: none if it was dropped, several if it was repeated."""
+    """A layer and its places: before, and after. It has none after if it was dropped, several if it was repeated."""
 
     kind: str
     section: str | None
@@ -52,7 +53,7 @@ class Row:
     after: tuple[Place, ...]
 
     def blocks_after(self) -> list[str]:
-        """The names in the new model of the block that it is in and of that block's copies."""
+        """The names that its block, and copies of that block, have in the new model."""
         inside = len(self.before.name) - len(self.block)
         return [place.name[: len(place.name) - inside] for place in self.after]
 
@@ -69,12 +70,12 @@ class Depth:
 
 @dataclass(frozen=True)
 class Report:
-    """All facts. `asdict` makes it plain data for JSON.
+    """All facts about a model before and after.
 
     Attributes:
-        after: None where nothing was changed.
-        widths: of the model whose depth was changed already.
-        problem: why widths or MACs are not known, or empty.
+        after: None if nothing was changed.
+        widths: those of the model after its depth was changed.
+        problem: why widths or MACs are not known, or "".
     """
 
     model: str
@@ -90,7 +91,7 @@ class Report:
     problem: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The facts as JSON has them."""
+        """The facts as plain data for JSON."""
         return {**asdict(self), "widths": [width._asdict() for width in self.widths]}
 
 
@@ -103,16 +104,16 @@ def inspect(
     shape: Sequence[int] | None = None,
     name: str = "",
 ) -> Report:
-    """Describe a model and, with a width or depths, what surgery makes of it.
+    """Describe a model, and with a width or depths also what surgery makes of it.
 
     Args:
-        width: as `rate` of `surgery.narrow`, applied after the depths.
-        depth: for each of `sections(model)` how many blocks it shall have: `graft` and `ungraft` do it.
+        width: the `rate` for `surgery.narrow`, which is applied after the depths.
+        depth: the number of blocks for each of `sections(model)`, which `graft` and `ungraft` bring about.
         heads: as for `surgery.narrow`.
-        shape: of one input, without the batch; what the model was made for by default.
+        shape: of one input, without the batch; by default the one that the model was made for.
 
     Raises:
-        SurgeryError: for a width or depth that the model cannot have.
+        SurgeryError: for a width or depth that is not possible for the model.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2))
@@ -130,18 +131,18 @@ def inspect(
     if depth is not None:
         have, check = [len(section.blocks) for section in found], None if problem else example
         if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
-            changed, plan = graft(changed, [max(d, h) for d, h in zip(depth, have)], example=check)
-            places = {key: [s.name for p in now for s in plan.entries[p]] for key, now in places.items()}
-        changed, plan = ungraft(changed, depth, example=check)
+            changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=check)
+            places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}
+        changed, plan = ungraft(changed, keep=depth, example=check)
         places = _through(places, plan)
     coupled: list[Width] = []
     if not problem:
         try:
-            coupled = widths(changed, example, 1.0 if width is None else width, **_heads(width, heads))
+            coupled = widths(changed, example=example, rate=1.0 if width is None else width, **_heads(width, heads))
         except SurgeryError as error:
             problem = f"has widths that cannot be followed: {error}"
         if width is not None:
-            changed, _ = narrow(changed, width, example, heads=heads)
+            changed, _ = narrow(changed, rate=width, example=example, heads=heads)
     after = None
     if changed is not model:
         failed, after = _measured(changed, example)
@@ -171,7 +172,7 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     >>> count_macs(nn.Linear(3, 5), torch.zeros(1, 3))
     15
     """
-    # Kernels that fuse attention would not be counted; with gradients torch's own layers take the plain path.
+    # Fused attention kernels would not be counted; with gradients enabled torch's own layers do not use them.
     counter = FlopCounterMode(display=False)
     with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
         model(example)
@@ -183,15 +184,15 @@ def _heads(width: float | None, heads: str) -> dict[str, str]:
 
 
 def _measured(model: nn.Module, example: Tensor) -> tuple[str, Size]:
-    """(why the model does not run, its size)."""
+    """(why the model does not run, or ""; its size)."""
     values = state(model)
     problem, macs = "", None
     try:
         macs = count_macs(model, example[:1])
-    except Exception as error:  # whatever a forward pass may raise
+    except Exception as error:  # a forward pass may raise anything
         reason = first_line(error)
         problem = (
-            f"does not run on {'x'.join(map(str, example.shape[1:]))}: {reason}; give the shape it takes (--input)"
+            f"does not run on {'x'.join(map(str, example.shape[1:]))}: {reason}; give the shape that it takes (--input)"
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in values.items()}
     total = sum(tensor.numel() * tensor.element_size() for tensor in values.values())
@@ -199,16 +200,16 @@ def _measured(model: nn.Module, example: Tensor) -> tuple[str, Size]:
 
 
 def _through(places: Mapping[str, list[str]], plan: Submodel) -> dict[str, list[str]]:
-    """Where tensors lie after blocks were dropped."""
+    """Where tensors are after blocks were dropped."""
     kept = {sources[0].name: name for name, sources in plan.entries.items()}
-    return {key: [kept[p] for p in now if p in kept] for key, now in places.items()}
+    return {key: [kept[name] for name in names if name in kept] for key, names in places.items()}
 
 
 def _rows(model: nn.Module, changed: nn.Module, found, places: Mapping[str, list[str]]):
     old, new = ({k: tuple(t.shape) for k, t in state(m).items()} for m in (model, changed))
     home = {block: section.name for section in found for block in section.blocks}
     for layer in layers(model):
-        block = next((b for b in home if layer.name == b or layer.name.startswith(f"{b}.")), None)
+        block = next((b for b in home if is_inside(layer.name, b)), None)
         copies = zip(*(places[tensor] for tensor in layer.tensors))
         after = tuple(_place(layer, copy, new) for copy in copies)
         yield Row(layer.kind, home.get(block), block, _place(layer, layer.tensors, old), after)

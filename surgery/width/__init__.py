@@ -1,1 +1,1 @@
-"""Narrower: which axes belong together, and what stays of them."""
+"""Narrower models: which axes belong together, and how much of each stays."""

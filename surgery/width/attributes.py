@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,20 +17,20 @@ from surgery.width.widths import Keep
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
-# Names of attributes that store widths, of those that count heads or groups, and of scales made from widths. An
-# attribute of another name is changed only where the model does not run as predicted without.
+# Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
+# Attributes with other names are changed only if the model does not run as predicted otherwise.
 _WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model")
 _COUNT = re.compile(r"heads?$|groups?$")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
-_LEAST = 4  # smaller numbers are as likely to mean something else
+_LEAST = 4  # smaller numbers may well mean something else
 
 
 class Known(NamedTuple):
     """What the steps say about the numbers of one module.
 
     Attributes:
-        widths, counts: what sizes of features and of groupings become.
-        scales: (number, what it becomes), for numbers that an operation used and that are a power of a width.
+        widths, counts: what sizes of features, and numbers of heads and groups, become.
+        scales: (number, what it becomes) for numbers that an operation used and that are a power of a width.
     """
 
     widths: Sizes
@@ -39,7 +39,7 @@ class Known(NamedTuple):
 
 
 def known_by_module(trace: Trace, keep: Keep) -> dict[str, Known]:
-    """For each module what its own tensors and its own operations say."""
+    """What the tensors and the operations of each module say."""
     found: dict[str, Known] = {}
 
     def of(module: str) -> Known:
@@ -47,20 +47,20 @@ def known_by_module(trace: Trace, keep: Keep) -> dict[str, Known]:
 
     for (module, _), tensor_axes in trace.tensors.items():
         for axis in tensor_axes:
-            _note(of(module).widths, axis, keep, "widths")
-            _note(of(module).counts, axis, keep, "counts")
+            _add_widths(of(module).widths, axis, keep)
+            _add_counts(of(module).counts, axis, keep)
     for step in trace.steps:
         for axis in (axis for tensor_axes in (*step.inputs, *step.outputs) for axis in tensor_axes):
-            _note(of(step.module).widths, axis, keep, "changes")  # numbers of tokens and pixels say nothing of widths
-            _note(of(step.module).counts, axis, keep, "counts")
+            _add_changes(of(step.module).widths, axis, keep)  # numbers of tokens and pixels are no widths
+            _add_counts(of(step.module).counts, axis, keep)
         for number, axis in _numbers(step):
             of(step.module).counts.setdefault(number, set()).add(new_size(axis, keep))
         of(step.module).scales.extend(_scales(step, keep))
     return found
 
 
-def together(several: Iterable[Known]) -> Known:
-    """What several modules say."""
+def merge_known(several: Iterable[Known]) -> Known:
+    """What several modules say, taken together."""
     several = list(several)
     return Known(
         merged(known.widths for known in several),
@@ -74,7 +74,7 @@ def step_sizes(step: Step, keep: Keep) -> Sizes:
     found: Sizes = {}
     for tensor_axes in (*step.inputs, *step.outputs):
         for axis in tensor_axes:
-            _note(found, axis, keep)
+            _add_all(found, axis, keep)
     for number, axis in _numbers(step):
         found.setdefault(number, set()).add(new_size(axis, keep))
     return found
@@ -85,13 +85,13 @@ def _numbers(step: Step) -> list[tuple[int, Axis]]:
 
 
 def _scales(step: Step, keep: Keep) -> Iterator[tuple[float, float]]:
-    """A number that is a root of a width that shrinks, and what it becomes; attention's own default among them."""
+    """Numbers that are a power of a width that shrinks, and what they become; attention's default scale is one."""
     last = [found[-1] for found in step.inputs if found]
     used = [value for value in step.scalars.values() if isinstance(value, float)]
     if step.name == "scaled_dot_product_attention":
         used.append(last[0].size ** -0.5)
     for value in used:
-        for widths in (step.summed, last):  # scores are scaled by what was summed, queries by what will be
+        for widths in (step.summed, last):  # scores are scaled by what was summed, queries by what will be summed
             found = []
             for axis in (axis for axis in widths if axis.size > 1):
                 new = new_size(axis, keep)
@@ -105,55 +105,87 @@ def _scales(step: Step, keep: Keep) -> Iterator[tuple[float, float]]:
 
 
 def known_edits(small: nn.Module, trace: Trace, keep: Keep) -> Iterator[dict[str, Any]]:
-    """Edits that make torch's own modules say what their tensors are and what their operations do."""
+    """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
     for step in trace.steps:
         seen.setdefault(step.module, {"input": step.inputs[0] if step.inputs else ()}).update(step.numbers)
     for name, module in small.named_modules():
-        for attribute, value in _true_values(module, seen.get(name, {}), keep).items():
+        values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
+        for attribute, value in values(module, seen.get(name, {}), keep).items() if values else ():
             if hasattr(module, attribute) and getattr(module, attribute) != value:
                 yield {"do": "set", "module": name, "attribute": attribute, "value": value}
 
 
-def _true_values(module: nn.Module, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
-    weight = getattr(module, "weight", None)
-    if isinstance(module, _ConvNd):
-        groups = new_size(numbers["groups"], keep) if "groups" in numbers else module.groups
-        outer, inner = weight.shape[0], weight.shape[1] * groups
-        if isinstance(module, _ConvTransposeNd):
-            outer, inner = weight.shape[1] * groups, weight.shape[0]
-        return {"groups": groups, "in_channels": inner, "out_channels": outer}
-    if isinstance(module, nn.Linear):
-        return {"out_features": weight.shape[0], "in_features": weight.shape[1]}
-    if isinstance(module, nn.Embedding):
-        return {"num_embeddings": weight.shape[0], "embedding_dim": weight.shape[1]}
-    if isinstance(module, nn.RNNBase):
-        inputs = module.weight_ih_l0.shape[1]
-        if module.proj_size:
-            projected, hidden = module.weight_hr_l0.shape
-            return {"hidden_size": hidden, "input_size": inputs, "proj_size": projected}
-        return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": inputs}
-    if isinstance(module, nn.RNNCellBase):
-        return {"hidden_size": module.weight_hh.shape[1], "input_size": module.weight_ih.shape[1]}
-    if isinstance(module, nn.PReLU):
-        return {"num_parameters": len(weight)}
-    if isinstance(module, nn.MultiheadAttention):
-        fused = module.in_proj_weight
-        keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
-        return {"embed_dim": module.out_proj.weight.shape[0], "kdim": keys.shape[1], "vdim": values.shape[1]}
-    if isinstance(module, nn.RMSNorm) and "input" in numbers:  # torch may do it in several operations
+# The true values of a narrow module's attributes. `numbers` are its operation's arguments that are sizes of axes.
+
+
+def _convolution(module: _ConvNd, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    groups = new_size(numbers["groups"], keep) if "groups" in numbers else module.groups
+    first, second = module.weight.shape[:2]
+    if isinstance(module, _ConvTransposeNd):
+        return {"groups": groups, "in_channels": first, "out_channels": second * groups}
+    return {"groups": groups, "in_channels": second * groups, "out_channels": first}
+
+
+def _linear(module: nn.Linear, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    return {"out_features": module.weight.shape[0], "in_features": module.weight.shape[1]}
+
+
+def _embedding(module: nn.Embedding, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    return {"num_embeddings": module.weight.shape[0], "embedding_dim": module.weight.shape[1]}
+
+
+def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    inputs = module.weight_ih_l0.shape[1]
+    if module.proj_size:
+        projected, hidden = module.weight_hr_l0.shape
+        return {"hidden_size": hidden, "input_size": inputs, "proj_size": projected}
+    return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": inputs}
+
+
+def _recurrent_cell(module: nn.RNNCellBase, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    return {"hidden_size": module.weight_hh.shape[1], "input_size": module.weight_ih.shape[1]}
+
+
+def _prelu(module: nn.PReLU, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    return {"num_parameters": len(module.weight)}
+
+
+def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    fused = module.in_proj_weight
+    keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
+    return {"embed_dim": module.out_proj.weight.shape[0], "kdim": keys.shape[1], "vdim": values.shape[1]}
+
+
+def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    if "input" in numbers:  # torch may compute it in several operations, none of which takes the shape
         return {"normalized_shape": [new_size(a, keep) for a in numbers["input"][-len(module.normalized_shape) :]]}
-    if isinstance(module, _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.ChannelShuffle):
-        return {
-            key: new
-            for key, axis in numbers.items()
-            if key != "input" and (new := _renewed_number(module, key, axis, keep))
-        }
-    return {}
+    return _as_called(module, numbers, keep)
+
+
+def _as_called(module: nn.Module, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+    return {
+        key: new
+        for key, axis in numbers.items()
+        if key != "input" and (new := _renewed_number(module, key, axis, keep))
+    }
+
+
+_TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Keep], dict[str, Any]]], ...] = (
+    (_ConvNd, _convolution),
+    (nn.Linear, _linear),
+    (nn.Embedding, _embedding),
+    (nn.RNNBase, _recurrent),
+    (nn.RNNCellBase, _recurrent_cell),
+    (nn.PReLU, _prelu),
+    (nn.MultiheadAttention, _attention),
+    (nn.RMSNorm, _rms_norm),
+    ((_NormBase, nn.GroupNorm, nn.LayerNorm, nn.ChannelShuffle), _as_called),
+)
 
 
 def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], keep: Keep) -> Any:
-    """The axis's new size; of a merged axis (instance norm sees batch * channels) that of the last digits."""
+    """The axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
     if isinstance(axis, list):
         return [new_size(a, keep) for a in axis]
     parts = digits(axis)
@@ -163,10 +195,10 @@ def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], 
     return None
 
 
-def sure(module: nn.Module, known: Known) -> dict[str, Any]:
-    """Attributes that by their names store widths, counts of heads or scales, and can become one thing alone.
+def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
+    """New values of attributes whose names say that they store widths, counts or scales, if only one value is possible.
 
-    Raises SurgeryError for a scale that is the root of several widths, which shrink differently.
+    Raises SurgeryError for a scale that is the root of several widths that shrink differently.
     """
     if not _is_custom(module):
         return {}
@@ -189,8 +221,8 @@ def sure(module: nn.Module, known: Known) -> dict[str, Any]:
     return found
 
 
-def candidates(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
-    """All attributes whose numbers are sizes that change, with their new values."""
+def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
+    """New values of all attributes whose numbers are sizes that change."""
     if not _is_custom(module):
         return {}
     found = {}
@@ -202,7 +234,7 @@ def candidates(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
 
 
 def _is_custom(module: nn.Module) -> bool:
-    """torch's own modules are in the table above or hold no widths, but for these."""
+    """Whether attributes may be changed by their names; torch's own modules are in the table above or hold no width."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
@@ -211,7 +243,7 @@ def _is_custom(module: nn.Module) -> bool:
 
 
 def _renewed(value: Any, sizes: Sizes) -> Any:
-    """The value with its sizes replaced; None where nothing in it is a size that changes in one way."""
+    """The value with its sizes replaced; None if nothing in it is a size that changes in exactly one way."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -224,27 +256,72 @@ def _renewed(value: Any, sizes: Sizes) -> Any:
     return None
 
 
-def _note(found: Sizes, axis: Axis, keep: Keep, what: Literal["all", "widths", "changes", "counts"] = "all") -> None:
-    """An axis, the runs of its consecutive digits (but for those of the input), and the same for its terms."""
+# What the sizes along an axis become. Code may store the size of several consecutive digits or terms as one number.
+
+
+def _add_all(found: Sizes, axis: Axis, keep: Keep) -> None:
+    """The sizes of an axis and of all its parts."""
+    for part in _parts(axis):
+        _add(found, part, keep)
+
+
+def _add_widths(found: Sizes, axis: Axis, keep: Keep) -> None:
+    """The sizes of features: not of the digits that tell heads or groups apart."""
+    for part in _parts(axis):
+        if not (_grouping(part) and len(part.whole) > 1):
+            _add(found, part, keep)
+
+
+def _add_changes(found: Sizes, axis: Axis, keep: Keep) -> None:
+    """The sizes of features that shrink."""
+    for part in _parts(axis):
+        if not (_grouping(part) and len(part.whole) > 1) and any(new_size(d, keep) != d.size for d in part.digits):
+            _add(found, part, keep)
+
+
+def _add_counts(found: Sizes, axis: Axis, keep: Keep) -> None:
+    """The numbers of heads and groups."""
+    for part in _parts(axis):
+        if _grouping(part):
+            _add(found, part, keep)
+
+
+class _Part(NamedTuple):
+    """Consecutive digits of an axis, and all of its digits."""
+
+    digits: list[Axis]
+    whole: list[Axis]
+
+
+def _parts(axis: Axis) -> Iterator[_Part]:
+    """The axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
     own = digits(axis)
-    runs: list[list[Axis]] = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
-    for run in runs or [[axis]]:
-        grouping = len(run) == 1 and run[0].grouping
-        if (what in ("widths", "changes") and grouping and len(own) > 1) or (what == "counts" and not grouping):
-            continue
-        if what == "changes" and all(new_size(d, keep) == d.size for d in run):
-            continue
-        if len(run) > 1 and any(is_fixed(d) and next(atoms(d)).fixed == "it is an axis of the input" for d in run):
-            continue
-        found.setdefault(math.prod(d.size for d in run), set()).add(math.prod(new_size(d, keep) for d in run))
+    stretches = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
+    for stretch in stretches or [[axis]]:
+        if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
+            yield _Part(stretch, own)
     for digit in own:
         if find(digit).kind == "sum":
             for term in dict.fromkeys(terms(digit)):
-                _note(found, term, keep, what)
+                yield from _parts(term)
+
+
+def _is_of_input(digit: Axis) -> bool:
+    return is_fixed(digit) and next(atoms(digit)).fixed == "it is an axis of the input"
+
+
+def _grouping(part: _Part) -> bool:
+    """Whether it is a single digit that tells heads or groups apart."""
+    return len(part.digits) == 1 and bool(part.digits[0].grouping)
+
+
+def _add(found: Sizes, part: _Part, keep: Keep) -> None:
+    old = math.prod(d.size for d in part.digits)
+    found.setdefault(old, set()).add(math.prod(new_size(d, keep) for d in part.digits))
 
 
 def merged(several: Iterable[Sizes]) -> Sizes:
-    """Sizes of several modules, together."""
+    """The sizes of several modules, taken together."""
     result: Sizes = {}
     for sizes in several:
         for old, new in sizes.items():

@@ -3,22 +3,22 @@
 An axis is one of three things:
 - an *atom*: n positions about which nothing more is known;
 - a *product* of digits, as in a mixed radix number: `reshape(B, N, 3, heads, dim)` shows that an axis of
-  3 * heads * dim positions has three digits, the last of which runs fastest;
-- a *sum* of terms, one after the other: `cat` makes one and `split` or slicing show one.
+  3 * heads * dim positions has three digits, the last of which changes fastest;
+- a *sum* of terms, one after the other: `cat` makes one, and `split` or slicing shows one.
 
-`unify` says that two axes are the same, position by position; digits and terms are then refined until they
-agree. `fix` says that every position must stay. Whatever cannot be expressed is fixed, which is always sound.
+`unify` says that two axes are the same, position by position; their digits and terms are then refined until they
+agree. `fix` says that every position must stay. What cannot be expressed is fixed, which is always sound.
 A narrower network keeps the first positions of the atoms that are not fixed, and everything else follows.
 """
 
 from collections.abc import Callable, Iterator
 from math import prod
 
-from surgery.errors import SurgeryError
+from surgery.errors import InternalError
 
 
 class Axis:
-    """A node of a union-find forest; ask `find` for the one that stands for it."""
+    """A node of a union-find forest; `find` gives the representative of its class."""
 
     __slots__ = ("fixed", "grouping", "kind", "link", "parts", "size")
 
@@ -26,8 +26,8 @@ class Axis:
         self.size = size
         self.kind = kind
         self.parts = list(parts)
-        self.fixed = fixed  # why every position stays; empty where it need not
-        self.grouping = ""  # what it separates that is computed side by side: heads or groups
+        self.fixed = fixed  # why every position must stay, or ""
+        self.grouping = ""  # "heads" or "groups" if its positions tell these apart
         self.link: Axis | None = None
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ def product(digits: list[Axis]) -> Axis:
     return Axis(prod(d.size for d in digits), "product", tuple(digits))
 
 
-def total(terms: list[Axis]) -> Axis:
+def concatenation(terms: list[Axis]) -> Axis:
     """The axis with these terms, first to last."""
     terms = [term for term in terms if term.size]
     if len(terms) == 1:
@@ -66,7 +66,7 @@ def total(terms: list[Axis]) -> Axis:
 
 
 def digits(axis: Axis) -> list[Axis]:
-    """The digits of an axis, products inside of products resolved; a sum is one digit."""
+    """The digits of an axis, those of nested products included; a sum is one digit."""
     axis = find(axis)
     if axis.kind == "product":
         return [digit for part in axis.parts for digit in digits(part)]
@@ -74,7 +74,7 @@ def digits(axis: Axis) -> list[Axis]:
 
 
 def terms(axis: Axis) -> list[Axis]:
-    """The terms of an axis, sums inside of sums resolved; a product is one term."""
+    """The terms of an axis, those of nested sums included; a product is one term."""
     axis = find(axis)
     if axis.kind == "sum":
         return [term for part in axis.parts for term in terms(part)]
@@ -82,7 +82,7 @@ def terms(axis: Axis) -> list[Axis]:
 
 
 def atoms(axis: Axis) -> Iterator[Axis]:
-    """The atoms of an axis, repeated ones as often as they occur."""
+    """The atoms of an axis, each as often as it occurs."""
     axis = find(axis)
     if axis.kind == "atom":
         yield axis
@@ -91,7 +91,7 @@ def atoms(axis: Axis) -> Iterator[Axis]:
 
 
 def fix(axis: Axis, why: str) -> None:
-    """Every position of this axis stays."""
+    """Every position of this axis must stay."""
     axis = find(axis)
     if axis.kind == "atom":
         axis.fixed = axis.fixed or why
@@ -100,18 +100,18 @@ def fix(axis: Axis, why: str) -> None:
 
 
 def is_fixed(axis: Axis) -> bool:
-    """Whether every position of this axis stays."""
+    """Whether every position of this axis must stay."""
     return all(atom.fixed for atom in atoms(axis))
 
 
 def mark_grouping(axis: Axis, what: str) -> None:
-    """The digits of this axis tell things apart that are computed side by side: heads or groups."""
+    """Each position of this axis is a head or a group, computed side by side with the others; `what` says which."""
     for digit in digits(axis):
         digit.grouping = digit.grouping or what
 
 
 def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
-    """See a digit as two, the first of size `major`. A sum must then consist of `major` equal groups."""
+    """Split a digit into two, the first of size `major`. The terms of a sum must then form `major` equal groups."""
     axis = find(axis)
     minor = axis.size // major
     if axis.kind == "atom":
@@ -123,13 +123,13 @@ def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
         for group in groups[1:]:
             unify(groups[0], group)
         axis = find(axis)
-        axis.parts = [Axis(major, fixed="a reshape tells equal parts apart"), groups[0]]
+        axis.parts = [Axis(major, fixed="a reshape separates equal parts"), groups[0]]
     axis.kind = "product"
     return axis.parts[0], axis.parts[1]
 
 
 def cut(axis: Axis, at: int) -> None:
-    """See an axis as a sum with a boundary at this position."""
+    """Make an axis a sum with a boundary at this position."""
     axis = find(axis)
     if at in (0, axis.size):
         return
@@ -156,16 +156,18 @@ def segment(axis: Axis, start: int, stop: int) -> Axis:
         if start <= position and position + term.size <= stop:
             chosen.append(term)
         position += term.size
-    return total(chosen)
+    return concatenation(chosen)
 
 
 def unify(a: Axis, b: Axis) -> None:
-    """These two axes are the same, position by position."""
+    """Note that these two axes are the same, position by position. InternalError if they differ in size."""
     a, b = find(a), find(b)
     if a is b:
         return
     if a.size != b.size:
-        raise SurgeryError(f"axes of {a.size} and {b.size} positions cannot be one: a rule for an operation is wrong")
+        raise InternalError(
+            f"a rule in surgery.width.rules is wrong: it unifies axes of {a.size} and {b.size} positions"
+        )
     if a.kind != "atom" and b.kind == "atom":
         a, b = b, a
     if a.kind != "atom":
@@ -184,10 +186,10 @@ def unify(a: Axis, b: Axis) -> None:
 
 
 def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
-    """The axes after a reshape, row-major, to these sizes."""
+    """The axes after a (row-major) reshape to these sizes."""
     if 0 in sizes:
         return [Axis(size, fixed="an empty tensor") for size in sizes]
-    queue = _merged([digit for axis in old for digit in digits(axis)])
+    queue = _merge_fixed([digit for axis in old for digit in digits(axis)])
     result = []
     for size in sizes:
         taken: list[Axis] = []
@@ -213,7 +215,7 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
 
 
 def positions(axis: Axis, keep: Callable[[Axis], int]) -> list[int]:
-    """The positions that stay, ascending, where `keep` says how many of an atom's first positions do."""
+    """The positions that stay, ascending; `keep` says how many of an atom's first positions do."""
     axis = find(axis)
     if axis.kind == "atom":
         return list(range(keep(axis)))
@@ -231,7 +233,7 @@ def positions(axis: Axis, keep: Callable[[Axis], int]) -> list[int]:
 
 
 def new_size(axis: Axis, keep: Callable[[Axis], int]) -> int:
-    """How many positions stay: `len(positions(axis, keep))`, at less cost."""
+    """How many positions stay: `len(positions(axis, keep))`, but faster."""
     axis = find(axis)
     if axis.kind == "atom":
         return keep(axis)
@@ -239,8 +241,8 @@ def new_size(axis: Axis, keep: Callable[[Axis], int]) -> int:
     return sum(sizes) if axis.kind == "sum" else prod(sizes)
 
 
-def _merged(found: list[Axis]) -> list[Axis]:
-    """Digits, neighbours that stay whole as one: how those were made up need not be remembered."""
+def _merge_fixed(found: list[Axis]) -> list[Axis]:
+    """Merge adjacent fixed digits: what they consist of makes no difference any more."""
     result: list[Axis] = []
     for digit in found:
         if result and is_fixed(digit) and is_fixed(result[-1]):
@@ -252,7 +254,7 @@ def _merged(found: list[Axis]) -> list[Axis]:
 
 
 def _as_sum(axis: Axis) -> None:
-    """A product whose first digit stays whole is a sum of equal terms."""
+    """Turn a product into a sum of equal terms, one for each position of its first digit, which is fixed."""
     first, *rest = digits(axis)
     fix(first, "its parts are used one by one")
     axis.kind, axis.parts = "sum", [product(rest)] * first.size
@@ -262,7 +264,7 @@ def _align_digits(a: Axis, b: Axis) -> None:
     left, right = digits(a), digits(b)
     while left and right:
         x, y = find(left.pop(0)), find(right.pop(0))
-        if x.kind == "product" or y.kind == "product":  # a refinement further up may have split them meanwhile
+        if x.kind == "product" or y.kind == "product":  # aligning earlier digits may have split them
             left[:0], right[:0] = digits(x), digits(y)
         elif x.size == y.size:
             unify(x, y)

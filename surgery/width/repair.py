@@ -1,18 +1,19 @@
-"""Makes a narrow module run: attributes that store widths are set right until every operation is as predicted."""
+"""Make a narrow module run: correct attributes that store widths until every operation is as predicted."""
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.edits import set_attribute
 from surgery.errors import first_line
-from surgery.forward import in_mode, run, tensors_in, watching
+from surgery.forward import call, in_mode, tensors_in, watching
+from surgery.names import is_inside
 from surgery.submodel import Submodel
 from surgery.width import attributes
 from surgery.width.attributes import Sizes
@@ -23,11 +24,11 @@ from surgery.width.widths import Keep
 
 Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
-_ATTEMPTS = 40  # to bring the narrow model beyond one step
+_ATTEMPTS = 40  # to get the narrow model past one step
 
 
 def couple(trace: Trace, step: int, keep: Keep) -> bool:
-    """Two axes of one size that one module sees, the longest first, become the same; False if no two differ."""
+    """Unify the longest two axes of one size that the step's module sees and that shrink differently; False if none."""
     module = trace.steps[step].module
     found: dict[int, list[Axis]] = {}
     for other in trace.steps:
@@ -43,8 +44,15 @@ def couple(trace: Trace, step: int, keep: Keep) -> bool:
     return False
 
 
+class Stuck(NamedTuple):
+    """How far the narrow model runs as predicted, whatever its attributes are: up to this step; and why not further."""
+
+    step: int
+    message: str
+
+
 class _Diverged(Exception):
-    """The narrow model does something else than predicted, at this step."""
+    """At this step the narrow model does something else than predicted."""
 
     def __init__(self, step: int, message: str):
         super().__init__(message)
@@ -52,23 +60,18 @@ class _Diverged(Exception):
         self.modules: list[str] = []
 
 
-class Stuck(Exception):
-    """No choice of attributes makes the narrow model run beyond this step."""
+def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example: Any) -> Submodel | Stuck:
+    """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
 
-    def __init__(self, step: int, message: str):
-        super().__init__(message)
-        self.step, self.message = step, message
-
-
-def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example: Any) -> Submodel:
-    """The plan with edits that set attributes right, found by running it and mending the first difference."""
+    `Stuck` if no choice of attributes makes it run to the end.
+    """
     known = attributes.known_by_module(trace, keep)
     base = (*plan.edits, *attributes.known_edits(plan.build(model), trace, keep))
     small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
     chosen: Choice = {}
     for name, module in model.named_modules():
-        within = attributes.together(found for other, found in known.items() if _inside(other, name))
-        for attribute, value in attributes.sure(module, within).items():
+        within = attributes.merge_known(found for other, found in known.items() if is_inside(other, name))
+        for attribute, value in attributes.certain_changes(module, within).items():
             chosen[name, attribute] = value
     sizes = attributes.merged(size for found in known.values() for size in (found.widths, found.counts))
 
@@ -87,16 +90,16 @@ def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example
                 here, chosen = there, option
                 break
         else:
-            raise Stuck(here.step, _explained(model, trace, here))
+            return Stuck(here.step, _no_way_on(model, trace, here))
     for name, module in small.named_modules():
-        if isinstance(module, nn.MultiheadAttention):  # which counts on embed_dim = num_heads * head_dim
+        if isinstance(module, nn.MultiheadAttention):  # it assumes embed_dim = num_heads * head_dim
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
     return Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure)
 
 
-def _explained(model: nn.Module, trace: Trace, difference: "_Diverged") -> str:
+def _no_way_on(model: nn.Module, trace: Trace, difference: _Diverged) -> str:
     step = trace.steps[difference.step]
     where = step.module or "the model itself"
     return (
@@ -105,19 +108,15 @@ def _explained(model: nn.Module, trace: Trace, difference: "_Diverged") -> str:
     )
 
 
-def _inside(name: str, parent: str) -> bool:
-    return not parent or name == parent or name.startswith(f"{parent}.")
-
-
 def _options(
     model: nn.Module, step: Step, running: list[str], everything: Sizes, keep: Keep, chosen: Choice
 ) -> Iterator[Choice]:
-    """Other choices of attributes that may mend a step: of its module, those around it, those whose code ran."""
+    """Other choices that may mend a step: attributes of its module, of those around it, of those whose code ran."""
     parts = step.module.split(".") if step.module else []
     around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
     seen = attributes.step_sizes(step, keep)
     for name, known in [*((name, seen) for name in around), *((name, everything) for name in running)]:
-        found = attributes.candidates(model.get_submodule(name), known)
+        found = attributes.possible_changes(model.get_submodule(name), known)
         new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
         mine = [key for key in chosen if key[0] == name]
         if new:
@@ -132,7 +131,7 @@ def _options(
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens to the model's attributes inside is undone: forward passes may leave things behind."""
+    """Undo all changes of the model's attributes at the end: forward passes may leave things behind."""
     modules = list(model.modules())
     before = [(dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in modules]
     try:
@@ -149,8 +148,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 class _Predicted(TorchDispatchMode):
     """Compares the operations of the narrow model with the steps of the full one, as they happen.
 
-    The same operations on the same tensors, results of the predicted shapes, and the same numbers as arguments, but for
-    those that are sizes of axes and factors that are powers of them.
+    Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
+    arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
     """
 
     def __init__(self, small: nn.Module, trace: Trace, keep: Keep):
@@ -167,7 +166,7 @@ class _Predicted(TorchDispatchMode):
             self.origins.passed(given, outputs)
             return result
         if self.done >= len(self.trace.steps):
-            raise _Diverged(self.done - 1, f"the narrow model goes on with {name}")
+            raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
         step = self.trace.steps[self.done]
         if step.name != name:
             raise _Diverged(self.done, f"{name} instead of {step.name}")
@@ -181,15 +180,15 @@ class _Predicted(TorchDispatchMode):
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, given)
         for key, value in scalars_of(name, bound).items():
-            if key not in step.numbers and not self._explained(step, step.scalars.get(key), value):
+            if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value):
                 raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
         self.origins.made(self.done, outputs)
         self.done += 1
         return result
 
     def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], given: list[Tensor]) -> None:
-        """An argument that is the size of an axis is its new size."""
-        if key not in bound or key == "normalized_shape":  # an attribute's name, or seen in the shapes
+        """An argument that was the size of an axis must be its new size."""
+        if key not in bound or key == "normalized_shape":  # the name of an attribute, or a size that the shapes show
             return
         expected = [new_size(a, self.keep) for a in axis] if isinstance(axis, list) else new_size(axis, self.keep)
         value = bound[key]
@@ -198,8 +197,8 @@ class _Predicted(TorchDispatchMode):
         if value != expected:
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 
-    def _explained(self, step: Step, old: Any, new: Any) -> bool:
-        """Whether a number may have changed so: by a power of an axis's share, or as a size does."""
+    def _may_become(self, step: Step, old: Any, new: Any) -> bool:
+        """Whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
         if old == new:
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
@@ -216,13 +215,14 @@ class _Predicted(TorchDispatchMode):
 
 
 def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Diverged | None:
-    """Run the narrow model: the first operation that is not as predicted, or None."""
+    """The first operation of the narrow model that is not as predicted, or None."""
     predicted = _Predicted(small, trace, keep)
     last = len(trace.steps) - 1
     for training, outputs in zip(trace.modes, trace.outputs):
         try:
+            # Watched like the full model: without hooks torch's own layers may use other, fused operations.
             with in_mode(small, training), watching(small), predicted:
-                output = run(small, example)
+                output = call(small, example)
         except Exception as error:
             found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), first_line(error))
             found.modules = _running(small, error)

@@ -5,52 +5,55 @@ section 3.2: in round j a client that holds n of C channels holds (j + i) mod C,
 channel was trained as often as any other.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import accumulate
 from math import prod
 from typing import Any
 
 from torch import nn
 
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.submodel import Index, Runs, Source, Submodel
+from surgery.names import joined
+from surgery.submodel import Index, Runs, Source, Submodel, merged
 from surgery.width.axes import Axis, atoms, digits, find, new_size
 from surgery.width.corner import corner
 from surgery.width.trace import traced
 
 
-def rolling(model: nn.Module, like: nn.Module, example: Any) -> Callable[[int], Submodel]:
-    """The plans of a smaller model whose window on every width begins further on than channel 0.
+@formerly("model small example", like="small")
+def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Submodel]:
+    """The plans of a smaller model whose window on every width begins at a channel other than 0.
 
     Args:
         model: any module; it is not changed.
-        like: a smaller model of the same family, as for `surgery.narrow(model, like=like)`.
+        small: a smaller model of the same family, as for `surgery.corner(model, small)`.
         example: the model's input. One forward pass of the model shows which axes of which tensors are one width; it
-            runs in evaluation mode, on the meta device where it can.
+            runs in evaluation mode, on the meta device if the model can.
 
     Returns:
-        A function of `by` that gives a plan: of each width of C channels of which `like` has n it holds the channels
-        (by + i) mod C, i < n, in ascending order; of a width that `like` has entirely, everything. Channels count, not
-        positions: where a flattened image meets a linear layer, each channel has as many columns as pixels, and of an
-        attention all heads stay, with the window inside each. At 0 it is the plan of `narrow(model, like=like)`.
+        A function from the shift `by` to a plan. Of a width of C channels of which `small` has n the plan holds the
+        channels (by + i) mod C, i < n, in ascending order; a width that `small` has entirely is held entirely. Channels
+        count, not positions: after a flattened image each channel has as many columns of a linear layer as there are
+        pixels, and of an attention all heads stay, with the window inside each. `by=0` gives the plan of `corner`.
 
     Raises:
-        SurgeryError: where the leading corner that `narrow(model, like=like)` takes is not the first channels of every
-            width: a rolled one would not be a narrower model.
+        SurgeryError: if the leading corner that `corner(model, small)` takes is not the first channels of every width:
+            a rolled one would not be a narrower model.
 
     >>> import torch
     >>> net, small = (nn.Sequential(nn.Conv2d(1, c, 1), nn.Flatten(), nn.Linear(2 * c, 3)) for c in (4, 3))
-    >>> plan = rolling(net, small, torch.zeros(1, 1, 1, 2))(2)
+    >>> plan = rolling(net, small, example=torch.zeros(1, 1, 1, 2))(2)
     >>> plan.entries["0.bias"][0].index, plan.entries["2.weight"][0].index
     ((((0, 1), (2, 4)),), (None, ((0, 2), (4, 8))))
     """
-    _, base = corner(model, like)
-    trace, _, _ = traced(model, example)
-    where = {_name(*key): found for key, found in trace.tensors.items()}
+    _, base = corner(model, small)
+    trace = traced(model, example).trace
+    where = {joined(*key): found for key, found in trace.tensors.items()}
     wanted = dict(base.small_shapes)
     for edit in base.edits:
-        if edit["do"] == "slice":  # a tensor that no state holds
-            name = _name(edit["module"], edit["attribute"])
+        if edit["do"] == "slice":  # a tensor that is not in the state
+            name = joined(edit["module"], edit["attribute"])
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
     kept = _solved([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
 
@@ -63,7 +66,7 @@ def rolling(model: nn.Module, like: nn.Module, example: Any) -> Callable[[int], 
 
         entries = {name: (Source(name, index(name)),) for name in base.entries}
         edits = [
-            {**edit, "index": index(_name(edit["module"], edit["attribute"]))} if edit["do"] == "slice" else edit
+            {**edit, "index": index(joined(edit["module"], edit["attribute"]))} if edit["do"] == "slice" else edit
             for edit in base.edits
         ]
         return Submodel(entries, base.shapes, tuple(edits), base.structure)
@@ -72,20 +75,16 @@ def rolling(model: nn.Module, like: nn.Module, example: Any) -> Callable[[int], 
         if sources != base.entries[name]:
             raise SurgeryError(
                 f"the leading corner {base.small_shapes[name]} of {name!r} {base.shapes[name]} is not the first "
-                "channels of its widths, as parts of them (heads, groups, padding) lie one after the other: it cannot "
-                "roll; take models whose narrow versions are their leading corners, of another norm or shortcut, say"
+                "channels of its widths, since their parts (heads, groups, padding) lie one after the other: it cannot "
+                "roll; take models whose narrow versions are their leading corners (another norm or shortcut may do)"
             )
     return plan
 
 
-def _name(module: str, attribute: str) -> str:
-    return f"{module}.{attribute}" if module else attribute
-
-
 def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Axis, int]:
-    """How many positions of each atom stay, from (tensor, one of its axes, how many positions of that stay).
+    """How many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis, number).
 
-    Where a width is a product of several digits that may shrink, heads and groups are kept whole.
+    If a width is a product of several digits that may shrink, heads and groups are kept whole.
     """
     kept: dict[Axis, int] = {}
     for _, axis, n in equations:
@@ -99,14 +98,14 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Axis, int]:
             if not groups:
                 name, axis, n = left[0]
                 raise SurgeryError(
-                    f"{axis.size} positions of {name!r} become {n}, which does not show what each width keeps"
+                    f"{axis.size} positions of {name!r} become {n}, and that does not show what each width keeps"
                 )
             kept.update({find(atom): atom.size for atom in atoms(groups[0])})
         left = [equation for equation in left if not _known(equation[1], kept)]
     for name, axis, n in equations:
         if new_size(axis, kept.__getitem__) != n:
             why = next((atom.fixed for atom in atoms(axis) if atom.fixed), "its widths shrink to other sizes elsewhere")
-            raise SurgeryError(f"{axis.size} positions of {name!r} become {n}, for which there is no window: {why}")
+            raise SurgeryError(f"{axis.size} positions of {name!r} become {n}, and no window does that: {why}")
     return kept
 
 
@@ -115,7 +114,7 @@ def _known(axis: Axis, kept: dict[Axis, int]) -> bool:
 
 
 def _settle(axis: Axis, n: int, kept: dict[Axis, int]) -> bool:
-    """Whether `n` positions of an axis tell how many of one more part of it stay; `kept` then has them."""
+    """Whether the number kept of an axis shows the number kept of one more part of it; `kept` then has it."""
     axis = find(axis)
     if axis.kind == "atom":
         kept[axis] = n
@@ -129,14 +128,14 @@ def _settle(axis: Axis, n: int, kept: dict[Axis, int]) -> bool:
 
 
 def _window(axis: Axis, kept: dict[Axis, int], by: int, windows: dict[Axis, Runs]) -> Runs:
-    """The positions that stay of an axis whose atoms' windows begin at position `by`; `windows` has those made."""
+    """The positions of an axis that stay if its atoms' windows begin at position `by`; `windows` is a cache."""
     axis = find(axis)
     if axis not in windows:
-        windows[axis] = _run(axis, kept, by, windows)
+        windows[axis] = _new_window(axis, kept, by, windows)
     return windows[axis]
 
 
-def _run(axis: Axis, kept: dict[Axis, int], by: int, windows: dict[Axis, Runs]) -> Runs:
+def _new_window(axis: Axis, kept: dict[Axis, int], by: int, windows: dict[Axis, Runs]) -> Runs:
     if axis.kind == "atom":
         start, stop = by % axis.size, by % axis.size + kept[axis]
         if kept[axis] == axis.size:
@@ -145,7 +144,7 @@ def _run(axis: Axis, kept: dict[Axis, int], by: int, windows: dict[Axis, Runs]) 
     parts = [(part.size, _window(part, kept, by, windows)) for part in axis.parts]
     if axis.kind == "sum":
         starts = accumulate((size for size, _ in parts), initial=0)
-        return _joined((start + a, start + b) for start, (_, runs) in zip(starts, parts) for a, b in runs)
+        return merged((start + a, start + b) for start, (_, runs) in zip(starts, parts) for a, b in runs)
     size, result = 1, ((0, 1),)
     for digit, runs in reversed(parts):
         if result == ((0, size),):
@@ -153,14 +152,4 @@ def _run(axis: Axis, kept: dict[Axis, int], by: int, windows: dict[Axis, Runs]) 
         else:
             result = tuple((p * size + a, p * size + b) for x, y in runs for p in range(x, y) for a, b in result)
         size *= digit
-    return _joined(result)
-
-
-def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Ascending runs, those that touch as one."""
-    result: list[tuple[int, int]] = []
-    for a, b in runs:
-        if result and result[-1][1] == a:
-            a = result.pop()[0]
-        result.append((a, b))
-    return tuple(result)
+    return merged(result)

@@ -1,19 +1,19 @@
 """One forward pass that follows the axes of every tensor through every operation.
 
-`Trace` watches at the level of aten operations, of which there are few: a handful of rules here covers what
-attention, windows, channel shuffles, grouped convolutions and the like are made of (the rules themselves are in
-`surgery.width.rules`). An operation without a rule fixes all that it touches, so that nothing is assumed of it.
+`Trace` watches aten operations, of which there are few: a handful of rules (in `surgery.width.rules`) covers attention,
+windows, channel shuffles, grouped convolutions and the like. An operation without a rule fixes all axes that it
+touches, so that nothing is assumed about it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from surgery.errors import SurgeryError
-from surgery.forward import ghost_of, in_mode, named_tensors, observed, run, tensors_in, watching
+from surgery.errors import InternalError, SurgeryError
+from surgery.forward import call, ghost_of, in_mode, named_tensors, observed, tensors_in, watching
 from surgery.width import axes
 from surgery.width.axes import Axis
 from surgery.width.ledger import Axes, Ledger
@@ -26,11 +26,11 @@ class Step:
 
     Attributes:
         name, module: the operation, and the module whose forward called it.
-        inputs, outputs: the axes of the tensors that went in and came out.
+        inputs, outputs: the axes of the tensors that it took and returned.
         sources: where each input came from: a tensor of the model, or an output of an earlier step.
         numbers: arguments, or attributes of torch's own modules, that are sizes of these axes.
         scalars: the call's other numbers, strings and flags.
-        summed: the axes that were summed to make the inputs: what a scale may be made from.
+        summed: the axes that were summed to compute the inputs; a scale may come from their sizes.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Trace(Ledger):
     """What forward passes show about the axes of a model's tensors.
 
     Attributes:
-        modes: for each pass whether it was in training mode.
+        modes: for each forward pass whether it was in training mode.
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
         steps: the operations, in order.
-        outputs: for each pass the axes of the output's tensors.
-        unused: state names of parameters that took no part.
+        outputs: for each forward pass the axes of the output's tensors.
+        unused: state names of parameters that no operation used.
     """
 
     def __init__(self, model: nn.Module, example: Any, modes: tuple[bool, ...] = (False,)):
@@ -71,9 +71,11 @@ class Trace(Ledger):
         self.touched: set[int] = set()
         for training in modes:
             with in_mode(model, training), watching(model) as where, _Follow(self, where, origins):
-                found = tensors_in(run(model, example))
+                found = tensors_in(call(model, example))
             if not found:
-                raise SurgeryError(f"{type(model).__name__} returned no tensor: its output cannot be kept in shape")
+                raise SurgeryError(
+                    f"{type(model).__name__} returned no tensor, so the shape of its output is not known"
+                )
             self.outputs.append([self.axes_of(tensor) for tensor in found])
         for axis in (axis for output in self.outputs for tensor in output for axis in tensor):
             axes.fix(axis, "it is an axis of the output")
@@ -81,7 +83,7 @@ class Trace(Ledger):
 
 
 class Origins:
-    """Where tensors came from: (module, attribute) of a model, or (step, which of its outputs)."""
+    """Where each tensor came from: (module, attribute) of the model, or (step, position among its outputs)."""
 
     def __init__(self, model: nn.Module):
         self._of = WeakIdKeyDictionary()
@@ -89,11 +91,11 @@ class Origins:
             self._of.setdefault(tensor, key)
 
     def of(self, tensors: list[Tensor]) -> list[Any]:
-        """The origin of each; None for what came from outside."""
+        """The origin of each; None for inputs of the model."""
         return [self._of.get(tensor) for tensor in tensors]
 
     def passed(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """The outputs hold what the first input does, perhaps in another layout."""
+        """The outputs hold the values of the first input, perhaps in another layout."""
         for tensor in outputs if inputs else ():
             self._of[tensor] = self._of.get(inputs[0])
 
@@ -142,7 +144,7 @@ class _Follow(TorchDispatchMode):
 
 
 def operation_name(func: Any) -> str:
-    """`add` for aten.add_.Tensor: variants that do the same share a name."""
+    """`add` for aten.add_.Tensor: variants of one operation share a name."""
     name = func._schema.name.split("::")[-1]
     name = name if name.startswith("__") else name.rstrip("_") or name
     if "scaled_dot_product" in name:
@@ -150,21 +152,40 @@ def operation_name(func: Any) -> str:
     return ALIASES.get(name, name)
 
 
-def traced(model: nn.Module, example: Any) -> tuple[Trace, nn.Module, Any]:
-    """(trace, a copy of the model that was not run, the example), on the meta device where the model can run there.
+class Traced(NamedTuple):
+    """A trace, and what is needed to run the model again.
 
-    The pass is in evaluation mode. Where that leaves parameters unused that training uses (auxiliary classifiers), a
-    second one follows in training mode.
+    Attributes:
+        trace: what the forward passes showed.
+        model, example: a copy of the model that has not run, and the example, both on the meta device; the given ones
+            if the model cannot run there.
+        on_meta: whether it ran on the meta device.
+        why_not: if not, the error that it raised there.
     """
-    trace, fresh, given = observed(model, example, Trace)
-    if trace.unused and fresh is not model:
+
+    trace: Trace
+    model: nn.Module
+    example: Any
+    on_meta: bool
+    why_not: str
+
+
+def traced(model: nn.Module, example: Any) -> Traced:
+    """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
+
+    If that leaves parameters unused that training uses (auxiliary classifiers), a second pass follows in training mode.
+    """
+    seen = Traced(*observed(model, example, Trace))
+    if seen.trace.unused and seen.on_meta:
         try:
-            both = Trace(ghost_of(model), given, modes=(False, True))
-        except Exception:  # a model that cannot train on this example is narrowed for what it can do
-            return trace, fresh, given
-        if len(both.unused) < len(trace.unused):
-            return both, fresh, given
-    return trace, fresh, given
+            both = Trace(ghost_of(model), seen.example, modes=(False, True))
+        except InternalError:
+            raise
+        except Exception:  # the model cannot train on this example: the pass in evaluation mode has to do
+            return seen
+        if len(both.unused) < len(seen.trace.unused):
+            return seen._replace(trace=both)
+    return seen
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +200,7 @@ def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def scalars_of(name: str, bound: dict[str, Any]) -> dict[str, Any]:
-    """The numbers, strings and flags of a call, but for sizes, which the shapes of results show."""
+    """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
     if name in CREATION or "strided" in name:
         return {}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in bound.items()}

@@ -3,17 +3,20 @@
 import math
 from collections.abc import Callable, Iterable
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import nn
 
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
+from surgery.names import joined
 from surgery.width import axes
 from surgery.width.axes import Axis, atoms, digits, find, fix, is_fixed, positions
 from surgery.width.trace import Trace, traced
 
-Rounding = Callable[[float], int]
-Keep = Callable[[Axis], int]  # how many of an atom's first positions stay
+Rounding: TypeAlias = Callable[[float], int]
+Heads: TypeAlias = Literal["inside", "drop"]
+Keep: TypeAlias = Callable[[Axis], int]  # how many of an atom's first positions stay
 
 
 class Width(NamedTuple):
@@ -21,9 +24,9 @@ class Width(NamedTuple):
 
     Attributes:
         size: how many there are.
-        kept: how many stay at the rate asked for; `size` where they must all stay.
-        reason: why they must all stay, or empty.
-        members: (tensor name, axis) of every place that they run along.
+        kept: how many of them stay at the given rate; `size` if all of them must.
+        reason: why all of them must stay, or "".
+        members: (tensor name, axis) of every axis that they lie along.
     """
 
     size: int
@@ -32,27 +35,30 @@ class Width(NamedTuple):
     members: tuple[tuple[str, int], ...]
 
 
-def widths(model: nn.Module, example: Any, rate: float = 1.0, **options: Any) -> list[Width]:
-    """The coupled widths of a model, in the order of their first tensors. Runs one forward pass, in evaluation mode.
+@formerly("model example rate")
+def widths(
+    model: nn.Module, *, example: Any, rate: float = 1.0, heads: Heads = "inside", rounding: Rounding = math.ceil
+) -> list[Width]:
+    """The coupled widths of a model, in the order of their first tensors. Runs one forward pass in evaluation mode.
 
     Args:
-        model, example, rate, options: as for `surgery.narrow`.
+        model, example, rate, heads, rounding: as for `surgery.narrow`.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
-    >>> for width in widths(net, torch.zeros(1, 4), 0.5): print(width)
+    >>> for width in widths(net, example=torch.zeros(1, 4), rate=0.5): print(width)
     Width(size=6, kept=3, reason='', members=(('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
     Width(size=4, kept=4, reason='it is an axis of the input', members=(('0.weight', 1),))
     Width(size=2, kept=2, reason='it is an axis of the output', members=(('2.weight', 0), ('2.bias', 0)))
     """
-    trace, _, _ = traced(model, example)
-    keep = choose(trace, rate, **options)
+    trace = traced(model, example).trace
+    keep = choose(trace, rate, heads, rounding)
     members: dict[Axis, list[tuple[str, int]]] = {}
     for (module, attribute), found in trace.tensors.items():
         for i, axis in enumerate(found):
             for atom in dict.fromkeys(map(find, atoms(axis))):
                 if atom.size > 1:
-                    members.setdefault(atom, []).append((f"{module}.{attribute}" if module else attribute, i))
+                    members.setdefault(atom, []).append((joined(module, attribute), i))
     return [Width(atom.size, keep(atom), _reason(atom, keep(atom), rate), tuple(at)) for atom, at in members.items()]
 
 
@@ -61,16 +67,16 @@ def _reason(atom: Axis, kept: int, rate: float) -> str:
     if atom.fixed or kept < atom.size or rate == 1:
         return atom.fixed
     if atom.grouping:
-        return "it tells heads or groups apart, and each of them shrinks"
+        return "it tells heads or groups apart, and each of these shrinks"
     return "a smaller share rounds to all of it, or another digit of the same width shrinks"
 
 
-def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding = math.ceil) -> Keep:
+def choose(trace: Trace, rate: float, heads: Heads, rounding: Rounding) -> Keep:
     """How many of the first positions of each atom stay, so that every width shrinks to its share.
 
-    Of a width that is a product (heads * head dimension, groups * channels within) exactly one digit shrinks:
-    which one is the least cost over all products that share digits. What no layer makes (the rows of a table)
-    stays, and the axes of inputs and outputs do.
+    Of a width that is a product (heads * head dimension, groups * channels within a group) exactly one digit shrinks.
+    Products may share digits, so we choose the cheapest combination of digits for all of them together. A width that no
+    layer makes (the rows of a table) stays whole, as do the axes of inputs and outputs.
     """
     made = {find(atom) for axis in trace.made for atom in atoms(axis)}
     used = [axis for found in trace.tensors.values() for axis in found]
@@ -85,7 +91,7 @@ def choose(trace: Trace, rate: float, heads: str = "inside", rounding: Rounding 
             return _share(atom.size, rate, rounding) if find(atom) in sliced else atom.size
 
         torn = [axis for axis in trace.ordered if not _neighbours(axis, keep)]
-        for axis in torn:  # a window or a count runs over channels that would not stay next to each other
+        for axis in torn:  # a window or an arange runs over channels that would not stay next to each other
             fix(axis, "a window slides over it")
         if not torn:
             return keep
@@ -103,8 +109,8 @@ def _share(size: int, rate: float, rounding: Rounding) -> int:
     return max(1, min(size, int(rounding(round(rate * size, 9)))))
 
 
-def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -> set[Axis]:
-    """The atoms that shrink."""
+def _sliced(used: Iterable[Axis], rate: float, heads: Heads, rounding: Rounding) -> set[Axis]:
+    """The atoms that shrink: those that are a width alone, and of each product one digit."""
     lone: dict[Axis, None] = {}
     products: dict[tuple[Axis, ...], None] = {}  # the digits of a width that may shrink
 
@@ -143,15 +149,15 @@ def _sliced(used: Iterable[Axis], rate: float, heads: str, rounding: Rounding) -
         if cost(best)[0]:
             sizes = [" * ".join(str(d.size) for d in product) for product in component]
             raise SurgeryError(
-                f"widths of {', '.join(sizes[:4])} share digits so that no choice shrinks each of them once: keep the "
-                "layers around them whole"
+                f"widths of {', '.join(sizes[:4])} share digits, and no choice of digits shrinks each of them "
+                "exactly once: keep the layers around them whole"
             )
         sliced.update(best)
     return {atom for digit in sliced for atom in atoms(digit) if not atom.fixed}
 
 
 def _components(products: list[tuple[Axis, ...]]) -> list[list[tuple[Axis, ...]]]:
-    """Products that share digits, together."""
+    """The products in groups; those of different groups share no digit."""
     components: list[list[tuple[Axis, ...]]] = []
     for product in products:
         touching = [c for c in components if any(d in other for other in c for d in product)]

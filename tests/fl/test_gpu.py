@@ -253,31 +253,31 @@ def test_surgery_stays_on_the_device(cuda):
     host = {"w": torch.randn(4, 6, 5, generator=generator), "steps": torch.arange(4)}
     nets = [zoo.create("cnn", generator, in_channels=1, image_size=8, width=w) for w in (0.25, 0.125)]
     full, small = nets
-    _, plan = surgery.narrow(full, like=small)
-    whole = surgery.narrow(full, like=full)[1]
+    _, plan = surgery.corner(full, small)
+    whole = surgery.corner(full, full)[1]
 
     def results(device):
         models = {name: tensor.to(device) for name, tensor in host.items()}
-        floats, swaps = {"w": models["w"]}, surgery.permutations(2, 4, torch.Generator().manual_seed(1))
+        floats, swaps = {"w": models["w"]}, surgery.permutations(2, 4, generator=torch.Generator().manual_seed(1))
         mask = {"w": models["w"] > 0}
         keep = {name: tensor[0] for name, tensor in models.items()}
         state = {name: tensor.to(device) for name, tensor in surgery.state(full).items()}
         states, plans = [plan.extract(state), state], [plan, whole]
         embedded, covered = plan.embed(states[0], into=state)
-        yield from surgery.shuffle(models, [("w",), ("steps",)], swaps).values()
-        yield from surgery.average(models, [1, 2, 3, 0]).values()
-        yield from surgery.average(models, [[1, 2, 0, 0], [0, 0, 0, 1]], mask, keep).values()
-        yield from surgery.trimmed_mean(models, 0.3).values()
-        yield from surgery.trimmed_mean(models, 0.3, [1, 1, 1, 0], mask, keep).values()
+        yield from surgery.shuffle(models, segments=[("w",), ("steps",)], permutations=swaps).values()
+        yield from surgery.average(models, weights=[1, 2, 3, 0]).values()
+        yield from surgery.average(models, weights=[[1, 2, 0, 0], [0, 0, 0, 1]], mask=mask, fallback=keep).values()
+        yield from surgery.trimmed_mean(models, trim=0.3).values()
+        yield from surgery.trimmed_mean(models, trim=0.3, weights=[1, 1, 1, 0], mask=mask, fallback=keep).values()
         yield surgery.cosine(floats)
         yield surgery.distance(floats, floats)
         yield surgery.percentile_norm(models["w"], stacked=True)
-        for part in surgery.match_norms(models, mask):
+        for part in surgery.match_norms(models, mask=mask):
             yield from part.values()
         yield from (*embedded.values(), *covered.values())
-        yield from surgery.average_submodels(states, plans, state, [1, 2]).values()
+        yield from surgery.average_submodels(states, plans, fallback=state, weights=[1, 2]).values()
         factors = surgery.submodel_factors(states, plans)
-        yield from surgery.trimmed_mean_submodels(states, plans, state, 0.2, factors=factors).values()
+        yield from surgery.trimmed_mean_submodels(states, plans, fallback=state, trim=0.2, factors=factors).values()
 
     for here, there in zip(results("cpu"), results("cuda"), strict=True):
         assert there.is_cuda

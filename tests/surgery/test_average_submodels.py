@@ -63,8 +63,8 @@ def test_it_equals_the_average_of_embedded_models(case, slab, regions):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
         patch.setattr(module, "_REGIONS", regions)
-        got = surgery.average_submodels(states, plans, fallback, weights)
-    expected = surgery.average(before, weights, surgery.stack(masks), fallback)
+        got = surgery.average_submodels(states, plans, fallback=fallback, weights=weights)
+    expected = surgery.average(before, weights=weights, mask=surgery.stack(masks), fallback=fallback)
     slow = slow_average(full, weights, masks, fallback)
     assert list(got) == list(fallback)
     for name, tensor in got.items():
@@ -88,7 +88,7 @@ def test_factors_and_scaled_means_equal_those_of_embedded_models(case, q, kind, 
         groups = [tuple(n for n in fallback if n[0] == block) for block in "ab"]
     elif kind == "kinds":  # a grafted tensor counts twice in one norm
         groups = [tuple(n for n in fallback if n.endswith(".0")), tuple(n for n in fallback if n.endswith(".1"))]
-    got = surgery.submodel_factors(states, plans, q, groups, weights)
+    got = surgery.submodel_factors(states, plans, q=q, groups=groups, weights=weights)
     members = [k for k, weight in enumerate(weights) if weight]
     for factor in got.values():
         assert factor.dtype == torch.float64
@@ -98,13 +98,13 @@ def test_factors_and_scaled_means_equal_those_of_embedded_models(case, q, kind, 
         return
     full, masks = embedded([states[k] for k in members], [plans[k] for k in members], fallback)
     mask = surgery.stack(masks)
-    scaled, expected = surgery.match_norms(surgery.stack(full), mask, q, groups)
+    scaled, expected = surgery.match_norms(surgery.stack(full), mask=mask, q=q, groups=groups)
     assert not any(state[n].dtype == torch.int64 for state in states for n in state if n in got)
     for name in (n for n, tensor in fallback.items() if tensor.is_floating_point()):
         alone = expected.get(name, torch.ones(len(members), dtype=torch.float64))
         torch.testing.assert_close(got[name][members], alone, rtol=1e-9, atol=0)
-    mean = surgery.average_submodels(states, plans, fallback, weights, factors=got)
-    slow = surgery.average(scaled, [weights[k] for k in members], mask, fallback)
+    mean = surgery.average_submodels(states, plans, fallback=fallback, weights=weights, factors=got)
+    slow = surgery.average(scaled, weights=[weights[k] for k in members], mask=mask, fallback=fallback)
     torch.testing.assert_close(mean, slow, rtol=1e-9, atol=1e-12)
 
 
@@ -116,8 +116,8 @@ def test_plans_that_hold_everything_are_the_plain_average(dtype):
     states = [{n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()} for _ in range(4)]
     weights = torch.tensor([3, 1, 0, 2])
     states[2] = {n: torch.full_like(t, torch.nan) for n, t in states[2].items()}  # weight 0: no part at all
-    got = surgery.average_submodels(states, [plan] * 4, states[0], weights)
-    torch.testing.assert_close(got, surgery.average(surgery.stack(states), weights))
+    got = surgery.average_submodels(states, [plan] * 4, fallback=states[0], weights=weights)
+    torch.testing.assert_close(got, surgery.average(surgery.stack(states), weights=weights))
     assert all(t.dtype == dtype for t in got.values())
 
 
@@ -125,16 +125,18 @@ def test_float64_accumulates_what_float32_loses_and_tiny_weights_beat_the_fallba
     plan = Submodel({"w": (Source("w", (None,)),)}, {"w": (1,)})
     part = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
     states = [{"w": torch.tensor([v])} for v in (1e8, 1.0, -1e8)]
-    assert surgery.average_submodels(states, [plan] * 3, states[0], dtype=torch.float64)["w"] * 3 == 1.0
+    assert surgery.average_submodels(states, [plan] * 3, fallback=states[0], dtype=torch.float64)["w"] * 3 == 1.0
     whole = Submodel({"w": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
-    got = surgery.average_submodels(states[:2], [part, whole], {"w": torch.zeros(2)}, [1e-60, 1.0])["w"]
+    got = surgery.average_submodels(states[:2], [part, whole], fallback={"w": torch.zeros(2)}, weights=[1e-60, 1.0])[
+        "w"
+    ]
     torch.testing.assert_close(got, torch.tensor([1e8, 1.0]))
 
 
 def test_nobody_with_weight_keeps_the_fallback_and_copies_it():
     plan = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,), "v": (1,)})
     fallback = {"w": torch.tensor([5.0, 6.0]), "v": torch.tensor([7.0])}
-    got = surgery.average_submodels([{"w": torch.ones(1)}], [plan], fallback, [0.0])
+    got = surgery.average_submodels([{"w": torch.ones(1)}], [plan], fallback=fallback, weights=[0.0])
     assert all(torch.equal(got[n], t) and got[n].data_ptr() != t.data_ptr() for n, t in fallback.items())
 
 
@@ -143,11 +145,13 @@ def test_half_precision_strided_and_meta_states():
     plan = Submodel({"w": (Source("w", (((0, 2),), ((1, 3), (4, 5)))),)}, shapes)
     states = [{"w": torch.randn(3, 2).T.to(torch.float16)} for _ in range(3)]
     fallback = {"w": torch.randn(6, 4).T.half()}
-    got = surgery.average_submodels(states, [plan] * 3, fallback)["w"]
+    got = surgery.average_submodels(states, [plan] * 3, fallback=fallback)["w"]
     full, masks = embedded(states, [plan] * 3, fallback)
-    torch.testing.assert_close(got, surgery.average(surgery.stack(full), None, surgery.stack(masks), fallback)["w"])
+    torch.testing.assert_close(
+        got, surgery.average(surgery.stack(full), weights=None, mask=surgery.stack(masks), fallback=fallback)["w"]
+    )
     meta = [{"w": s["w"].to("meta")} for s in states]
-    assert surgery.average_submodels(meta, [plan] * 3, {"w": fallback["w"].to("meta")})["w"].is_meta
+    assert surgery.average_submodels(meta, [plan] * 3, fallback={"w": fallback["w"].to("meta")})["w"].is_meta
 
 
 def test_factors_scale_what_is_summed_and_not_what_it_is_divided_by():
@@ -161,11 +165,13 @@ def test_factors_scale_what_is_summed_and_not_what_it_is_divided_by():
     ]
     fallback = {"w": torch.zeros(3), "steps": torch.tensor(0)}
     factors = {"w": torch.tensor([0.5, 2.0, 7.0]), "steps": torch.tensor([9.0, 9.0, 9.0])}
-    got = surgery.average_submodels(states, plans, fallback, [3, 1, 0], factors=factors)
+    got = surgery.average_submodels(states, plans, fallback=fallback, weights=[3, 1, 0], factors=factors)
     torch.testing.assert_close(got["w"], torch.tensor([(1.5 + 8) / 4, (3 + 10) / 4, 12.0]))
     assert got["steps"] == 4
-    plain = surgery.average_submodels(states, plans, fallback, [3, 1, 0])
-    torch.testing.assert_close(surgery.average_submodels(states, plans, fallback, [3, 1, 0], factors={}), plain)
+    plain = surgery.average_submodels(states, plans, fallback=fallback, weights=[3, 1, 0])
+    torch.testing.assert_close(
+        surgery.average_submodels(states, plans, fallback=fallback, weights=[3, 1, 0], factors={}), plain
+    )
 
 
 def test_one_thread_and_two_give_the_same_without_gradients():
@@ -176,7 +182,7 @@ def test_one_thread_and_two_give_the_same_without_gradients():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            means.append(surgery.average_submodels(states, [plan] * 3, fallback))
+            means.append(surgery.average_submodels(states, [plan] * 3, fallback=fallback))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -190,23 +196,23 @@ STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("states", "plans", "options", "message"),
     [
-        (([STATE], [PLAN, PLAN], FULL), "1 states and 2 plans"),
-        (([], [], FULL), "0 states"),
-        (([STATE, STATE], [PLAN, OTHER], FULL), "plan 1 is of the full model"),
-        (([STATE, FULL], [PLAN, PLAN], FULL), r"shape \(1,\) in plan 1 and \(2,\) in state 1"),
-        (([STATE], [PLAN], STATE), "full model and"),
-        (([STATE], [PLAN], {"w": torch.ones(2).long()}), "torch.int64 in the fallback and torch.float32"),
-        (([STATE], [PLAN], FULL, [1, 2]), "weights have shape"),
-        (([STATE], [PLAN], FULL, [[1]]), "one a client"),
-        (([STATE], [PLAN], FULL, [-1]), "not negative"),
-        (([STATE], [PLAN], FULL, None, torch.float16), "torch.float32 or torch.float64"),
-        (([STATE], [PLAN], FULL, None, None, {"v": torch.ones(1)}), "'v', which the full model does not have"),
-        (([STATE], [PLAN], FULL, None, None, {"w": torch.ones(2)}), "factors of 'w' have shape"),
-        (([STATE], [PLAN], FULL, None, None, {"w": torch.tensor([torch.nan])}), "must be finite"),
+        ([STATE], [PLAN, PLAN], {}, "1 states and 2 plans"),
+        ([], [], {}, "0 states"),
+        ([STATE, STATE], [PLAN, OTHER], {}, "plan 1 is of the full model"),
+        ([STATE, FULL], [PLAN, PLAN], {}, r"shape \(1,\) in plan 1 and \(2,\) in state 1"),
+        ([STATE], [PLAN], {"fallback": STATE}, "full model and"),
+        ([STATE], [PLAN], {"fallback": {"w": torch.ones(2).long()}}, "torch.int64 in the fallback and torch.float32"),
+        ([STATE], [PLAN], {"weights": [1, 2]}, "weights have shape"),
+        ([STATE], [PLAN], {"weights": [[1]]}, "one for each client"),
+        ([STATE], [PLAN], {"weights": [-1]}, "not negative"),
+        ([STATE], [PLAN], {"dtype": torch.float16}, "torch.float32 or torch.float64"),
+        ([STATE], [PLAN], {"factors": {"v": torch.ones(1)}}, "name 'v', but the full model has no such tensor"),
+        ([STATE], [PLAN], {"factors": {"w": torch.ones(2)}}, "factors of 'w' have shape"),
+        ([STATE], [PLAN], {"factors": {"w": torch.tensor([torch.nan])}}, "must be finite"),
     ],
 )
-def test_it_refuses(arguments, message):
+def test_it_refuses(states, plans, options, message):
     with pytest.raises(surgery.SurgeryError, match=message):
-        surgery.average_submodels(*arguments)
+        surgery.average_submodels(states, plans, **{"fallback": FULL, **options})

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surgery.errors import SurgeryError
+from surgery.errors import InternalError
 from surgery.width.axes import (
     Axis,
     atoms,
+    concatenation,
     cut,
     digits,
     find,
@@ -24,7 +25,6 @@ from surgery.width.axes import (
     segment,
     split_digit,
     terms,
-    total,
     unify,
 )
 
@@ -71,7 +71,7 @@ def random_axis(generator, depth=2, size=None):
     if kind == "product":
         return product([random_axis(generator, depth - 1, n) for n in factorisation(generator, size)])
     first = generator.randint(1, size - 1)
-    return total([random_axis(generator, depth - 1, n) for n in (first, size - first)])
+    return concatenation([random_axis(generator, depth - 1, n) for n in (first, size - first)])
 
 
 class Program:
@@ -144,7 +144,7 @@ class Program:
         for d, (x, y) in enumerate(zip(a, b)):
             if d != dim:
                 unify(x, y)
-        joined = total([a[dim], b[dim]])
+        joined = concatenation([a[dim], b[dim]])
         array = np.concatenate([self.arrays[j] for j in members], dim)
         axes = [joined if d == dim else x for d, x in enumerate(a)]
         self.add(array, axes, lambda results, keep: np.concatenate([results[j] for j in members], dim))
@@ -233,7 +233,8 @@ def test_unify_does_the_same_either_way_and_twice(seed):
         generator = random.Random(seed)
         a, c = random_axis(generator), random_axis(generator)
         # A part of `c` that a third axis shares shows what unify does to others.
-        return a, random_axis(generator, size=a.size), total([a, c]), random_axis(generator, size=a.size + c.size)
+        whole = concatenation([a, c])
+        return a, random_axis(generator, size=a.size), whole, random_axis(generator, size=whole.size)
 
     results = []
     for flipped in (False, True):
@@ -273,7 +274,7 @@ def test_segments_divide_the_positions_of_an_axis(seed, choice):
     keep = keeper(choice)
     expected = [start + p for start, part in zip(ends, parts) for p in positions(part, keep)]
     assert positions(axis, keep) == expected
-    assert positions(total(parts), keep) == expected
+    assert positions(concatenation(parts), keep) == expected
 
 
 @many
@@ -302,7 +303,7 @@ def test_a_split_atom_has_two_free_digits_and_a_split_sum_equal_groups():
     assert not is_fixed(minor)
     assert positions(axis, half) == [0, 1, 4, 5]
 
-    groups = total([Axis(4), Axis(4), Axis(4)])
+    groups = concatenation([Axis(4), Axis(4), Axis(4)])
     major, minor = split_digit(groups, 3)
     assert is_fixed(major)
     assert not is_fixed(minor)
@@ -352,7 +353,7 @@ def test_a_cut_product_is_a_sum_of_equal_terms():
 def test_sizes_of_one_and_nothing_are_no_digits_and_no_terms():
     atom = Axis(5)
     assert product([Axis(1), atom, Axis(1)]) is atom
-    assert total([Axis(0), atom]) is atom
+    assert concatenation([Axis(0), atom]) is atom
     assert product([Axis(1)]).size == 1
     assert product([]).size == 1
     assert digits(Axis(1)) == []
@@ -363,7 +364,7 @@ def test_axes_that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
     unify(a, b)
     assert is_fixed(a)
     assert is_fixed(b)
-    with pytest.raises(SurgeryError, match="axes of 2 and 3"):
+    with pytest.raises(InternalError, match="axes of 2 and 3"):
         unify(Axis(2), Axis(3))
 
 
@@ -373,7 +374,7 @@ def test_unify_refines_both_to_their_common_digits_and_terms():
     assert [digit.size for digit in digits(a)] == [digit.size for digit in digits(b)] == [2, 4, 3]
     assert not any(atom.fixed for atom in atoms(a))
     assert len(positions(a, half)) == 1 * 2 * 2
-    a, b = total([Axis(2), Axis(10)]), total([Axis(8), Axis(4)])
+    a, b = concatenation([Axis(2), Axis(10)]), concatenation([Axis(8), Axis(4)])
     unify(a, b)
     assert [term.size for term in terms(a)] == [term.size for term in terms(b)] == [2, 6, 4]
     assert not any(atom.fixed for atom in atoms(b))
@@ -381,7 +382,7 @@ def test_unify_refines_both_to_their_common_digits_and_terms():
 
 def test_a_fixed_side_fixes_the_other():
     for flipped in (False, True):
-        for other in (Axis(4), product([Axis(2), Axis(2)]), total([Axis(1), Axis(3)])):
+        for other in (Axis(4), product([Axis(2), Axis(2)]), concatenation([Axis(1), Axis(3)])):
             a, b = (other, Axis(4, fixed="whole")) if flipped else (Axis(4, fixed="whole"), other)
             unify(a, b)
             assert all(atom.fixed == "whole" for atom in (*atoms(a), *atoms(b)))
@@ -404,4 +405,4 @@ def test_grouping_is_kept_by_split_and_unify():
 
 
 def test_printing_shows_digits_terms_and_what_is_fixed():
-    assert repr(product([Axis(2), total([Axis(3, fixed="whole"), Axis(1)])])) == "(2*(3!+1))"
+    assert repr(product([Axis(2), concatenation([Axis(3, fixed="whole"), Axis(1)])])) == "(2*(3!+1))"

@@ -51,7 +51,7 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
     make, large, small, shape = FAMILIES[name]
     full, like = make(large), make(small)
     before = copy.deepcopy((full.state_dict(), like.state_dict()))
-    got, plan = surgery.narrow(full, like=like)
+    got, plan = surgery.corner(full, like)
     whole, values = surgery.state(full), surgery.state(got)
     assert list(values) == list(surgery.state(like))
     for key, tensor in values.items():
@@ -73,14 +73,14 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
 
 def test_a_model_is_its_own_corner():
     net = mlp(4)
-    got, plan = surgery.narrow(net, like=net)
+    got, plan = surgery.corner(net, net)
     assert plan.edits == ()
     assert all(runs is None for (source,) in plan.entries.values() for runs in source.index)
     assert torch.equal(got.eval()(torch.ones(1, 2)), net.eval()(torch.ones(1, 2)))
 
 
 def test_a_corner_lies_at_the_start_of_every_axis_that_is_larger():
-    _, plan = surgery.narrow(mlp(6), like=mlp(4))
+    _, plan = surgery.corner(mlp(6), mlp(4))
     assert plan.entries["0.weight"][0].index == (((0, 4),), None)
     assert plan.entries["3.weight"][0].index == (None, ((0, 4),))
     assert plan.entries["3.bias"][0].index == (None,)
@@ -93,24 +93,26 @@ def test_a_corner_lies_at_the_start_of_every_axis_that_is_larger():
 
 
 def test_widths_and_depths_that_do_not_fit_are_refused():
-    larger = r"'0.weight' has shape \(6, 2\) in `like` and \(4, 2\) in the model"
+    larger = r"'0.weight' has shape \(6, 2\) in the small model and \(4, 2\) in the large one"
     with pytest.raises(surgery.SurgeryError, match=larger):
-        surgery.narrow(mlp(4), like=mlp(6))
+        surgery.corner(mlp(4), mlp(6))
     deep = nn.Sequential(*mlp(4), nn.Linear(3, 3))
-    with pytest.raises(surgery.SurgeryError, match=r"only the model has a tensor '4.weight'"):
-        surgery.narrow(deep, like=mlp(4))
-    with pytest.raises(surgery.SurgeryError, match=r"only `like` has a tensor '4.weight'"):
-        surgery.narrow(mlp(4), like=deep)
+    with pytest.raises(surgery.SurgeryError, match=r"only the large model has a tensor '4.weight'"):
+        surgery.corner(deep, mlp(4))
+    with pytest.raises(surgery.SurgeryError, match=r"only the small model has a tensor '4.weight'"):
+        surgery.corner(mlp(4), deep)
     with pytest.raises(surgery.SurgeryError, match=r"'weight' has shape \(2, 2, 1\)"):
-        surgery.narrow(nn.Linear(2, 2, bias=False), like=nn.Conv1d(2, 2, 1, bias=False))
+        surgery.corner(nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False))
     one_larger = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     with pytest.raises(surgery.SurgeryError, match=r"'1.weight' has shape \(2, 3\)"):
-        surgery.narrow(one_larger[0], like=one_larger[1])
+        surgery.corner(one_larger[0], one_larger[1])
 
 
 def test_a_rate_and_a_model_exclude_each_other():
     for arguments in ({}, {"rate": 0.5, "like": mlp(2)}, {"rate": 0.5, "example": torch.ones(1, 2), "like": mlp(2)}):
-        with pytest.raises(surgery.SurgeryError, match="give a rate and an example, or a smaller model"):
+        with pytest.raises(
+            surgery.SurgeryError, match="takes a rate and an example; to copy the widths of a smaller model use corner"
+        ):
             surgery.narrow(mlp(4), **arguments)
 
 
@@ -142,7 +144,7 @@ class Holder(nn.Module):
 
 def test_a_plan_rebuilds_attributes_buffers_and_ties():
     full, like = Holder(6), Holder(3, "b")
-    got, plan = surgery.narrow(full, like=like)
+    got, plan = surgery.corner(full, like)
     built = Submodel.from_json(plan.to_json()).build(full)
     assert_same_plain_attributes(got, like)
     for net in (got, built):
@@ -163,26 +165,26 @@ def test_buffers_that_no_state_holds_must_lead_too():
     full, like = Holder(6), Holder(3)
     like.table = torch.zeros(3, 3)
     with pytest.raises(surgery.SurgeryError, match="'table' has shape"):
-        surgery.narrow(full, like=like)
+        surgery.corner(full, like)
 
 
 def test_models_without_data_give_the_plan():
     with torch.device("meta"):
         full, like = mlp(6), mlp(4)
-    got, plan = surgery.narrow(full, like=like)
+    got, plan = surgery.corner(full, like)
     assert all(tensor.is_meta for tensor in surgery.state(got).values())
     assert got[0] is not like[0]
     real = mlp(6)
-    assert plan.entries == surgery.narrow(real, like=mlp(4))[1].entries
+    assert plan.entries == surgery.corner(real, mlp(4))[1].entries
     assert torch.equal(plan.build(real)[0].weight, real[0].weight[:4])
     with pytest.raises(surgery.SurgeryError, match="meta"):
-        surgery.narrow(real, like=like)
+        surgery.corner(real, like)
 
 
 def test_the_copy_is_like_the_smaller_model_in_type_and_flags():
     full, like = mlp(6).double(), mlp(4).half().eval()
     like[0].weight.requires_grad_(False)
-    got, _ = surgery.narrow(full, like=like)
+    got, _ = surgery.corner(full, like)
     assert got[0].weight.dtype is torch.float16
     assert not got[0].weight.requires_grad
     assert got[0].bias.requires_grad

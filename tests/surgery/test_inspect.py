@@ -8,7 +8,7 @@ from surgery import state
 from surgery.__main__ import main
 from surgery.inspect.describe import describe
 from surgery.inspect.report import count_macs, inspect
-from surgery.named import named
+from surgery.libraries import named
 
 RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
 
@@ -74,7 +74,7 @@ def test_the_fingerprint_is_that_of_the_plan(capsys):
     from surgery.width.narrow import narrow
 
     found = facts(capsys, *RESNET, "--width", "0.5")
-    _, plan = narrow(named("torchvision:resnet18"), 0.5, torch.zeros(2, 3, 32, 32))
+    _, plan = narrow(named("torchvision:resnet18"), rate=0.5, example=torch.zeros(2, 3, 32, 32))
     assert found["before"]["fingerprint"] == plan.fingerprint
 
 
@@ -91,7 +91,7 @@ def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
     assert any(line.startswith("parameters   11,689,512") for line in lines)
 
 
-def test_alike_blocks_are_told_once(capsys):
+def test_equal_blocks_are_listed_once(capsys):
     assert main(["inspect", "timm:test_vit"]) == 0
     assert "alike" in capsys.readouterr().out
 
@@ -123,7 +123,7 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
     assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2", "--plot", str(file)]) == 0
     assert file.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
     assert file.stat().st_size > 5000
-    assert f"drawn in {file}" in capsys.readouterr().out
+    assert f"saved the picture as {file}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
         ([*RESNET, "--width", "1.5"], "rate is a share of the width in (0, 1], got 1.5"),
         ([*RESNET, "--depth", "1,2"], "the model has 4"),
         ([*RESNET, "--depth", "1,2,0,1"], "keep at least 1"),
-        ([*RESNET, "--plot", "model.bmp"], "pictures are written as .png, .svg, .pdf"),
+        ([*RESNET, "--plot", "model.bmp"], "pictures can be saved as .png, .svg, .pdf"),
         ([*RESNET, "--plot", "no/such/folder/model.png"], "there is no folder no/such/folder"),
         ([*RESNET, "--input", "3,0,32"], "--input 3,0,32"),
         ([*RESNET[:2], "--input", "1,32,32", "--width", "0.5"], "does not run on 1x32x32"),

@@ -3,7 +3,7 @@ import torch
 import torchvision
 
 from surgery import SurgeryError
-from surgery.named import check_named, example_input, input_size, named
+from surgery.libraries import check_named, example_input, input_size, named
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
@@ -33,7 +33,7 @@ def test_names_that_there_are_not_tell_what_there_is(name, message):
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
 def test_arguments_that_a_factory_refuses_are_named(name):
-    with pytest.raises(SurgeryError, match=f"{name} cannot be made: .*colour") as caught:
+    with pytest.raises(SurgeryError, match=f"{name} cannot be built: .*colour") as caught:
         named(name, colour="red")
     assert "\n" not in str(caught.value)
 

@@ -4,12 +4,14 @@ import copy
 import functools
 import io
 import math
+import re
+from collections import Counter
 
 import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from selection import some
 from torch import nn
@@ -17,7 +19,7 @@ from torch import nn
 import surgery
 import zoo
 from surgery import SurgeryError, load, narrow, state
-from surgery.forward import run
+from surgery.forward import call as forward
 from surgery.submodel import Submodel
 
 timm = pytest.importorskip("timm")
@@ -39,9 +41,20 @@ def randomized(model, seed=0):
     return model
 
 
+def filled(make, *arguments, **options):
+    """A library's model with random values, without the time that its own initialisation takes."""
+    with torch.device("meta"):
+        model = make(*arguments, **options)
+    assert all(name in state(model) for name, _ in model.named_buffers())  # nothing that was computed gets lost
+    model = model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.zero_()
+    return randomized(model)
+
+
 def call(model, x):
     with torch.no_grad():
-        return run(model.eval(), x)
+        return forward(model.eval(), x)
 
 
 def deep(model):
@@ -84,10 +97,54 @@ def assert_true(model):
             assert module.in_proj_weight is None or module.in_proj_weight.shape[0] == 3 * module.embed_dim
 
 
+class KeptNorm(nn.Module):
+    """A group or layer norm of the full model, with the statistics of nothing but the channels that were kept."""
+
+    def __init__(self, norm, kept):
+        super().__init__()
+        self.norm, self.kept = norm, kept
+
+    def forward(self, x):
+        grouped = isinstance(self.norm, nn.GroupNorm)
+        groups = self.norm.num_groups if grouped else 1
+        y = x.reshape(len(x), groups, x.shape[1] // groups, -1) if grouped else x.reshape(-1, 1, x.shape[-1], 1)
+        mask = self.kept.view(1, groups, -1, 1).to(y)
+        count = (mask.sum(2, keepdim=True) * y.shape[-1]).clamp(min=1)  # a whole group may be gone
+        mean = (y * mask).sum((2, 3), keepdim=True) / count
+        variance = ((y - mean) * mask).square().sum((2, 3), keepdim=True) / count
+        y = ((y - mean) * mask / (variance + self.norm.eps).sqrt()).reshape(x.shape)
+        shape = (-1, *[1] * (x.ndim - 2)) if grouped else (-1,)
+        return y * self.norm.weight.view(shape) + self.norm.bias.view(shape)
+
+
+def zeroed(model, small, plan):
+    """The full model with zeros where the small one is not, which then computes what the small one does.
+
+    For norms over channels and for the scale of an attention, which depend on the width, zeros are not enough.
+    """
+    values, mask = plan.embed(state(small))
+    parts = dict(model.named_modules())
+    for name, module in parts.items():
+        if isinstance(module, Attention | nn.MultiheadAttention):  # scores are scaled by a smaller head dimension
+            weight, rows = ("in_proj_", module.embed_dim) if hasattr(module, "embed_dim") else ("qkv.", 0)
+            rows = rows or module.num_heads * module.head_dim
+            for kind in ("weight", "bias"):
+                ratio = module.head_dim / small.get_submodule(name).head_dim
+                values[f"{name}.{weight}{kind}"][:rows] *= math.sqrt(ratio)
+        if f"{name}.parametrizations.weight.original1" in values:  # a direction of length 0 has no norm
+            direction = values[f"{name}.parametrizations.weight.original1"]
+            direction[direction.flatten(1).abs().sum(1) == 0] = 1
+    full = load(copy.deepcopy(model), values)
+    for name, module in list(full.named_modules()):
+        if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+            parent, _, child = name.rpartition(".")
+            full.get_submodule(parent)._modules[child] = KeptNorm(module, mask[f"{name}.weight"])
+    return full
+
+
 def assert_zero_oracle(model, small, plan, x, tolerance=1e-9):
     """The full model with zeros where the small one is not computes what the small one does."""
-    full = load(copy.deepcopy(model), plan.embed(state(small))[0])
-    expected, got = call(full, x), call(small, x)
+    expected, got = call(zeroed(model, small, plan), x), call(small, x)
     assert expected.shape == got.shape
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=tolerance * max(1.0, float(expected.abs().max())))
@@ -106,7 +163,7 @@ def assert_trains(small, x, seed=0):
     small = copy.deepcopy(small).train()
     optimizer = torch.optim.SGD(small.parameters(), lr=1e-3)
     before = {n: t.clone() for n, t in state(small).items()}
-    run(small, x).square().mean().backward()
+    forward(small, x).square().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in small.parameters() if p.grad is not None)
     optimizer.step()
     assert any(not torch.equal(before[n], t) for n, t in state(small).items())
@@ -271,11 +328,10 @@ OTHER = ("gn", "ln", "wn")
 def image_nets(draw, kinds):
     size = st.integers(2, 11)
     c = draw(size)
-    steps, used = [nn.Conv2d(3, c, draw(st.sampled_from([1, 3])), padding=1)], set()
+    steps = [nn.Conv2d(3, c, draw(st.sampled_from([1, 3])), padding=1)]
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=5)):
         out = draw(size)
         factor = draw(st.sampled_from([f for f in range(1, c + 1) if c % f == 0]))
-        used.add(kind)
         match kind:
             case "conv":
                 steps.append(nn.Conv2d(c, out, 3, padding=1))
@@ -327,7 +383,7 @@ def image_nets(draw, kinds):
         steps += [nn.Flatten(), nn.Linear(c * side**2, draw(size)), nn.ReLU()]
         steps.append(nn.Linear(steps[-2].out_features, 4))
     x = torch.randn(draw(st.integers(1, 3)), 3, 5, 5, generator=torch.Generator().manual_seed(0), **D)
-    return randomized(Images(*steps).double(), draw(st.integers(0, 9))), x, used
+    return randomized(Images(*steps).double(), draw(st.integers(0, 9))), x
 
 
 @st.composite
@@ -335,7 +391,8 @@ def token_nets(draw):
     words, length, heads = draw(st.integers(2, 12)), draw(st.integers(2, 6)), draw(st.integers(1, 4))
     dim = heads * draw(st.sampled_from([4, 6, 8]))  # of one position, memory is laid out so that other operations run
     steps = []
-    for kind in draw(st.lists(st.sampled_from(["attention", "mha", "lstm", "ln", "mlp"]), max_size=3)):
+    one_of_two = draw(st.sampled_from(["mha", "lstm"]))  # both together are tested on their own
+    for kind in draw(st.lists(st.sampled_from(["attention", one_of_two, "ln", "mlp"]), max_size=3)):
         match kind:
             case "attention":
                 steps.append(Attention(dim, heads))
@@ -352,23 +409,35 @@ def token_nets(draw):
     return randomized(Tokens(words, length, dim, draw(st.booleans()), *steps).double()), x
 
 
+AGAIN = st.sampled_from([True, False, False])
 RATES = st.one_of(st.sampled_from([0.25, 0.5, 0.75]), st.floats(0.01, 1))
-hypothesis_settings = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+hypothesis_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+DRAWN = Counter()
+
+
+@pytest.fixture(autouse=True)
+def hardly_any_draw_is_refused():
+    """A test in which `narrowed` lets most networks go would show nothing."""
+    DRAWN.clear()
+    yield
+    assert DRAWN["refused"] <= 1 + 0.1 * DRAWN["all"]
 
 
 def narrowed(model, x, rate):
-    """Narrow must not fail, but where groups of one width cannot be told from groups of another."""
+    """Narrow must not fail, unless groups of one width cannot be told from groups of another."""
+    DRAWN["all"] += 1
     try:
-        return narrow(model, rate, x)
+        return narrow(model, rate=rate, example=x)
     except SurgeryError as error:
         grouping = [m for m in model.modules() if isinstance(m, nn.GroupNorm | Shuffle) or getattr(m, "groups", 1) > 1]
-        if len(grouping) < 2 or not ("fit together" in str(error) or "share digits" in str(error)):
+        if len(grouping) < 2 or not re.search("fit together|share digits|reshape that mixes axes", str(error)):
             raise
-        assume(False)
+        DRAWN["refused"] += 1
+        reject()
 
 
-def check_everything(model, x, rate, train=True, inner_rate=0.6):
-    """What holds for every network. -> the narrow model, its plan"""
+def check_everything(model, x, rate, again, train=True, inner_rate=0.6):
+    """What holds for every network, narrowed once, or twice. -> the narrow model, its plan"""
     before = deep(model)
     small, plan = narrowed(model, x, rate)
     assert_unchanged(model, before)
@@ -380,20 +449,22 @@ def check_everything(model, x, rate, train=True, inner_rate=0.6):
     assert torch.isfinite(out).all()
     if train:
         assert_trains(small, x)
-    again, inner = narrowed(small, x, inner_rate)
+    if not again:
+        return small, plan
+    smaller, inner = narrowed(small, x, inner_rate)
     composed = plan.compose(inner)
     for name, tensor in composed.extract(state(model)).items():
-        assert torch.equal(tensor, state(again)[name])
+        assert torch.equal(tensor, state(smaller)[name])
     rebuilt = composed.build(model)
-    assert torch.equal(call(rebuilt, x), call(again, x))
+    assert torch.equal(call(rebuilt, x), call(smaller, x))
     return small, plan
 
 
-@given(net=image_nets(PLAIN), rate=RATES)
+@given(net=image_nets(PLAIN), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=30)
-def test_random_plain_networks_get_exactly_their_share(net, rate):
-    model, x, _ = net
-    small, plan = check_everything(model, x, rate)
+def test_random_plain_networks_get_exactly_their_share(net, rate, again):
+    model, x = net
+    small, plan = check_everything(model, x, rate, again)
     assert_zero_oracle(model, small, plan, x)
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     narrowed = [m for m in small.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
@@ -406,43 +477,39 @@ def test_random_plain_networks_get_exactly_their_share(net, rate):
         assert getattr(new, width) == max(1, math.ceil(round(rate * getattr(old, width), 9)))
 
 
-@given(net=image_nets(SAFE), rate=RATES)
+@given(net=image_nets(SAFE), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=50)
-def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate):
-    model, x, _ = net
-    small, plan = check_everything(model, x, rate)
+def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, again):
+    model, x = net
+    small, plan = check_everything(model, x, rate, again)
     assert_zero_oracle(model, small, plan, x)
-    for width in surgery.widths(model, x, rate):
+    for width in surgery.widths(model, example=x, rate=rate):
         assert width.kept == width.size or width.kept == max(1, math.ceil(round(rate * width.size, 9)))
         assert width.kept == width.size or not width.reason
 
 
-@given(net=image_nets((*SAFE, *OTHER)), rate=RATES)
+@given(net=image_nets((*SAFE, *OTHER)), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=30)
-def test_random_networks_with_norms(net, rate):
-    model, x, used = net
-    # a norm of a group of one pixel or channel has no gradient to speak of, but it must be finite
-    small, plan = check_everything(model, x, rate, train=x.shape[0] > 1)
-    if not used & set(OTHER):
-        assert_zero_oracle(model, small, plan, x)
-
-
-@given(net=token_nets(), rate=st.sampled_from([0.5, 1.0, 0.3, 0.8]))
-@settings(hypothesis_settings, max_examples=30)
-def test_random_networks_of_tokens(net, rate):
+def test_random_networks_with_norms(net, rate, again):
     model, x = net
-    both = {type(m) for m in model.modules()} & {nn.LSTM, nn.MultiheadAttention}
-    assume(len(both) < 2)  # tested on its own
-    small, plan = check_everything(model, x, rate, inner_rate=0.8)
-    if not any(isinstance(s, Attention | Multihead | nn.LayerNorm) for s in model.modules()):
-        assert_zero_oracle(model, small, plan, x)
+    # a norm of a group of one pixel or channel has no gradient to speak of, but it must be finite
+    small, plan = check_everything(model, x, rate, again, train=x.shape[0] > 1)
+    assert_zero_oracle(model, small, plan, x)
+
+
+@given(net=token_nets(), rate=st.sampled_from([0.5, 1.0, 0.3, 0.8]), again=AGAIN)
+@settings(hypothesis_settings, max_examples=30)
+def test_random_networks_of_tokens(net, rate, again):
+    model, x = net
+    small, plan = check_everything(model, x, rate, again, inner_rate=0.8)
+    assert_zero_oracle(model, small, plan, x)
     assert (small.back.weight is small.table.weight) == (model.back.weight is model.table.weight)
 
 
 @given(net=image_nets((*SAFE, *OTHER)))
 @settings(hypothesis_settings, max_examples=15)
 def test_rate_one_changes_nothing(net):
-    model, x, _ = net
+    model, x = net
     small, plan = narrowed(model, x, 1.0)
     assert all(torch.equal(t, state(small)[n]) for n, t in state(model).items())
     assert torch.equal(call(small, x), call(copy.deepcopy(model), x))
@@ -458,7 +525,7 @@ def test_coupled_widths_are_those_of_torch_pruning():
         x = torch.randn(1, 3, 64, 64)
         names = {id(module): name for name, module in model.named_modules()}
         graph = tp.DependencyGraph().build_dependency(model.eval(), x)
-        ours = [set(width.members) for width in surgery.widths(model, x)]
+        ours = [set(width.members) for width in surgery.widths(model, example=x)]
         for layer in [m for m in model.modules() if isinstance(m, nn.Conv2d)]:
             expected = set()
             for dependency, _ in graph.get_pruning_group(layer, tp.prune_conv_out_channels, [0]):
@@ -604,7 +671,7 @@ def images(side):
 
 def assert_native(model, native, x, rate=0.5, **options):
     """Narrow is what the constructor makes with half the widths: tensors, and all that is computed from them."""
-    small, plan = narrow(randomized(model), rate, x, **options)
+    small, plan = narrow(randomized(model), rate=rate, example=x, **options)
     assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
     load(native, plan.extract(state(model)))
     torch.testing.assert_close(call(small, x), call(native, x), rtol=1e-5, atol=1e-5)
@@ -628,7 +695,7 @@ def test_scale_where_the_head_dimension_is_the_number_of_tokens():
 
 
 def test_multihead_attention_says_its_head_dimension():
-    small, _ = narrow(Encoder(32, 4, 64), 0.5, images(0))
+    small, _ = narrow(Encoder(32, 4, 64), rate=0.5, example=images(0))
     attention = small.encoder.layers[0].self_attn
     assert (attention.embed_dim, attention.num_heads, attention.head_dim) == (16, 4, 4)
 
@@ -636,7 +703,7 @@ def test_multihead_attention_says_its_head_dimension():
 @pytest.mark.parametrize(("dim", "heads", "rate"), [(16, 4, 0.6), (64, 8, 0.6), (16, 4, 0.3)])
 def test_multihead_attention_with_as_many_heads_as_dimensions(dim, heads, rate):
     model = Images(nn.Linear(7, dim), Multihead(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, rate, images(0))
+    small, _ = narrow(model, rate=rate, example=images(0))
     assert small.steps[1].attention.num_heads == heads
     assert small.steps[1].attention.embed_dim == heads * math.ceil(rate * dim / heads)
 
@@ -644,7 +711,7 @@ def test_multihead_attention_with_as_many_heads_as_dimensions(dim, heads, rate):
 @pytest.mark.xfail(strict=True, reason="of sequences of length 1 the attention is left whole")
 def test_multihead_attention_after_a_recurrent_layer():
     model = Images(nn.Linear(7, 12), Recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
-    small, _ = narrow(model, 0.5, torch.randn(3, 1, 7))
+    small, _ = narrow(model, rate=0.5, example=torch.randn(3, 1, 7))
     assert small.steps[2].attention.embed_dim == 6
 
 
@@ -658,7 +725,7 @@ def test_zoo_models_are_their_own_narrow_models():
         options = {"num_classes": 4, "in_channels": 3, "image_size": 16}
         x = images(16)
         full = zoo.create(name, width=1.0, **options)
-        small, plan = narrow(randomized(full), 0.5, x)
+        small, plan = narrow(randomized(full), rate=0.5, example=x)
         native = zoo.create(name, width=0.5, **options)
         assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
         assert torch.equal(call(small, x), call(load(native, plan.extract(state(full))), x))
@@ -677,7 +744,7 @@ TIMM = "efficientnet_lite0 resnext26ts ghostnet_100 eca_resnet33ts skresnet18 fa
 def test_torchvision_models(name):
     model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7).double())
     x = images(64).double()
-    small, plan = narrow(model, 0.3, x)
+    small, plan = narrow(model, rate=0.3, example=x)
     assert elements(small) < 0.4 * elements(model)
     assert_zero_oracle(model, small, plan, x)
     assert_true(small)
@@ -688,24 +755,24 @@ def test_torchvision_models(name):
 def test_large_torchvision_models(name):
     options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7, **options).double())
-    small, plan = narrow(model, 0.3, images(64).double())
+    small, plan = narrow(model, rate=0.3, example=images(64).double())
     assert_zero_oracle(model, small, plan, images(64).double())
 
 
 @pytest.mark.parametrize("name", some(TIMM.split(), TIMM.split()[2:6]))
 def test_timm_models(name):
-    model = randomized(timm.create_model(name, num_classes=7).double())
+    model = filled(timm.create_model, name, num_classes=7).double()
     x = images(64).double()
-    small, plan = narrow(model, 0.7, x)
+    small, plan = narrow(model, rate=0.7, example=x)
     assert elements(small) < 0.62 * elements(model)
     assert_zero_oracle(model, small, plan, x)
 
 
 @pytest.mark.parametrize("name", ["mobilevit_xxs", "convnext_atto", "poolformer_s12"])
 def test_timm_models_with_norms_over_channels(name):
-    model = randomized(timm.create_model(name, num_classes=7))
+    model = filled(timm.create_model, name, num_classes=7)
     before = deep(model)
-    small, plan = narrow(model, 0.5, images(64))
+    small, plan = narrow(model, rate=0.5, example=images(64))
     assert_unchanged(model, before)
     assert_plan(model, small, plan)
     assert elements(small) < 0.3 * elements(model) or name != "convnext_atto"
@@ -723,11 +790,11 @@ def small_net(**options):
 
 def test_rounding_to_multiples():
     model = Images(nn.Conv2d(3, 20, 1), nn.Conv2d(20, 50, 1), nn.Flatten(), nn.Linear(50 * 16, 5))
-    small, _ = narrow(model, 0.5, images(4), rounding=lambda width: max(8, round(width / 8) * 8))
+    small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: max(8, round(width / 8) * 8))
     assert (small.steps[0].out_channels, small.steps[1].out_channels) == (8, 24)
-    small, _ = narrow(model, 0.5, images(4), rounding=lambda width: 10**6)
+    small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: 10**6)
     assert small.steps[0].out_channels == 20
-    small, _ = narrow(model, 0.01, images(4), rounding=math.floor)
+    small, _ = narrow(model, rate=0.01, example=images(4), rounding=math.floor)
     assert small.steps[0].out_channels == 1
 
 
@@ -743,11 +810,11 @@ class Named(nn.Module):
 
 def test_examples_of_several_arguments():
     left, right = torch.randn(2, 4), torch.randn(2, 3)
-    small, _ = narrow(Named(), 0.5, {"left": left, "right": right})
+    small, _ = narrow(Named(), rate=0.5, example={"left": left, "right": right})
     assert small.a.weight.shape == (3, 4)
     assert small.b.weight.shape == (3, 3)
     assert small(left, right=right)["y"][0].shape == (2, 2)
-    small, _ = narrow(Named(), 0.5, (left,))
+    small, _ = narrow(Named(), rate=0.5, example=(left,))
     assert small.a.out_features == 3
     assert small.b.weight.shape == (6, 3)
 
@@ -755,9 +822,9 @@ def test_examples_of_several_arguments():
 def test_meta_models_stay_on_meta():
     with torch.device("meta"):
         model = small_net()
-    small, plan = narrow(model, 0.5, torch.zeros(2, 3, 6, 6))
+    small, plan = narrow(model, rate=0.5, example=torch.zeros(2, 3, 6, 6))
     assert all(t.is_meta for t in state(small).values())
-    real, same = narrow(small_net(), 0.5, torch.zeros(2, 3, 6, 6))
+    real, same = narrow(small_net(), rate=0.5, example=torch.zeros(2, 3, 6, 6))
     assert same.to_json() == plan.to_json()
     assert {n: t.shape for n, t in state(real).items()} == {n: t.shape for n, t in state(small).items()}
 
@@ -765,21 +832,21 @@ def test_meta_models_stay_on_meta():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     model, x = randomized(small_net()).to(dtype), images(6).to(dtype)
-    small, _ = narrow(model, 0.5, x)
+    small, _ = narrow(model, rate=0.5, example=x)
     assert {t.dtype for t in state(small).values()} == {dtype, torch.int64}
     assert call(small, x).dtype == dtype
 
 
 def test_channels_last_is_kept():
     model = small_net().to(memory_format=torch.channels_last)
-    small, _plan = narrow(model, 0.5, images(6))
+    small, _plan = narrow(model, rate=0.5, example=images(6))
     assert small.steps[3].weight.is_contiguous(memory_format=torch.channels_last)
     assert not small.steps[3].weight.is_contiguous()
 
 
 def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
     for make, x in ((partial(vit, 64, 8), images(32)), (small_net, images(6)), (partial(Cross, 16, 4, 12), images(0))):
-        small, plan = narrow(randomized(make()), 0.5, x)
+        small, plan = narrow(randomized(make()), rate=0.5, example=x)
         plan.save(tmp_path / "plan.json")
         safetensors.torch.save_file(state(small), tmp_path / "small.safetensors")
         restored = Submodel.load(tmp_path / "plan.json").build(make())
@@ -797,27 +864,24 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "rate"),
-        ((0.5,), "example"),
-        ((0, images(6)), "rate"),
-        ((-0.5, images(6)), "rate"),
-        ((1.5, images(6)), "rate"),
-        ((float("nan"), images(6)), "rate"),
+        ({}, "takes a rate and an example"),
+        ({"rate": 0.5}, "give an input as `example`"),
+        *(({"rate": rate, "example": images(6)}, r"rate is a share") for rate in (0, -0.5, 1.5, float("nan"), "0.5")),
     ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(SurgeryError, match=message):
-        narrow(small_net(), *arguments)
+        narrow(small_net(), **arguments)
 
 
 def test_bad_heads():
     with pytest.raises(SurgeryError, match="heads"):
-        narrow(small_net(), 0.5, images(6), heads="outside")
+        narrow(small_net(), rate=0.5, example=images(6), heads="outside")
 
 
 def test_the_models_own_error_is_not_hidden():
     with pytest.raises(SurgeryError, match=r"Linear does not run on the example.*(mat1 and mat2|size mismatch|shapes)"):
-        narrow(nn.Linear(3, 4), 0.5, torch.zeros(2, 5))
+        narrow(nn.Linear(3, 4), rate=0.5, example=torch.zeros(2, 5))
 
 
 # Code that was written to mislead
@@ -838,8 +902,15 @@ class Between(nn.Module):
         return self.head(F.relu(self.b(y)).mean((2, 3)))
 
 
-def case(function, works=False, batch=2, rate=0.5, **options):
-    return function, works, batch, rate, options
+def case(function, elements=None, refuses=None, batch=2, rate=0.5, **options):
+    """Works, and leaves so many elements; or is refused, with this in the message."""
+    assert (elements is None) != (refuses is None)
+    return function, elements, refuses, batch, rate, options
+
+
+ORDER = "a.weight {shape} stays whole: an operation depends on the order of its positions"
+CHOICE = "a.weight {shape} stays whole: the order of its positions matters"
+INDEX = "a.weight {shape} stays whole: its positions are picked by an index"
 
 
 def parameter(*shape):
@@ -869,164 +940,237 @@ def swapped(s, y):
 
 ADVERSARIAL = {
     # widths as constants, attributes and shapes
-    "slice_const": case(lambda s, y: torch.cat([y[:, :4] * 2, y[:, 4:]], 1)),
-    "slice_const_middle": case(lambda s, y: y[:, 4:8], c=12, out=4),
-    "slice_const_negative": case(lambda s, y: y[:, -8:-4], c=12, out=4),
-    "slice_const_one": case(lambda s, y: y * y[:, 3:4]),
-    "narrow_const": case(lambda s, y: y.narrow(1, 4, 4), c=12, out=4),
-    "slice_attribute": case(lambda s, y: torch.cat([y[:, : s.p] * 2, y[:, s.p :]], 1), works=True, p=4),
-    "slice_quarter_attribute": case(lambda s, y: torch.cat([y[:, : s.p] * 2, y[:, s.p :]], 1), works=True, p=2),
-    "slice_half_of_shape": case(
-        lambda s, y: torch.cat([y[:, y.shape[1] // 2 :], y[:, : y.shape[1] // 2]], 1), c=9, rate=0.7
+    "slice_const": case(
+        lambda s, y: torch.cat([y[:, :4] * 2, y[:, 4:]], 1), refuses="the model itself (slice): mul instead of slice"
     ),
-    "slice_last": case(lambda s, y: y * y[:, -1:]),
-    "slice_first_off": case(lambda s, y: y[:, 1:] + y[:, :-1], out=7),
-    "slice_every_second": case(lambda s, y: torch.cat([y[:, ::2] * 2, y[:, 1::2]], 1), works=True),
-    "slice_every_second_const": case(lambda s, y: torch.cat([y[:, 0:8:2] * 2, y[:, 1:8:2]], 1)),
-    "slice_every_third": case(lambda s, y: y[:, ::3], out=3),
-    "select": case(lambda s, y: y * y[:, 1].unsqueeze(1)),
+    "slice_const_middle": case(
+        lambda s, y: y[:, 4:8], refuses="the model itself (slice): start=4 where 2 was expected", c=12, out=4
+    ),
+    "slice_const_negative": case(
+        lambda s, y: y[:, -8:-4], refuses="the model itself (slice): start=-2 where 2 was expected", c=12, out=4
+    ),
+    "slice_const_one": case(
+        lambda s, y: y * y[:, 3:4], refuses="the model itself (slice): start=3 where 2 was expected"
+    ),
+    "narrow_const": case(lambda s, y: y.narrow(1, 4, 4), refuses="the model itself (slice): ", c=12, out=4),
+    "slice_attribute": case(lambda s, y: torch.cat([y[:, : s.p] * 2, y[:, s.p :]], 1), elements=147, p=4),
+    "slice_quarter_attribute": case(lambda s, y: torch.cat([y[:, : s.p] * 2, y[:, s.p :]], 1), elements=147, p=2),
+    "slice_half_of_shape": case(
+        lambda s, y: torch.cat([y[:, y.shape[1] // 2 :], y[:, : y.shape[1] // 2]], 1), elements=266, c=9, rate=0.7
+    ),
+    "slice_last": case(lambda s, y: y * y[:, -1:], elements=178),
+    "slice_first_off": case(lambda s, y: y[:, 1:] + y[:, :-1], elements=268, out=7),
+    "slice_every_second": case(lambda s, y: torch.cat([y[:, ::2] * 2, y[:, 1::2]], 1), elements=147),
+    "slice_every_second_const": case(lambda s, y: torch.cat([y[:, 0:8:2] * 2, y[:, 1:8:2]], 1), elements=147),
+    "slice_every_third": case(lambda s, y: y[:, ::3], elements=256, out=3),
+    "select": case(lambda s, y: y * y[:, 1].unsqueeze(1), elements=271),
     "split_attribute": case(
-        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), works=True, parts=[2, 6]
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
     ),
     "split_size_attribute": case(
-        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.part, 1), 1)], 1), works=True, c=12, part=4
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.part, 1), 1)], 1), elements=209, c=12, part=4
     ),
-    "split_const": case(lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1), c=12),
-    "chunk_uneven": case(lambda s, y: torch.cat(y.chunk(4, 1)[::-1], 1), c=10, rate=0.3, works=True),
-    "tensor_split": case(lambda s, y: torch.cat(torch.tensor_split(y, 3, 1)[::-1], 1), c=7),
-    "view_const": case(lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6)),
-    "view_interleaved": case(lambda s, y: y.view(y.shape[0], -1, 2, 6, 6).transpose(1, 2).flatten(1, 2), works=True),
-    "view_last_digit_const": case(lambda s, y: y.view(y.shape[0], -1, 4, 6, 6).transpose(1, 2).flatten(1, 2)),
+    "split_const": case(
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1),
+        refuses="the model itself (split): a result of shape [2, 4, 6, 6] where [2, 2, 6, 6] was expected",
+        c=12,
+    ),
+    "chunk_uneven": case(lambda s, y: torch.cat(y.chunk(4, 1)[::-1], 1), c=10, rate=0.3, elements=137),
+    "tensor_split": case(lambda s, y: torch.cat(torch.tensor_split(y, 3, 1)[::-1], 1), elements=147, c=7),
+    "view_const": case(
+        lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6),
+        refuses="the model itself (view): a result of shape [1, 2, 4, 6, 6] where [2, 1, 4, 6, 6] was expected",
+    ),
+    "view_interleaved": case(lambda s, y: y.view(y.shape[0], -1, 2, 6, 6).transpose(1, 2).flatten(1, 2), elements=147),
+    "view_last_digit_const": case(
+        lambda s, y: y.view(y.shape[0], -1, 4, 6, 6).transpose(1, 2).flatten(1, 2), elements=147
+    ),
     "view_two_equal_attributes": case(
-        lambda s, y: y.unflatten(1, (s.g, s.d)).transpose(1, 2).flatten(1, 2), c=16, g=4, d=4
+        lambda s, y: y.unflatten(1, (s.g, s.d)).transpose(1, 2).flatten(1, 2), elements=271, c=16, g=4, d=4
     ),
-    "view_batch_and_channels": case(lambda s, y: y.reshape(-1, 6, 6).cumsum(0).view(y.shape[0], -1, 6, 6)),
-    "view_mixes": case(lambda s, y: y.reshape(y.shape[0], 36, -1).transpose(1, 2).reshape(y.shape[0], -1, 6, 6)),
-    "view_of_memory": case(lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)), out=4),
-    "expand_attribute": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, s.n, -1, -1) + y, n=8),
-    "expand_const": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y),
-    "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], works=True, n=8),
-    "one_hot": case(lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], n=8),
-    "tensor_of_list": case(lambda s, y: y * torch.tensor(s.ws)[None, :, None, None], ws=[1.0, 2, 3, 4, 5, 6, 7, 8]),
+    "view_batch_and_channels": case(
+        lambda s, y: y.reshape(-1, 6, 6).cumsum(0).view(y.shape[0], -1, 6, 6), refuses=ORDER
+    ),
+    "view_mixes": case(
+        lambda s, y: y.reshape(y.shape[0], 36, -1).transpose(1, 2).reshape(y.shape[0], -1, 6, 6),
+        refuses="a.weight {shape} stays whole: cannot be followed through a reshape that mixes axes",
+    ),
+    "view_of_memory": case(
+        lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)),
+        refuses="a.weight {shape} stays whole: positions are picked by data",
+        out=4,
+    ),
+    "expand_attribute": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, s.n, -1, -1) + y, elements=147, n=8),
+    "expand_const": case(
+        lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y,
+        refuses="the model itself (add): ",
+    ),
+    "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], elements=147, n=8),
+    "one_hot": case(lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses=INDEX, n=8),
+    "tensor_of_list": case(
+        lambda s, y: y * torch.tensor(s.ws)[None, :, None, None],
+        refuses="the model itself (unsqueeze): a result of shape [1, 8] where [1, 4] was expected",
+        ws=[1.0, 2, 3, 4, 5, 6, 7, 8],
+    ),
     # equal numbers that mean different things
-    "width_is_side": case(lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1), c=6),
-    "width_is_batch": case(lambda s, y: y.transpose(0, 1) * 2 + y.transpose(0, 1).flip(0), c=2, out=2),
-    "width_is_classes": case(lambda s, y: y, works=True, c=5),
-    "width_is_kernel": case(lambda s, y: y, works=True, c=3),
-    "width_is_dim_of_softmax": case(lambda s, y: s.act(y), batch=3, c=2, act=nn.Softmax(dim=2)),
-    "width_is_dim": case(lambda s, y: y.cumsum(s.dim), batch=3, c=2, dim=2),
-    "width_is_a_factor": case(lambda s, y: y * s.gamma, gamma=8),
-    "width_is_one_over_factor": case(lambda s, y: y * s.alpha, c=16, alpha=0.25),
-    "width_is_slope": case(lambda s, y: s.act(y - 0.5), c=16, act=nn.LeakyReLU(0.25)),
-    "width_is_beta": case(lambda s, y: s.act(y - 0.5) * y, act=nn.Softplus(8, 20)),
+    "width_is_side": case(
+        lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1),
+        refuses="the model itself (view): a result of shape [1, 6, 6, 6] where [2, 6, 6, 3] was expected",
+        c=6,
+    ),
+    "width_is_batch": case(lambda s, y: y.transpose(0, 1) * 2 + y.transpose(0, 1).flip(0), refuses=ORDER, c=2, out=2),
+    "width_is_classes": case(lambda s, y: y, elements=116, c=5),
+    "width_is_kernel": case(lambda s, y: y, elements=85, c=3),
+    "width_is_dim_of_softmax": case(lambda s, y: s.act(y), elements=54, batch=3, c=2, act=nn.Softmax(dim=2)),
+    "width_is_dim": case(lambda s, y: y.cumsum(s.dim), elements=54, batch=3, c=2, dim=2),
+    "width_is_a_factor": case(lambda s, y: y * s.gamma, elements=147, gamma=8),
+    "width_is_one_over_factor": case(lambda s, y: y * s.alpha, elements=271, c=16, alpha=0.25),
+    "width_is_slope": case(lambda s, y: s.act(y - 0.5), elements=271, c=16, act=nn.LeakyReLU(0.25)),
+    "width_is_beta": case(lambda s, y: s.act(y - 0.5) * y, elements=147, act=nn.Softplus(8, 20)),
     "width_is_top_k_of_pixels": case(
-        lambda s, y: y.flatten(2).topk(s.k, 2)[0].sum(2)[..., None, None], works=True, k=8
+        lambda s, y: y.flatten(2).topk(s.k, 2)[0].sum(2)[..., None, None], elements=147, k=8
     ),
     "width_is_modulus": case(
-        lambda s, y: (y.flatten(2) * torch.arange(36).remainder(s.every)).sum(2)[..., None, None], every=8
+        lambda s, y: (y.flatten(2) * torch.arange(36).remainder(s.every)).sum(2)[..., None, None], elements=147, every=8
     ),
     # conditionals
-    "branch_on_width": case(lambda s, y: y * 2 if s.a.weight.shape[0] > 6 else y * 3),
-    "branch_swaps": case(swapped, p=nn.Conv2d(8, 8, 1), q=nn.Conv2d(8, 8, 1)),
+    "branch_on_width": case(
+        lambda s, y: y * 2 if s.a.weight.shape[0] > 6 else y * 3, refuses="the model itself (mul): other=3 instead of 2"
+    ),
+    "branch_swaps": case(
+        swapped, refuses="the model itself (mul): mul of other tensors", p=nn.Conv2d(8, 8, 1), q=nn.Conv2d(8, 8, 1)
+    ),
     # order matters
-    "roll": case(lambda s, y: torch.roll(y, 1, 1)),
-    "roll_flat": case(lambda s, y: torch.roll(y, 36)),
-    "flip": case(lambda s, y: y.flip(1)),
-    "cumsum": case(lambda s, y: y.cumsum(1)),
-    "cumsum_flat": case(lambda s, y: y.flatten(1).cumsum(1).view_as(y)),
-    "cummax": case(lambda s, y: y.cummax(1)[0]),
-    "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0))),
-    "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real),
-    "sort": case(lambda s, y: y.sort(1)[0]),
-    "median": case(lambda s, y: y * y.median(1, keepdim=True)[0]),
-    "argmax": case(lambda s, y: y * y.argmax(1, keepdim=True)),
-    "topk": case(lambda s, y: y.topk(4, 1)[0].mean(1, keepdim=True) * y),
-    "gather": case(lambda s, y: y.gather(1, y.argsort(1))),
-    "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1)),
-    "scatter": case(lambda s, y: torch.zeros_like(y).scatter(1, torch.zeros(2, 8, 6, 6, dtype=torch.long), y)),
-    "index_shuffle": case(lambda s, y: y[:, s.perm], perm=torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])),
-    "index_list": case(lambda s, y: y[:, [0, 2, 4, 6, 1, 3, 5, 7]]),
-    "eca": case(lambda s, y: s.e(y), works=True, e=Eca()),
-    "eca_of_concat": case(lambda s, y: s.e(torch.cat([y, y * 2], 1)), out=16, e=Eca()),
-    "eca_of_groups": case(lambda s, y: s.e(s.g(y)), g=nn.Conv2d(8, 8, 1, groups=2), e=Eca()),
-    "local_norm_of_concat": case(lambda s, y: s.n(torch.cat([y, y * 2], 1)), out=16, n=nn.LocalResponseNorm(3)),
+    "roll": case(lambda s, y: torch.roll(y, 1, 1), refuses=ORDER),
+    "roll_flat": case(lambda s, y: torch.roll(y, 36), refuses=ORDER),
+    "flip": case(lambda s, y: y.flip(1), refuses=ORDER),
+    "cumsum": case(lambda s, y: y.cumsum(1), refuses=ORDER),
+    "cumsum_flat": case(lambda s, y: y.flatten(1).cumsum(1).view_as(y), refuses=ORDER),
+    "cummax": case(
+        lambda s, y: y.cummax(1)[0], refuses="a.weight {shape} stays whole: cannot be followed through cummax"
+    ),
+    "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
+    "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses=ORDER),
+    "sort": case(lambda s, y: y.sort(1)[0], refuses=ORDER),
+    "median": case(lambda s, y: y * y.median(1, keepdim=True)[0], refuses=CHOICE),
+    "argmax": case(lambda s, y: y * y.argmax(1, keepdim=True), refuses=CHOICE),
+    "topk": case(lambda s, y: y.topk(4, 1)[0].mean(1, keepdim=True) * y, refuses=CHOICE),
+    "gather": case(lambda s, y: y.gather(1, y.argsort(1)), refuses=ORDER),
+    "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses=ORDER),
+    "scatter": case(
+        lambda s, y: torch.zeros_like(y).scatter(1, torch.zeros(2, 8, 6, 6, dtype=torch.long), y), refuses=INDEX
+    ),
+    "index_shuffle": case(lambda s, y: y[:, s.perm], refuses=INDEX, perm=torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])),
+    "index_list": case(lambda s, y: y[:, [0, 2, 4, 6, 1, 3, 5, 7]], refuses=INDEX),
+    "eca": case(lambda s, y: s.e(y), elements=150, e=Eca()),
+    "eca_of_concat": case(lambda s, y: s.e(torch.cat([y, y * 2], 1)), elements=298, out=16, e=Eca()),
+    "eca_of_groups": case(lambda s, y: s.e(s.g(y)), elements=186, g=nn.Conv2d(8, 8, 1, groups=2), e=Eca()),
+    "local_norm_of_concat": case(
+        lambda s, y: s.n(torch.cat([y, y * 2], 1)), elements=295, out=16, n=nn.LocalResponseNorm(3)
+    ),
     "pool_over_concat": case(
         lambda s, y: (
             F.avg_pool2d(torch.cat([y, y * 2], 1).flatten(2).unsqueeze(1), (3, 1), 1, (1, 0))
             .squeeze(1)
             .view(y.shape[0], -1, 6, 6)
         ),
+        elements=295,
         out=16,
     ),
     "arange_of_concat": case(
-        lambda s, y: torch.cat([y, y * 2], 1) * torch.arange(2 * y.shape[1])[None, :, None, None], out=16
+        lambda s, y: torch.cat([y, y * 2], 1) * torch.arange(2 * y.shape[1])[None, :, None, None], elements=295, out=16
     ),
     "arange_of_groups": case(
-        lambda s, y: s.g(y) * torch.arange(y.shape[1])[None, :, None, None], g=nn.Conv2d(8, 8, 1, groups=2)
+        lambda s, y: s.g(y) * torch.arange(y.shape[1])[None, :, None, None],
+        refuses="the model itself (arange): a result of shape [4] where [8] was expected",
+        g=nn.Conv2d(8, 8, 1, groups=2),
     ),
     # the same in other words
-    "pixel_shuffle": case(lambda s, y: F.pixel_shuffle(y, 2), works=True, c=16, out=4),
-    "pixel_unshuffle": case(lambda s, y: F.pixel_unshuffle(y, 2), works=True, c=4, out=16),
-    "channel_shuffle": case(lambda s, y: s.n(y), n=nn.ChannelShuffle(2)),
-    "glu": case(lambda s, y: F.glu(y, 1), c=16, out=8),
-    "gram": case(lambda s, y: (y.mean(3) @ y.mean(3).transpose(1, 2) @ y.flatten(2)).view_as(y)),
-    "repeat": case(lambda s, y: y.repeat(1, 2, 1, 1), works=True, out=16),
-    "repeat_interleave": case(lambda s, y: y.repeat_interleave(2, 1), works=True, out=16),
+    "pixel_shuffle": case(lambda s, y: F.pixel_shuffle(y, 2), elements=253, c=16, out=4),
+    "pixel_unshuffle": case(lambda s, y: F.pixel_unshuffle(y, 2), elements=103, c=4, out=16),
+    "channel_shuffle": case(lambda s, y: s.n(y), elements=147, n=nn.ChannelShuffle(2)),
+    "glu": case(lambda s, y: F.glu(y, 1), elements=259, c=16, out=8),
+    "gram": case(lambda s, y: (y.mean(3) @ y.mean(3).transpose(1, 2) @ y.flatten(2)).view_as(y), elements=147),
+    "repeat": case(lambda s, y: y.repeat(1, 2, 1, 1), elements=159, out=16),
+    "repeat_interleave": case(lambda s, y: y.repeat_interleave(2, 1), elements=159, out=16),
     "pad_to_shape": case(
-        lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 0, s.d(y).shape[1] - y.shape[1])), d=nn.Conv2d(8, 12, 1), out=12
+        lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 0, s.d(y).shape[1] - y.shape[1])),
+        elements=183,
+        d=nn.Conv2d(8, 12, 1),
+        out=12,
     ),
-    "pad_const": case(lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)), d=nn.Conv2d(8, 12, 1), out=12),
-    "halves_written": case(lambda s, y: halves_written(y), works=True),
-    "mask_buffer": case(lambda s, y: y * s.mask, works=True, mask=torch.rand(1, 8, 1, 1, **D)),
-    "mask_in_a_list": case(lambda s, y: y * s.masks[0], masks=[torch.rand(1, 8, 1, 1)]),
-    "unused_module": case(lambda s, y: y, works=True, unused=nn.Conv2d(8, 8, 1)),
-    "layer_twice": case(lambda s, y: s.m(F.relu(s.m(y))), works=True, m=nn.Conv2d(8, 8, 3, padding=1)),
-    "depth_multiplier": case(lambda s, y: s.m(y), works=True, m=nn.Conv2d(8, 16, 3, padding=1, groups=8), out=16),
+    "pad_const": case(
+        lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)),
+        refuses="the model itself (constant_pad_nd): a result of shape [2, 8, 6, 6] where [2, 6, 6, 6] was expected",
+        d=nn.Conv2d(8, 12, 1),
+        out=12,
+    ),
+    "halves_written": case(lambda s, y: halves_written(y), elements=147),
+    "mask_buffer": case(lambda s, y: y * s.mask, elements=147, mask=torch.rand(1, 8, 1, 1, **D)),
+    "mask_in_a_list": case(
+        lambda s, y: y * s.masks[0], refuses="the model itself (mul): ", masks=[torch.rand(1, 8, 1, 1)]
+    ),
+    "unused_module": case(lambda s, y: y, elements=219, unused=nn.Conv2d(8, 8, 1)),
+    "layer_twice": case(lambda s, y: s.m(F.relu(s.m(y))), elements=295, m=nn.Conv2d(8, 8, 3, padding=1)),
+    "depth_multiplier": case(lambda s, y: s.m(y), elements=239, m=nn.Conv2d(8, 16, 3, padding=1, groups=8), out=16),
     "tied_transposed": case(
-        lambda s, y: F.conv_transpose2d(F.relu(F.conv2d(y, s.w)), s.w), works=True, w=parameter(6, 8, 2, 2)
+        lambda s, y: F.conv_transpose2d(F.relu(F.conv2d(y, s.w)), s.w), elements=195, w=parameter(6, 8, 2, 2)
     ),
-    "linear_as_convolution": case(lambda s, y: F.conv2d(y, s.l.weight[..., None, None]), works=True, l=nn.Linear(8, 8)),
+    "linear_as_convolution": case(
+        lambda s, y: F.conv2d(y, s.l.weight[..., None, None]), elements=171, l=nn.Linear(8, 8)
+    ),
     "two_roles": case(
         lambda s, y: (y.permute(0, 2, 3, 1) @ s.w @ s.w.t()).permute(0, 3, 1, 2) * s.w.sum(0)[None, :, None, None],
-        works=True,
+        elements=163,
         w=parameter(8, 8),
     ),
     "low_rank": case(
         lambda s, y: (y.permute(0, 2, 3, 1) @ s.u @ s.v).permute(0, 3, 1, 2) + y,
-        works=True,
+        elements=163,
         u=parameter(8, 4),
         v=parameter(4, 8),
     ),
-    "weight_in_a_vector": case(lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)), w=parameter(64)),
-    "kronecker": case(
-        lambda s, y: F.conv2d(y, torch.kron(s.u, s.v)[..., None, None]), u=parameter(2, 2), v=parameter(4, 4)
+    "weight_in_a_vector": case(
+        lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)),
+        refuses="the model itself (view): a result of shape [4, 8, 1, 1] where [8, 4, 1, 1] was expected",
+        w=parameter(64),
     ),
-    "normalize": case(lambda s, y: F.normalize(y, dim=1), works=True),
-    "instance_norm": case(lambda s, y: s.n(y), works=True, n=nn.InstanceNorm2d(8)),
-    "prelu": case(lambda s, y: s.n(y), works=True, n=nn.PReLU(8)),
-    "transposed_groups": case(lambda s, y: s.n(y), works=True, n=nn.ConvTranspose2d(8, 12, 2, 2, groups=2), out=12),
-    "closure": case(lambda s, y: y.view(y.shape[0], 8, -1).mean(-1)[..., None, None] * y),
+    "kronecker": case(
+        lambda s, y: F.conv2d(y, torch.kron(s.u, s.v)[..., None, None]),
+        elements=155,
+        u=parameter(2, 2),
+        v=parameter(4, 4),
+    ),
+    "normalize": case(lambda s, y: F.normalize(y, dim=1), elements=147),
+    "instance_norm": case(lambda s, y: s.n(y), elements=147, n=nn.InstanceNorm2d(8)),
+    "prelu": case(lambda s, y: s.n(y), elements=151, n=nn.PReLU(8)),
+    "transposed_groups": case(lambda s, y: s.n(y), elements=207, n=nn.ConvTranspose2d(8, 12, 2, 2, groups=2), out=12),
+    "closure": case(
+        lambda s, y: y.view(y.shape[0], 8, -1).mean(-1)[..., None, None] * y,
+        refuses="the model itself (view): a result of shape [2, 8, 18] where [2, 4, 36] was expected",
+    ),
 }
 
 
 def adversarial(name):
-    function, works, batch, rate, options = ADVERSARIAL[name]
+    function, elements, refuses, batch, rate, options = ADVERSARIAL[name]
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(batch, 3, 6, 6, generator=generator, **D)
-    return randomized(Between(function, **copy.deepcopy(options)).double(), seed=1), x, rate, works
+    model = randomized(Between(function, **copy.deepcopy(options)).double(), seed=1)
+    return model, x, rate, elements, refuses and refuses.replace("{shape}", str(tuple(model.a.weight.shape)))
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_never_a_wrong_model(name):
-    model, x, rate, works = adversarial(name)
-    try:
-        small, plan = narrow(model, rate, x)
-    except SurgeryError:
-        assert not works
+    model, x, rate, left, refuses = adversarial(name)
+    if refuses:
+        with pytest.raises(SurgeryError, match=re.escape(refuses)):
+            narrow(model, rate=rate, example=x)
         return
+    small, plan = narrow(model, rate=rate, example=x)
     assert_zero_oracle(model, small, plan, x)
     assert_plan(model, small, plan)
-    assert not works or elements(small) < elements(model)
+    assert elements(small) == left < elements(model)
 
 
 def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
@@ -1042,13 +1186,13 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
 
     model = nn.Sequential(Reshaped(), nn.Linear(width, 3))
     with pytest.raises(SurgeryError, match=r"in 0 .*view"):
-        narrow(model, 0.5, images(4))
+        narrow(model, rate=0.5, example=images(4))
 
 
 def test_an_operation_without_a_rule_is_an_error_that_names_the_tensor():
-    model, x, rate, _ = adversarial("cummax")
+    model, x, rate, *_ = adversarial("cummax")
     with pytest.raises(SurgeryError, match=r"a.weight .*cummax"):
-        narrow(model, rate, x)
+        narrow(model, rate=rate, example=x)
 
 
 class InPlace(nn.Module):
@@ -1064,7 +1208,7 @@ class InPlace(nn.Module):
 
 def test_views_in_place():
     model, x = randomized(InPlace().double()), torch.randn(2, 5, 7, **D)
-    small, plan = narrow(model, 0.5, x)
+    small, plan = narrow(model, rate=0.5, example=x)
     assert small.a.out_features == 4
     assert_zero_oracle(model, small, plan, x)
 
@@ -1091,7 +1235,7 @@ RECURRENT = {
 def test_recurrent_layers(name):
     kind, options = RECURRENT[name]
     model, x = randomized(Recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
-    small, plan = narrow(model, 0.5, x)
+    small, plan = narrow(model, rate=0.5, example=x)
     assert small.rnn.hidden_size == 6
     assert small.rnn.input_size == 4
     assert elements(small) < 0.45 * elements(model)
@@ -1106,7 +1250,7 @@ ATTENTION = [(16, 4, 4), (16, 4, 6), (64, 8, 6), (20, 4, 6), (36, 4, 6)]
 def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(sizes):
     dim, heads, length = sizes
     model = Images(nn.Linear(7, dim), Attention(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, 0.5, torch.randn(3, length, 7))
+    small, _ = narrow(model, rate=0.5, example=torch.randn(3, length, 7))
     attention = small.steps[1]
     assert attention.num_heads == heads
     assert attention.head_dim == math.ceil(dim / heads / 2)
@@ -1125,7 +1269,7 @@ class Chance(nn.Module):
 
 
 def test_a_probability_is_no_width():
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), Chance(), nn.Conv2d(16, 4, 1)), 0.5, images(4))
+    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), Chance(), nn.Conv2d(16, 4, 1)), rate=0.5, example=images(4))
     assert small[1].p == 0.25
 
 
@@ -1138,14 +1282,14 @@ def test_a_probability_is_no_width():
     ],
 )
 def test_norms_without_weights_say_what_they_see(norm):
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 8, 1), norm(), nn.Conv2d(8, 4, 1)), 0.5, images(4))
+    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 8, 1), norm(), nn.Conv2d(8, 4, 1)), rate=0.5, example=images(4))
     assert getattr(small[1], "num_features", getattr(small[1], "num_channels", None)) == 4
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 def test_norms_over_channels_without_weights(norm):
     model = nn.Sequential(nn.Linear(3, 8), norm(8, elementwise_affine=False), nn.Linear(8, 2))
-    small, _ = narrow(model, 0.5, torch.zeros(4, 3))
+    small, _ = narrow(model, rate=0.5, example=torch.zeros(4, 3))
     assert small[1].normalized_shape == (4,)
 
 
@@ -1165,7 +1309,7 @@ class Counting(nn.Module):
 
 def test_buffers_that_forward_changes_stay_as_they_were():
     model = Counting()
-    small, _ = narrow(model, 0.5, torch.zeros(2, 7))
+    small, _ = narrow(model, rate=0.5, example=torch.zeros(2, 7))
     assert small.a.out_features == 4
     assert model.calls.item() == 0
     assert small.calls.item() == 0

@@ -49,8 +49,10 @@ def cases(draw):
 def test_lemma_4_4_sums_and_squared_distances_are_invariant(case):
     net, states, unit, fraction, generator = case
     models = surgery.stack(states)
-    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
-    mixed = surgery.shuffle(models, parts, surgery.permutations(len(parts), len(states), generator))
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
+    mixed = surgery.shuffle(
+        models, segments=parts, permutations=surgery.permutations(len(parts), len(states), generator=generator)
+    )
     anywhere = {n: torch.randn(1, *t.shape[1:], dtype=torch.float64, generator=generator) for n, t in models.items()}
     floats = [n for n, t in models.items() if t.is_floating_point()]
     for name in models:
@@ -68,8 +70,10 @@ def test_every_layer_of_every_model_is_used_exactly_once_and_whole(case):
     k = len(states)
     # Entry (k, name) is the number k: what comes out tells where it came from.
     marked = {n: torch.arange(k).view(k, *[1] * t.ndim).expand(k, *t.shape) for n, t in states[0].items()}
-    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
-    mixed = surgery.shuffle(marked, parts, surgery.permutations(len(parts), k, generator))
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
+    mixed = surgery.shuffle(
+        marked, segments=parts, permutations=surgery.permutations(len(parts), k, generator=generator)
+    )
     for names in parts:
         sources = [{mixed[n][slot].unique().item() for n in names if mixed[n][slot].numel()} for slot in range(k)]
         assert all(len(source) == 1 for source in sources)  # the segment travelled as one piece
@@ -80,9 +84,11 @@ def test_every_layer_of_every_model_is_used_exactly_once_and_whole(case):
 def test_the_inverse_undoes_a_shuffle_bit_for_bit(case):
     net, states, unit, fraction, generator = case
     models = surgery.stack(states)
-    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
-    there = surgery.permutations(len(parts), len(states), generator)
-    back = surgery.shuffle(surgery.shuffle(models, parts, there), parts, surgery.inverse(there))
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
+    there = surgery.permutations(len(parts), len(states), generator=generator)
+    back = surgery.shuffle(
+        surgery.shuffle(models, segments=parts, permutations=there), segments=parts, permutations=surgery.inverse(there)
+    )
     assert all(torch.equal(back[name], models[name]) for name in models)
 
 
@@ -90,8 +96,8 @@ def test_the_inverse_undoes_a_shuffle_bit_for_bit(case):
 def test_shuffle_equals_the_paper_s_lists(case):
     net, states, unit, _, generator = case
     pieces = surgery.layers(net, unit=unit)
-    permutations = surgery.permutations(len(pieces), len(states), generator)
-    mixed = surgery.shuffle(surgery.stack(states), surgery.segments(pieces), permutations)
+    permutations = surgery.permutations(len(pieces), len(states), generator=generator)
+    mixed = surgery.shuffle(surgery.stack(states), segments=surgery.segments(pieces), permutations=permutations)
     for slot, expected in zip(surgery.unstack(mixed), recombine(states, pieces, permutations), strict=True):
         assert all(torch.equal(slot[name], expected[name]) for name in expected)
 
@@ -100,14 +106,17 @@ def test_shuffle_equals_the_paper_s_lists(case):
 @given(cases())
 def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case):
     net, states, unit, fraction, generator = case
-    parts = surgery.segments(surgery.layers(net, unit=unit), fraction)
-    rows = surgery.permutations(len(parts), len(states), generator)
+    parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
+    rows = surgery.permutations(len(parts), len(states), generator=generator)
     models = surgery.stack(states)
-    expected = surgery.unstack(surgery.shuffle(models, parts, rows))
+    expected = surgery.unstack(surgery.shuffle(models, segments=parts, permutations=rows))
     assert all(torch.equal(models[n], t) for n, t in surgery.stack(states).items())
 
     nets = [surgery.load(copy.deepcopy(net), state) for state in states]
-    for mixed in (surgery.shuffle(states, parts, rows), [surgery.state(m) for m in surgery.shuffle(nets, parts, rows)]):
+    for mixed in (
+        surgery.shuffle(states, segments=parts, permutations=rows),
+        [surgery.state(m) for m in surgery.shuffle(nets, segments=parts, permutations=rows)],
+    ):
         for slot, wanted in zip(mixed, expected, strict=True):
             assert list(slot) == list(wanted)
             for name, tensor in slot.items():
@@ -122,7 +131,7 @@ def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case
         addresses = {n: t.data_ptr() for n, t in here.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(recombine_module, "_SMALL_ROW", small_row)
-            back = surgery.shuffle(here, parts, rows, inplace=True)
+            back = surgery.shuffle(here, segments=parts, permutations=rows, inplace=True)
         assert all(back[n] is t and t.data_ptr() == addresses[n] for n, t in here.items())
         for slot, wanted in zip(surgery.unstack(here), expected, strict=True):
             assert all(torch.equal(slot[n], t) for n, t in wanted.items())
@@ -138,7 +147,7 @@ def test_modules_keep_ties_mode_and_requires_grad_and_can_be_trained():
 
     nets = [make(0), make(1).eval()]
     parts = surgery.segments(surgery.layers(nets[0]))
-    mixed = surgery.shuffle(nets, parts, torch.tensor([[1, 0], [0, 1]]))
+    mixed = surgery.shuffle(nets, segments=parts, permutations=torch.tensor([[1, 0], [0, 1]]))
     for slot, other in ((0, 1), (1, 0)):
         assert torch.equal(mixed[slot]["a"].weight, nets[other]["a"].weight)
         assert mixed[slot]["b"].weight is mixed[slot]["a"].weight
@@ -150,7 +159,7 @@ def test_modules_keep_ties_mode_and_requires_grad_and_can_be_trained():
     untied = make(2)
     untied["b"].weight = nn.Parameter(torch.zeros(3, 2))
     with pytest.raises(surgery.SurgeryError, match="ties differ"):
-        surgery.shuffle([nets[0], untied], parts, torch.tensor([[1, 0], [0, 1]]))
+        surgery.shuffle([nets[0], untied], segments=parts, permutations=torch.tensor([[1, 0], [0, 1]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.complex64])
@@ -159,9 +168,9 @@ def test_dtype_and_device_are_kept(dtype, device):
     models = {"w": torch.zeros(3, 2, dtype=dtype, device=device)}
     rows = torch.tensor([[1, 2, 0]])
     for mixed in (
-        surgery.shuffle(models, [("w",)], rows)["w"],
-        surgery.shuffle(models, [("w",)], rows, inplace=True)["w"],
-        torch.stack([s["w"] for s in surgery.shuffle(surgery.unstack(models), [("w",)], rows)]),
+        surgery.shuffle(models, segments=[("w",)], permutations=rows)["w"],
+        surgery.shuffle(models, segments=[("w",)], permutations=rows, inplace=True)["w"],
+        torch.stack([s["w"] for s in surgery.shuffle(surgery.unstack(models), segments=[("w",)], permutations=rows)]),
     ):
         assert (mixed.dtype, mixed.device.type, mixed.shape) == (dtype, device, (3, 2))
 
@@ -181,7 +190,9 @@ def test_inplace_needs_no_second_stack():
             return out
 
     with Watch():
-        surgery.shuffle(models, [(n,) for n in models], torch.tensor([[1, 0, 3, 2]] * 3), inplace=True)
+        surgery.shuffle(
+            models, segments=[(n,) for n in models], permutations=torch.tensor([[1, 0, 3, 2]] * 3), inplace=True
+        )
     # Were all of a tensor's temporaries alive at once, they would still be smaller than the tensor.
     assert 0 < sum(sizes) / len(models) < largest
 
@@ -203,7 +214,9 @@ BASE = torch.zeros(2, 6)
 def test_inplace_refuses_what_it_would_scramble(models, message):
     names = models if isinstance(models, dict) else ["w"]
     with pytest.raises(surgery.SurgeryError, match=message):
-        surgery.shuffle(models, [(n,) for n in names], torch.tensor([[1, 0]] * len(names)), inplace=True)
+        surgery.shuffle(
+            models, segments=[(n,) for n in names], permutations=torch.tensor([[1, 0]] * len(names)), inplace=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -218,19 +231,19 @@ def test_inplace_refuses_what_it_would_scramble(models, message):
 )
 def test_lists_are_of_one_architecture_and_dtype(models, message):
     with pytest.raises(surgery.SurgeryError, match=message):
-        surgery.shuffle(models, [("w",)], torch.tensor([[1, 0]]))
+        surgery.shuffle(models, segments=[("w",)], permutations=torch.tensor([[1, 0]]))
 
 
 @given(st.integers(2, 9), st.integers(0, 1000))
 def test_derangements_move_every_slot(k, seed):
-    rows = surgery.permutations(8, k, torch.Generator().manual_seed(seed), derange=True)
+    rows = surgery.permutations(8, k, generator=torch.Generator().manual_seed(seed), derange=True)
     assert torch.equal(rows.sort(1).values, torch.arange(k).expand(8, k))
     assert not (rows == torch.arange(k)).any()
     assert torch.equal(rows.gather(1, surgery.inverse(rows)), torch.arange(k).expand(8, k))
 
 
 def test_derangements_are_uniform_and_one_slot_has_none():
-    rows = surgery.permutations(9 * 400, 4, torch.Generator().manual_seed(0), derange=True)
+    rows = surgery.permutations(9 * 400, 4, generator=torch.Generator().manual_seed(0), derange=True)
     found, counts = rows.unique(dim=0, return_counts=True)
     assert len(found) == 9  # of four
     assert ((counts - 400).abs() < 5 * 400**0.5).all()
@@ -245,7 +258,7 @@ def numbered(n):
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_segments_follow_the_formula_exactly(n, denominator):
     """Layer j is in segment ceil(j / (x N)), in exact arithmetic, for x = 1/denominator."""
-    groups = surgery.segments(numbered(n), 1 / denominator)
+    groups = surgery.segments(numbered(n), fraction=1 / denominator)
     where = {int(name.split(".")[0]): s for s, names in enumerate(groups, 1) for name in names}
     layer_wise = denominator >= n
     assert where == {j: j if layer_wise else math.ceil(j * denominator / n) for j in range(1, n + 1)}
@@ -253,18 +266,20 @@ def test_segments_follow_the_formula_exactly(n, denominator):
 
 
 def test_fraction_one_is_the_whole_model_and_zero_each_layer():
-    assert len(surgery.segments(numbered(7), 1.0)) == 1
-    assert len(surgery.segments(numbered(7), 0.0)) == 7
-    assert len(surgery.segments(numbered(30), 0.1)) == 10  # floats: 3 / (0.1 * 30) is a little under 1, 6 / ... over 2
+    assert len(surgery.segments(numbered(7), fraction=1.0)) == 1
+    assert len(surgery.segments(numbered(7), fraction=0.0)) == 7
+    assert (
+        len(surgery.segments(numbered(30), fraction=0.1)) == 10
+    )  # floats: 3 / (0.1 * 30) is a little under 1, 6 / ... over 2
     for fraction in (-0.1, 1.1, float("nan")):
         with pytest.raises(surgery.SurgeryError, match="fraction"):
-            surgery.segments(numbered(3), fraction)
+            surgery.segments(numbered(3), fraction=fraction)
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 50), st.integers(0, 1000))
 def test_permutations_are_permutations_and_repeat_with_the_seed(k, seed):
-    draws = [surgery.permutations(5, k, torch.Generator().manual_seed(seed)) for _ in range(2)]
+    draws = [surgery.permutations(5, k, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
     assert torch.equal(*draws)
     assert torch.equal(draws[0].sort(1).values, torch.arange(k).expand(5, k))
 
@@ -275,8 +290,8 @@ def test_recombined_models_run_and_blocks_stay_together():
     parts = surgery.segments(pieces)
     mixed = surgery.shuffle(
         surgery.stack([surgery.state(net) for net in nets]),
-        parts,
-        surgery.permutations(len(parts), 3, torch.Generator().manual_seed(0)),
+        segments=parts,
+        permutations=surgery.permutations(len(parts), 3, generator=torch.Generator().manual_seed(0)),
     )
     for state in surgery.unstack(mixed):
         out = surgery.load(torchvision.models.resnet18(num_classes=3), state)(torch.randn(2, 3, 64, 64))
@@ -292,14 +307,14 @@ MODELS = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1)}
     [
         ([("a",)], [[0, 1]], "no segment holds 'b'"),
         ([("a",), ("a", "b")], [[0, 1], [0, 1]], "'a' is in segments 0 and 1"),
-        ([("a", "b", "c")], [[0, 1]], "'c', which the models do not have"),
+        ([("a", "b", "c")], [[0, 1]], "'c', but the models have no such tensor"),
         ([("a",), ("b",)], [[0, 1]], "expected \\[2 segments, 2 models\\]"),
         ([("a",), ("b",)], [[0, 1], [1, 1]], "every slot"),
     ],
 )
 def test_shuffle_refuses_what_would_lose_or_double_a_layer(segments, rows, message):
     with pytest.raises(surgery.SurgeryError, match=message):
-        surgery.shuffle(MODELS, segments, torch.tensor(rows))
+        surgery.shuffle(MODELS, segments=segments, permutations=torch.tensor(rows))
 
 
 def test_a_tied_state_dict_is_refused_not_half_shuffled():
@@ -307,7 +322,9 @@ def test_a_tied_state_dict_is_refused_not_half_shuffled():
     net[1].weight = net[0].weight
     parts = surgery.segments(surgery.layers(net))
     with pytest.raises(surgery.SurgeryError, match=r"surgery\.state"):
-        surgery.shuffle(surgery.stack([net.state_dict()] * 2), parts, surgery.permutations(len(parts), 2))
+        surgery.shuffle(
+            surgery.stack([net.state_dict()] * 2), segments=parts, permutations=surgery.permutations(len(parts), 2)
+        )
 
 
 def test_zoo_models_decompose_into_the_layers_one_expects():

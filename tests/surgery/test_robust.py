@@ -46,8 +46,14 @@ def test_it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):
     before = x.clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
-        got = trimmed_mean({"w": x.view(len(x), 1, -1)}, trim, weights, {"w": mask[:, None]}, {"w": keep[None]})["w"]
-        plain = trimmed_mean({"w": x}, trim)["w"]
+        got = trimmed_mean(
+            {"w": x.view(len(x), 1, -1)},
+            trim=trim,
+            weights=weights,
+            mask={"w": mask[:, None]},
+            fallback={"w": keep[None]},
+        )["w"]
+        plain = trimmed_mean({"w": x}, trim=trim)["w"]
     columns = [[float(v) for v, c, w in zip(x[:, j], mask[:, j], weights) if c and w] for j in range(x.shape[1])]
     expected = torch.tensor([slow(columns, trim, keep.tolist())], dtype=torch.float64)
     torch.testing.assert_close(got, expected, equal_nan=True)
@@ -61,7 +67,7 @@ def test_it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):
 def test_it_agrees_with_numpy_and_the_plain_mean(trim, dtype):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(10, 4, 5, generator=generator).to(dtype)
-    got = trimmed_mean({"w": x}, trim)["w"]
+    got = trimmed_mean({"w": x}, trim=trim)["w"]
     assert got.dtype == dtype
     values, cut = np.sort(x.double().numpy(), axis=0), math.floor(10 * trim + 1e-12)
     wanted = np.median(values, axis=0) if trim == 0.5 else values[cut : 10 - cut].mean(0)
@@ -75,7 +81,7 @@ def test_attackers_do_not_move_it_far_and_counts_do_not_matter():
     for evil in (1e30, -1e30, math.inf, math.nan):
         x = torch.cat([honest, torch.full((2, 100), evil)])
         for trim in (0.2, 0.4, 0.5):
-            got = trimmed_mean({"w": x}, trim, weights=[1] * 8 + [10**9] * 2)["w"]
+            got = trimmed_mean({"w": x}, trim=trim, weights=[1] * 8 + [10**9] * 2)["w"]
             assert ((honest.amin(0) <= got) & (got <= honest.amax(0))).all()
 
 
@@ -90,14 +96,14 @@ def test_clusters_integers_and_what_nobody_has():
     x = {"w": torch.tensor([[1.0], [2.0], [9.0], [4.0]]), "n": torch.tensor([3, 300, 5, 4]), "on": torch.eye(4)[0] > 0}
     weights = [[1, 1, 2, 0], [0, 0, 0, 5], [0, 0, 0, 0]]
     keep = {"w": torch.tensor([[7.0], [8.0], [9.5]]), "n": torch.tensor([1, 2, 3]), "on": torch.tensor([True] * 3)}
-    got = trimmed_mean(x, 0.34, weights, fallback=keep)
+    got = trimmed_mean(x, trim=0.34, weights=weights, fallback=keep)
     assert got["w"].tolist() == [[2.0], [4.0], [9.5]]
     assert got["n"].tolist() == [300, 4, 3]
     assert got["on"].tolist() == [True, False, True]
     one = {name: tensor[2] for name, tensor in keep.items()}  # a fallback for all clusters
-    assert trimmed_mean(x, 0.34, weights, fallback=one)["w"].tolist() == [[2.0], [4.0], [9.5]]
+    assert trimmed_mean(x, trim=0.34, weights=weights, fallback=one)["w"].tolist() == [[2.0], [4.0], [9.5]]
     mask = {"n": torch.tensor([True, False, False, True])}
-    assert trimmed_mean(x, 0.5, mask=mask, fallback=one)["n"] == 4
+    assert trimmed_mean(x, trim=0.5, mask=mask, fallback=one)["n"] == 4
 
 
 @st.composite
@@ -139,8 +145,8 @@ def test_submodels_are_as_if_embedded(case, trim):
         for name, given_factors in factors.items():
             full[name] *= given_factors[k]
     masks = stack([mask for _, mask in pairs])
-    expected = trimmed_mean(stack([full for full, _ in pairs]), trim, weights, masks, keep)
-    got = trimmed_mean_submodels(states, plans, keep, trim, weights, factors)
+    expected = trimmed_mean(stack([full for full, _ in pairs]), trim=trim, weights=weights, mask=masks, fallback=keep)
+    got = trimmed_mean_submodels(states, plans, fallback=keep, trim=trim, weights=weights, factors=factors)
     assert list(got) == list(keep)
     for name, tensor in got.items():
         assert tensor.dtype == keep[name].dtype
@@ -150,11 +156,11 @@ def test_submodels_are_as_if_embedded(case, trim):
 
 def test_without_trimming_submodels_are_averaged():
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 2, 3))
-    parts = [surgery.narrow(net, rate, torch.zeros(2, 3, 8, 8)) for rate in (0.5, 1.0, 0.75, 0.5)]
+    parts = [surgery.narrow(net, rate=rate, example=torch.zeros(2, 3, 8, 8)) for rate in (0.5, 1.0, 0.75, 0.5)]
     states, plans = [surgery.state(small) for small, _ in parts], [plan for _, plan in parts]
     keep = surgery.state(net)
-    got = trimmed_mean_submodels(states, plans, keep, 0.0, weights=[1, 5, 0, 2])
-    torch.testing.assert_close(got, surgery.average_submodels(states, plans, keep, [1, 1, 0, 1]))
+    got = trimmed_mean_submodels(states, plans, fallback=keep, trim=0.0, weights=[1, 5, 0, 2])
+    torch.testing.assert_close(got, surgery.average_submodels(states, plans, fallback=keep, weights=[1, 1, 0, 1]))
 
 
 PLAN = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
@@ -165,22 +171,34 @@ SMALL, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, 0.6), r"in \[0, 0.5\].*got 0.6"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, math.nan), "got nan"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, True), "got True"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1, dtype=torch.cfloat)}, 0.1), "'w' is torch.complex64"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, 0.1, [0, 0]), "fallback"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, 0.1, mask={"w": torch.ones(2, 1) > 0}), "fallback"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, 0.1, fallback=FULL), "the fallback"),
-        (lambda: trimmed_mean_submodels([SMALL], [], FULL, 0.1), "1 states and 0 plans"),
-        (lambda: trimmed_mean_submodels([SMALL] * 2, [PLAN, OTHER], FULL, 0.1), "plan 1 is of the full model"),
-        (lambda: trimmed_mean_submodels([FULL], [PLAN], FULL, 0.1), r"plan 0 and \(2,\) in state 0"),
-        (lambda: trimmed_mean_submodels([SMALL], [PLAN], SMALL, 0.1), "the fallback"),
-        (lambda: trimmed_mean_submodels([SMALL], [PLAN], FULL, 0.1, [[1.0]]), "one a client"),
-        (lambda: trimmed_mean_submodels([SMALL], [PLAN], {"w": torch.ones(2).long()}, 0.1), "float32 in a state"),
-        (lambda: trimmed_mean_submodels([SMALL], [PLAN], FULL, 0.1, factors={"v": [1.0]}), "factors name 'v'"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.6), r"in \[0, 0.5\].*got 0.6"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=math.nan), "got nan"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=True), "got True"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1, dtype=torch.cfloat)}, trim=0.1), "'w' is torch.complex64"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, weights=[0, 0]), "fallback"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, mask={"w": torch.ones(2, 1) > 0}), "fallback"),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, fallback=FULL), "the fallback"),
+        (lambda: trimmed_mean_submodels([SMALL], [], fallback=FULL, trim=0.1), "1 states and 0 plans"),
         (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], FULL, 0.1, factors={"w": [1, 1]}),
+            lambda: trimmed_mean_submodels([SMALL] * 2, [PLAN, OTHER], fallback=FULL, trim=0.1),
+            "plan 1 is of the full model",
+        ),
+        (lambda: trimmed_mean_submodels([FULL], [PLAN], fallback=FULL, trim=0.1), r"plan 0 and \(2,\) in state 0"),
+        (lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=SMALL, trim=0.1), "the fallback"),
+        (
+            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, weights=[[1.0]]),
+            "one for each client",
+        ),
+        (
+            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback={"w": torch.ones(2).long()}, trim=0.1),
+            "float32 in a state",
+        ),
+        (
+            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"v": [1.0]}),
+            "factors name 'v'",
+        ),
+        (
+            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"w": [1, 1]}),
             "factors of .w. have shape",
         ),
     ],
@@ -197,7 +215,9 @@ def test_on_a_gpu_it_is_the_same():
     x[3, :25] = math.nan
     keep = torch.zeros(50)
     for trim in TRIMS:
-        cpu = trimmed_mean({"w": x}, trim, [1] * 8 + [0], {"w": mask}, {"w": keep})["w"]
-        gpu = trimmed_mean({"w": x.cuda()}, trim, [1] * 8 + [0], {"w": mask.cuda()}, {"w": keep.cuda()})["w"]
+        cpu = trimmed_mean({"w": x}, trim=trim, weights=[1] * 8 + [0], mask={"w": mask}, fallback={"w": keep})["w"]
+        gpu = trimmed_mean(
+            {"w": x.cuda()}, trim=trim, weights=[1] * 8 + [0], mask={"w": mask.cuda()}, fallback={"w": keep.cuda()}
+        )["w"]
         assert gpu.is_cuda
         torch.testing.assert_close(gpu.cpu(), cpu, equal_nan=True)

@@ -1,6 +1,5 @@
 import copy
 import math
-import time
 
 import pytest
 import torch
@@ -9,8 +8,9 @@ from torch import nn
 
 import surgery
 import zoo
-from surgery import SurgeryError, load, narrow, rolling, state
+from surgery import SurgeryError, corner, load, rolling, state
 from surgery.submodel import Submodel
+from surgery.width import roll as module
 from zoo import Spec
 
 SPECS = {
@@ -60,34 +60,34 @@ def rolled(name, full, small, by):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_window_is_the_leading_corner_of_the_rolled_model(name, by):
     full, small, x = pair(name)
-    plan = rolling(full, small, x)(by)
+    plan = rolling(full, small, example=x)(by)
     other = rolled(name, full, small, by)
     torch.testing.assert_close(other(x), full(x))  # rolling is a symmetry of the function
-    expected = narrow(other, like=small)[0].eval()(x)
+    expected = corner(other, small)[0].eval()(x)
     torch.testing.assert_close(plan.build(full).eval()(x), expected)
     assert not torch.allclose(expected, full(x))
     if by == 1:
-        assert not torch.allclose(expected, narrow(full, like=small)[0].eval()(x))
+        assert not torch.allclose(expected, corner(full, small)[0].eval()(x))
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_first_window_is_the_plan_of_narrow_and_all_windows_cover_alike(name):
     full, small, x = pair(name)
-    roll, corner = rolling(full, small, x), narrow(full, like=small)[1]
-    assert roll(0) == corner
+    roll, leading = rolling(full, small, example=x), corner(full, small)[1]
+    assert roll(0) == leading
     assert Submodel.from_json(roll(3).to_json()) == roll(3)
-    name, size = next((key, size) for key, (size, *_) in corner.shapes.items() if size > corner.small_shapes[key][0])
-    ones = {key: torch.ones(shape) for key, shape in corner.small_shapes.items()}
+    name, size = next((key, size) for key, (size, *_) in leading.shapes.items() if size > leading.small_shapes[key][0])
+    ones = {key: torch.ones(shape) for key, shape in leading.small_shapes.items()}
     masks = [roll(by).embed(ones)[1][name] for by in range(size)]
     held = sum(mask.reshape(size, -1)[:, 0].int() for mask in masks)
-    assert held.tolist() == [corner.small_shapes[name][0]] * size  # each channel in as many rounds as any other
-    every = math.lcm(*(size for shape in corner.shapes.values() for size in shape))
+    assert held.tolist() == [leading.small_shapes[name][0]] * size  # each channel in as many rounds as any other
+    every = math.lcm(*(size for shape in leading.shapes.values() for size in shape))
     assert roll(-1) == roll(every - 1) != roll(0)
 
 
 def test_positions_by_hand():
     net, small = (nn.Sequential(nn.Conv2d(1, c, 1), nn.Flatten(), nn.Linear(2 * c, d)) for c, d in ((4, 3), (3, 3)))
-    roll = rolling(net, small, torch.zeros(1, 1, 1, 2))
+    roll = rolling(net, small, example=torch.zeros(1, 1, 1, 2))
     held = [[p for a, b in roll(by).entries["2.weight"][0].index[1] for p in range(a, b)] for by in range(4)]
     assert held == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 6, 7], [0, 1, 2, 3, 6, 7]]
     assert roll(3).entries["2.bias"][0].index == (None,)
@@ -106,20 +106,22 @@ class Shifted(nn.Module):
 
 
 def test_tensors_that_no_state_holds_roll_along():
-    plan = rolling(Shifted(5), Shifted(3), torch.zeros(1, 2))(4)
+    plan = rolling(Shifted(5), Shifted(3), example=torch.zeros(1, 2))(4)
     assert plan.build(Shifted(5)).shift.tolist() == [0, 1, 4]
 
 
-def test_plans_are_cheap_and_models_stay():
+def test_every_width_is_windowed_once_a_plan_and_models_stay(monkeypatch):
     with torch.device("meta"):
         full, small = (zoo.create("mobilenetv2", width=width) for width in (1.0, 0.5))
     full, small = full.to_empty(device="cpu"), small.to_empty(device="cpu")
     before = copy.deepcopy(full.state_dict())
-    roll = rolling(full, small, torch.zeros(2, 3, 64, 64))
-    start = time.process_time()
-    for by in range(20):
-        roll(by)
-    assert (time.process_time() - start) / 20 < 0.02
+    axes, new_window = [], module._new_window
+    monkeypatch.setattr(module, "_new_window", lambda axis, *rest: (axes.append(axis), new_window(axis, *rest))[1])
+    plan = rolling(full, small, example=torch.zeros(2, 3, 64, 64))
+    for by in range(3):
+        axes.clear()
+        plan(by)
+        assert 100 < len(axes) == len(set(map(id, axes)))  # however many tensors run along it
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before.values(), full.state_dict().values()))
 
 
@@ -127,10 +129,10 @@ def test_corners_that_are_no_windows_are_refused():
     for name, fields in (("resnet20", {}), ("preresnet20", {"norm": "group"})):
         spec = Spec(name, image_size=8, depth=1, **fields)
         with pytest.raises(SurgeryError, match=r"leading corner .* of '.*' .* it cannot roll"):
-            rolling(spec.build(), spec.scaled(0.5).build(), spec.example(2))
+            rolling(spec.build(), spec.scaled(0.5).build(), example=spec.example(2))
     mlps = [nn.Sequential(nn.Linear(2, width), nn.Linear(width, out)) for width, out in ((6, 3), (4, 2))]
     with pytest.raises(SurgeryError, match=r"3 positions of '1.weight' become 2.*axis of the output"):
-        rolling(*mlps, torch.zeros(1, 2))
-    with pytest.raises(SurgeryError, match="equal the depths first"):
-        rolling(nn.Sequential(*mlps[0], nn.Linear(3, 3)), mlps[1], torch.zeros(1, 2))
+        rolling(*mlps, example=torch.zeros(1, 2))
+    with pytest.raises(SurgeryError, match="give both the same depth first"):
+        rolling(nn.Sequential(*mlps[0], nn.Linear(3, 3)), mlps[1], example=torch.zeros(1, 2))
     assert surgery.rolling is rolling

@@ -32,7 +32,7 @@ def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
     values = torch.randn(n, generator=torch.Generator().manual_seed(seed))
     values = values.mul(2).round() if ties else values
     expected = torch.tensor(oracles.percentile_norm(values.tolist(), q))
-    torch.testing.assert_close(surgery.percentile_norm(values, q), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(surgery.percentile_norm(values, q=q), expected, rtol=1e-6, atol=0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -41,14 +41,14 @@ def test_percentile_norm_equals_torch_quantile(n, q, seed):
     values = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     size = values.abs()
     expected = values[size <= size.quantile(q)].norm()
-    torch.testing.assert_close(surgery.percentile_norm(values, q), expected)
+    torch.testing.assert_close(surgery.percentile_norm(values, q=q), expected)
 
 
 def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
     n = (1 << 24) + 21  # torch.quantile refuses this many
     values = torch.ones(n)
     values[:1000] = 50.0
-    norm = surgery.percentile_norm(values, 0.95)
+    norm = surgery.percentile_norm(values, q=0.95)
     assert norm.item() == pytest.approx(math.sqrt(n - 1000), rel=1e-7)  # float32 sums of squares stop at 2^24
 
 
@@ -74,7 +74,7 @@ def test_match_norms_equals_the_paper_s_loop(large, case, q, together):
     before = {n: t.clone() for n, t in models.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_LARGE", large)
-        scaled, factors = surgery.match_norms(models, mask, q, groups if together else None)
+        scaled, factors = surgery.match_norms(models, mask=mask, q=q, groups=groups if together else None)
     masks = None if mask is None else surgery.unstack(mask)
     for group, expected in zip(groups, oracles.match_norms(surgery.unstack(models), groups, q, masks)):
         for name in group:
@@ -100,7 +100,7 @@ def test_uncovered_elements_zeros_integers_and_ungrouped_tensors():
         "steps": torch.tensor([1, 2, 3]),
     }
     mask = {"w": torch.tensor([[True, False], [True, True], [True, True]])}
-    scaled, factors = surgery.match_norms(models, mask, q=1.0, groups=[("w", "steps")])
+    scaled, factors = surgery.match_norms(models, mask=mask, q=1.0, groups=[("w", "steps")])
     assert factors.keys() == {"w"}
     assert factors["w"].tolist() == pytest.approx([6.5 / 3, 0.65, 1.0])
     assert list(scaled) == list(models)
@@ -226,12 +226,12 @@ def test_next_to_nothing_is_not_enlarged():
     [
         ({"models": {"w": torch.tensor([[1.0, math.inf], [1.0, 1.0]])}}, r"w of models \[0\] hold NaN"),
         ({"models": {"w": torch.tensor([[1.0, 1.0], [math.nan, 1.0]])}}, r"w of models \[1\] hold NaN"),
-        ({"q": 1.5}, "q is a quantile"),
-        ({"q": math.nan}, "q is a quantile"),
-        ({"groups": [("u",)]}, "'u', which the stack does not have"),
+        ({"q": 1.5}, "q must be a quantile"),
+        ({"q": math.nan}, "q must be a quantile"),
+        ({"groups": [("u",)]}, "'u', but the stack has no such tensor"),
         ({"groups": [("w",), ("w",)]}, "in two groups"),
         ({"mask": {"w": torch.ones(2, 3, dtype=torch.bool)}}, "shape"),
-        ({"mask": {"w": torch.ones(2, 2)}}, "masks are boolean"),
+        ({"mask": {"w": torch.ones(2, 2)}}, "masks must be boolean"),
     ],
 )
 def test_match_norms_refuses(arguments, message):

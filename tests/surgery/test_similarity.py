@@ -135,7 +135,7 @@ def test_first_blocks_are_compared_where_they_fit():
 
 def test_grafted_blocks_are_equal():
     net = zoo.create("preresnet20", torch.Generator().manual_seed(0), width=0.25, depth=2)
-    deeper, _ = graft(net, [4, 2, 3])
+    deeper, _ = graft(net, depths=[4, 2, 3])
     assert [section.mean() for section in block_similarity(deeper)] == pytest.approx([1, 1], abs=1e-6)
 
 

@@ -48,7 +48,10 @@ def test_average_equals_the_element_by_element_oracle(k, seed, masked):
     if masked:
         masks = [{n: torch.rand(t.shape, generator=generator) < 0.5 for n, t in s.items()} for s in states]
     result = surgery.average(
-        surgery.stack(states), weights, surgery.stack(masks) if masks else None, fallback if masks else None
+        surgery.stack(states),
+        weights=weights,
+        mask=surgery.stack(masks) if masks else None,
+        fallback=fallback if masks else None,
     )
     expected = slow_average(states, weights, masks, fallback if masks else None)
     assert_same(result, expected, rtol=1e-12, atol=1e-12)
@@ -58,15 +61,15 @@ def test_average_equals_the_element_by_element_oracle(k, seed, masked):
 def test_rows_of_a_weight_matrix_are_averages_of_their_own(c, k, seed):
     models = surgery.stack(random_states(k, seed))
     weights = torch.rand(c, k, generator=torch.Generator().manual_seed(seed)) + 0.1
-    rows = surgery.unstack(surgery.average(models, weights))
+    rows = surgery.unstack(surgery.average(models, weights=weights))
     for row, weight in zip(rows, weights, strict=True):
-        assert_same(row, surgery.average(models, weight), rtol=1e-6, atol=1e-9)
+        assert_same(row, surgery.average(models, weights=weight), rtol=1e-6, atol=1e-9)
 
 
 def test_an_empty_cluster_keeps_its_fallback():
     models = {"w": torch.tensor([[1.0], [3.0]]), "steps": torch.tensor([4, 9])}
     keep = {"w": torch.tensor([[7.0], [8.0]]), "steps": torch.tensor([1, 2])}
-    result = surgery.average(models, [[1, 1], [0, 0]], fallback=keep)
+    result = surgery.average(models, weights=[[1, 1], [0, 0]], fallback=keep)
     assert result["w"].tolist() == [[2.0], [8.0]]
     assert result["steps"].tolist() == [9, 2]
 
@@ -75,14 +78,14 @@ def test_weight_matrix_with_mask_counts_who_covers():
     models = {"w": torch.tensor([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]])}
     mask = {"w": torch.tensor([[True, True], [True, False], [False, False]])}
     keep = {"w": torch.full((2, 2), -1.0)}
-    result = surgery.average(models, [[1, 1, 0], [0, 1, 1]], mask, keep)
+    result = surgery.average(models, weights=[[1, 1, 0], [0, 1, 1]], mask=mask, fallback=keep)
     assert result["w"].tolist() == [[2.0, 1.0], [3.0, -1.0]]
 
 
 def test_integers_carry_the_maximum_over_models_with_weight():
     models = {"steps": torch.tensor([3, 9, 5]), "flag": torch.tensor([False, True, False])}
     assert surgery.average(models)["steps"].item() == 9
-    result = surgery.average(models, [1, 0, 1])
+    result = surgery.average(models, weights=[1, 0, 1])
     assert result["steps"].item() == 5
     assert result["flag"].item() is False
     assert result["flag"].dtype is torch.bool
@@ -101,7 +104,7 @@ def test_a_model_without_weight_takes_no_part_whatever_it_holds(k, seed):
     """A diverged model must not poison the clusters that it is not in."""
     states = random_states(k, seed)
     broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in states[0].items()}
-    result = surgery.average(surgery.stack([*states, broken]), [[1.0] * k + [0.0], [0.0] * k + [1.0]])
+    result = surgery.average(surgery.stack([*states, broken]), weights=[[1.0] * k + [0.0], [0.0] * k + [1.0]])
     healthy, ill = surgery.unstack(result)
     assert_same(healthy, surgery.average(surgery.stack(states)))
     assert all(tensor.isnan().all() for tensor in ill.values())
@@ -111,12 +114,12 @@ def test_extreme_weights_and_odd_dtypes():
     models = {"w": torch.tensor([[1.0], [3.0]])}
     everyone, keep = {"w": torch.ones(2, 1, dtype=torch.bool)}, {"w": torch.zeros(1)}
     for weight in (1e-320, 1e-60, 2.0**60, 1e300):
-        assert surgery.average(models, [weight, weight])["w"].item() == 2
-        assert surgery.average(models, [weight, weight], everyone, keep)["w"].item() == 2
-    assert surgery.average(models, [1e308, 1e308])["w"].item() == 2
+        assert surgery.average(models, weights=[weight, weight])["w"].item() == 2
+        assert surgery.average(models, weights=[weight, weight], mask=everyone, fallback=keep)["w"].item() == 2
+    assert surgery.average(models, weights=[1e308, 1e308])["w"].item() == 2
     lonely = {"w": torch.tensor([[False], [True]])}
-    assert surgery.average(models, [1.0, 1e-46], lonely, keep)["w"].item() == pytest.approx(3)
-    surgery.average(models, [0, 0], fallback=keep)["w"].add_(1)
+    assert surgery.average(models, weights=[1.0, 1e-46], mask=lonely, fallback=keep)["w"].item() == pytest.approx(3)
+    surgery.average(models, weights=[0, 0], fallback=keep)["w"].add_(1)
     assert keep["w"].item() == 0
     assert surgery.average({"c": torch.tensor([[1 + 1j], [3 + 3j]])})["c"].tolist() == [2 + 2j]
     assert surgery.average({"n": torch.tensor([[1], [3]], dtype=torch.uint16)})["n"].tolist() == [3]
@@ -127,7 +130,7 @@ def test_inputs_stay_as_they_are():
     states = random_states(3, 0)
     models = surgery.stack(states)
     before = {n: t.clone() for n, t in models.items()}
-    surgery.average(models, [1, 2, 3])
+    surgery.average(models, weights=[1, 2, 3])
     surgery.distance(models, models)
     surgery.cosine(models)
     assert_same(models, before)
@@ -141,7 +144,7 @@ def test_inputs_stay_as_they_are():
         ({"weights": [1, -1, 1]}, "not negative"),
         ({"weights": [1, float("nan"), 1]}, "finite"),
         ({"weights": torch.ones(3, dtype=torch.complex64)}, "weights"),
-        ({"weights": "abc"}, "no numbers"),
+        ({"weights": "abc"}, "weights must be numbers"),
         ({"mask": {"a": torch.ones(3, 3, 2, dtype=bool)}}, "fallback"),
         ({"mask": {"a": torch.ones(3, 3, 2)}, "fallback": {}}, "boolean"),
         ({"mask": {"a": torch.ones(3, 2, 2, dtype=bool)}, "fallback": {}}, r"shape \(3, 2, 2\)"),
@@ -228,7 +231,7 @@ def test_what_would_be_lost_or_cannot_be_filled_is_refused():
         def get_extra_state(self):
             return {"calls": 3}
 
-    for net, message in ((nn.LazyLinear(3), "is lazy"), (Extra(1, 1), "no parameter or buffer")):
+    for net, message in ((nn.LazyLinear(3), "is lazy"), (Extra(1, 1), "neither a parameter nor a buffer")):
         with pytest.raises(surgery.SurgeryError, match=message):
             surgery.state(nn.Sequential(net))
     with pytest.raises(surgery.SurgeryError, match="meta"):

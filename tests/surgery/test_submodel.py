@@ -100,7 +100,7 @@ def test_embed_writes_to_every_source_and_nowhere_else(plan, seed, dtype):
     small, into = values(plan.small_shapes, seed, dtype), values(plan.shapes, seed + 1, dtype)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in into.items()}
     for given_into, start in ((None, zeros), (into, into)):
-        full, mask = plan.embed(small, given_into)
+        full, mask = plan.embed(small, into=given_into)
         expected = {name: tensor.numpy().copy() for name, tensor in start.items()}
         covered = {name: np.zeros(shape, bool) for name, shape in plan.shapes.items()}
         for name, sources in plan.entries.items():
@@ -138,8 +138,10 @@ def test_embed_undoes_extract_where_the_mask_is_true(plan, seed):
 def test_stacks_are_models_one_by_one(plan, seed, k, keep):
     full, small = values(plan.shapes, seed, lead=(k,)), values(plan.small_shapes, seed + 1, lead=(k,))
     assert_same(plan.extract(full), surgery.stack([plan.extract(s) for s in surgery.unstack(full)]))
-    got, mask = plan.embed(small, full if keep else None)
-    pairs = [plan.embed(s, into if keep else None) for s, into in zip(surgery.unstack(small), surgery.unstack(full))]
+    got, mask = plan.embed(small, into=full if keep else None)
+    pairs = [
+        plan.embed(s, into=into if keep else None) for s, into in zip(surgery.unstack(small), surgery.unstack(full))
+    ]
     assert_same(got, surgery.stack([values for values, _ in pairs]))
     assert_same(mask, pairs[0][1])
 
@@ -151,7 +153,7 @@ def test_inputs_stay_and_results_have_memory_of_their_own(plan, seed):
     before = copy.deepcopy((full, small))
     results = [*plan.extract(full).values()]
     for into in (None, full):
-        embedded, mask = plan.embed(small, into)
+        embedded, mask = plan.embed(small, into=into)
         results += [*embedded.values(), *mask.values()]
     memory = {tensor.untyped_storage().data_ptr() for tensor in (*full.values(), *small.values())}
     own = [tensor.untyped_storage().data_ptr() for tensor in results]
@@ -176,8 +178,8 @@ def test_a_composed_plan_is_its_parts_one_after_the_other(chain, seed):
     for sources in outer.entries.values():
         for source in sources[1:]:
             full[source.name] = full[sources[0].name].clone()
-    got, mask = both.embed(small, full)
-    assert_same(got, outer.embed(inner.embed(small, outer.extract(full))[0], full)[0])
+    got, mask = both.embed(small, into=full)
+    assert_same(got, outer.embed(inner.embed(small, into=outer.extract(full))[0], into=full)[0])
     middle, inner_mask = inner.embed(small)
     values_only, outer_mask = outer.embed(middle)
     assert_same(both.embed(small)[0], values_only)
@@ -296,13 +298,13 @@ TWO = {"v": (2,), "w": (3, 4)}
         ({"v": (Source("v", (None,)), Source("v", (None,)))}, "'v' and 'v' are both written to 'v'"),
         ({"a": (Source("v", (None,)),), "b": (Source("v", (None,)),)}, "'b' and 'a' are both written to 'v'"),
         ({"v": (Source("v", ()),)}, "'v' has 0 axes, the tensor 1"),
-        ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "axis of 4 of 'w'"),
-        ({"w": (Source("w", (((-1, 2),), None)),)}, "axis of 3 of 'w'"),
-        ({"w": (Source("w", (((1, 2), (0, 1)), None)),)}, "no ascending ranges"),
-        ({"w": (Source("w", (((0, 2), (1, 3)), None)),)}, "no ascending ranges"),
-        ({"w": (Source("w", (((1, 1),), None)),)}, "no ascending ranges"),
-        ({"w": (Source("w", ((), None)),)}, "no ascending ranges"),
-        ({"w": (Source("w", (((2, 1),), None)),)}, "no ascending ranges"),
+        ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "axis of 4 positions of 'w'"),
+        ({"w": (Source("w", (((-1, 2),), None)),)}, "axis of 3 positions of 'w'"),
+        ({"w": (Source("w", (((1, 2), (0, 1)), None)),)}, "not ascending ranges"),
+        ({"w": (Source("w", (((0, 2), (1, 3)), None)),)}, "not ascending ranges"),
+        ({"w": (Source("w", (((1, 1),), None)),)}, "not ascending ranges"),
+        ({"w": (Source("w", ((), None)),)}, "not ascending ranges"),
+        ({"w": (Source("w", (((2, 1),), None)),)}, "not ascending ranges"),
         ({"a": (Source("v", (None,)), Source("w", (None, None)))}, r"'a' have different shapes \[\(2,\), \(3, 4\)\]"),
     ],
 )
@@ -340,7 +342,7 @@ def test_embed_refuses_what_is_not_the_small_model():
     with pytest.raises(surgery.SurgeryError, match="'v' of what was given is unknown"):
         WIDE.embed({"w": torch.zeros(2, 4), "v": torch.zeros(2)})
     with pytest.raises(surgery.SurgeryError, match="both be states or both be stacks"):
-        WIDE.embed({"w": torch.zeros(2, 4)}, values(WIDE.shapes, lead=(2,)))
+        WIDE.embed({"w": torch.zeros(2, 4)}, into=values(WIDE.shapes, lead=(2,)))
 
 
 def test_what_is_dropped_comes_back_as_zeros_of_its_namesakes_dtype():
@@ -361,7 +363,7 @@ def test_what_is_dropped_comes_back_as_zeros_of_its_namesakes_dtype():
 def test_values_written_into_a_state_take_its_dtype():
     shapes = {"whole": (2,), "part": (3,)}
     plan = Submodel({"whole": (Source("whole", (None,)),), "part": (Source("part", (((0, 2),),)),)}, shapes)
-    full, _ = plan.embed(values(plan.small_shapes, dtype=torch.float16), values(shapes, dtype=torch.float64))
+    full, _ = plan.embed(values(plan.small_shapes, dtype=torch.float16), into=values(shapes, dtype=torch.float64))
     assert {tensor.dtype for tensor in full.values()} == {torch.float64}
 
 
@@ -388,7 +390,11 @@ def test_channels_last_is_kept():
 
     full, small = last(values(SEVERAL.shapes)), last(values(SEVERAL.small_shapes))
     one_run = Submodel({"w": (Source("w", (((0, 2),), ((1, 3),), None, None)),)}, SEVERAL.shapes)
-    for result in (SEVERAL.extract(full), one_run.extract(full), *(SEVERAL.embed(small, i)[0] for i in (None, full))):
+    for result in (
+        SEVERAL.extract(full),
+        one_run.extract(full),
+        *(SEVERAL.embed(small, into=i)[0] for i in (None, full)),
+    ):
         assert result["w"].is_contiguous(memory_format=torch.channels_last)
         assert not result["w"].is_contiguous()
     plain = (SEVERAL.extract(values(SEVERAL.shapes)), SEVERAL.embed(values(SEVERAL.small_shapes))[0])
@@ -405,7 +411,7 @@ def test_meta_tensors_give_shapes_without_data():
     small = SEVERAL.extract({n: torch.empty(s, device="meta") for n, s in SEVERAL.shapes.items()})
     assert all(tensor.is_meta for tensor in small.values())
     for into in (None, {n: torch.empty(s, device="meta") for n, s in SEVERAL.shapes.items()}):
-        full, mask = SEVERAL.embed(small, into)
+        full, mask = SEVERAL.embed(small, into=into)
         assert all(tensor.is_meta for tensor in (*full.values(), *mask.values()))
         assert {name: tuple(tensor.shape) for name, tensor in full.items()} == SEVERAL.shapes
 
@@ -417,7 +423,7 @@ def test_gradients_flow_through_extract_and_embed():
         lambda *t: tuple(SEVERAL.extract(dict(zip(full, t))).values()), tuple(full.values())
     )
     assert torch.autograd.gradcheck(
-        lambda *t: tuple(SEVERAL.embed(dict(zip(small, t)), full)[0][name] for name in ("w", "b", "c")),
+        lambda *t: tuple(SEVERAL.embed(dict(zip(small, t)), into=full)[0][name] for name in ("w", "b", "c")),
         tuple(small.values()),
     )
 
@@ -663,8 +669,8 @@ def test_depth_edits_remove_skip_and_unchain_blocks():
 
 def test_graft_and_narrow_compose_to_one_plan_that_builds():
     full = nn.Sequential(nn.Linear(3, 4), block(), block(), block(), nn.Linear(4, 2))
-    narrow, width = surgery.narrow(full, 0.5, torch.zeros(1, 3))
-    shallow, depth = surgery.ungraft(narrow, [1])
+    narrow, width = surgery.narrow(full, rate=0.5, example=torch.zeros(1, 3))
+    shallow, depth = surgery.ungraft(narrow, keep=[1])
     both = Submodel.from_json(width.compose(depth).to_json())
     built = both.build(full)
     assert_same(surgery.state(built), surgery.state(shallow))
@@ -704,11 +710,11 @@ def test_the_fingerprint_is_that_of_names_and_shapes():
 
 def test_a_plan_prints_as_a_summary():
     model = torchvision.models.resnet50()
-    _, plan = surgery.narrow(model, 0.5, torch.zeros(1, 3, 64, 64))
+    _, plan = surgery.narrow(model, rate=0.5, example=torch.zeros(1, 3, 64, 64))
     shown = repr(plan)
     assert shown == str(plan)
     assert len(shown.splitlines()) == 3
     assert "320 tensors: 266 narrower, 54 whole" in shown
     assert len(plan.describe().splitlines()) > 320
-    _, shallow = surgery.ungraft(model, (2, 2, 2, 2), stand="none")
+    _, shallow = surgery.ungraft(model, keep=(2, 2, 2, 2), stands_for="none")
     assert "left out" in repr(shallow)

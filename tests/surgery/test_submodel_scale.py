@@ -16,8 +16,8 @@ def mixed():
     states, plans = [], []
     for width, depth in ((0.5, 2), (1.0, 1), (0.5, 1), (1.0, 2)):
         client = server.scaled(width=width, depth=(depth,) * len(server.depth))
-        shallow, deep = surgery.ungraft(full, client.depth)
-        small, narrow = surgery.narrow(shallow, like=client.build())
+        shallow, deep = surgery.ungraft(full, keep=client.depth)
+        small, narrow = surgery.corner(shallow, client.build())
         generator = torch.Generator().manual_seed(len(states))
         states.append({
             n: torch.randn(t.shape, generator=generator) if t.is_floating_point() else t
@@ -38,10 +38,10 @@ def test_mixed_models_of_a_real_family_with_a_factor_a_layer(monkeypatch):
     assert len(taken) == len(set(taken))  # a grafted block's norm is computed once
     old = surgery.state(full)
     embedded, masks = zip(*(plan.embed(state, into=old) for state, plan in zip(states, plans)))
-    scaled, expected = surgery.match_norms(surgery.stack(embedded), surgery.stack(masks), groups=groups)
+    scaled, expected = surgery.match_norms(surgery.stack(embedded), mask=surgery.stack(masks), groups=groups)
     torch.testing.assert_close({n: f.float() for n, f in got.items()}, expected, rtol=1e-6, atol=0)
-    mean = surgery.average_submodels(states, plans, old, [5, 1, 2, 1], factors=got)
-    slow = surgery.average(scaled, [5, 1, 2, 1], surgery.stack(masks), old)
+    mean = surgery.average_submodels(states, plans, fallback=old, weights=[5, 1, 2, 1], factors=got)
+    slow = surgery.average(scaled, weights=[5, 1, 2, 1], mask=surgery.stack(masks), fallback=old)
     torch.testing.assert_close(mean, slow, rtol=1e-5, atol=1e-6)
 
 
@@ -69,8 +69,8 @@ def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
     ("arguments", "message"),
     [
         ({"measure": "max"}, "choose norm or rms"),
-        ({"q": 2.0}, "q is a quantile"),
-        ({"groups": [("v",)]}, "'v', which the full model does not have"),
+        ({"q": 2.0}, "q must be a quantile"),
+        ({"groups": [("v",)]}, "'v', but the full model has no such tensor"),
         ({"groups": [("w",), ("w",)]}, "in two groups"),
         ({"weights": [1, 2, 3]}, "weights have shape"),
         ({"plans": [WIDE]}, "2 states and 1 plans"),
@@ -90,10 +90,10 @@ def test_cuda_gives_what_the_cpu_gives():
     there = [{n: t.cuda() for n, t in state.items()} for state in states]
     factors, expected = surgery.submodel_factors(there, plans), surgery.submodel_factors(states, plans)
     torch.testing.assert_close(factors, expected, rtol=1e-6, atol=0)
-    mean = surgery.average_submodels(there, plans, {n: t.cuda() for n, t in old.items()}, factors=factors)
+    mean = surgery.average_submodels(there, plans, fallback={n: t.cuda() for n, t in old.items()}, factors=factors)
     torch.testing.assert_close(
         {n: t.cpu() for n, t in mean.items()},
-        surgery.average_submodels(states, plans, old, factors=expected),
+        surgery.average_submodels(states, plans, fallback=old, factors=expected),
         rtol=1e-5,
         atol=1e-6,
     )

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, narrow, scale_variation, state, ungraft
+from surgery import SurgeryError, corner, scale_variation, state, ungraft
 
 
 def family():
@@ -11,9 +11,9 @@ def family():
     make = lambda **size: zoo.create("preresnet20", torch.Generator().manual_seed(0), image_size=8, **size)  # noqa: E731
     small = make(width=0.25, depth=1)
     wide, deep = make(width=0.5, depth=1), make(width=0.5, depth=(2, 1, 3))
-    _, in_wide = narrow(wide, like=small)
-    shallow, dropped = ungraft(deep, [1, 1, 1])
-    return [small, wide, deep], [in_wide, dropped.compose(narrow(shallow, like=small)[1])]
+    _, in_wide = corner(wide, small)
+    shallow, dropped = ungraft(deep, keep=[1, 1, 1])
+    return [small, wide, deep], [in_wide, dropped.compose(corner(shallow, small)[1])]
 
 
 def test_magnitudes_and_distances_are_mean_norms_of_maps():
@@ -50,7 +50,7 @@ def test_models_and_plans_must_fit():
     models, plans = family()
     small, wide, deep = map(state, models)
     for states, given in (([small], []), ([small, wide], plans), ([small, wide, deep], plans[:1])):
-        with pytest.raises(SurgeryError, match="a plan of the smallest within each"):
+        with pytest.raises(SurgeryError, match="for each of these a plan of the smallest within it"):
             scale_variation(states, given)
     with pytest.raises(SurgeryError):
         scale_variation([small, wide], plans[1:])

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from zoo import Spec
+from zoo import Spec, ZooError
 from zoo.kit import Kit
-from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck
+from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, make_shortcut
 
 
 def check_gradients(module, *shape):
@@ -108,3 +108,9 @@ def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
     for conv in [m for name, m in plain.named_children() if name.startswith("conv")]:
         out = conv(torch.relu(out))
     torch.testing.assert_close(plain(y), y + out)
+
+
+def test_an_unknown_shortcut_is_refused_even_if_none_is_needed():
+    for inputs in (2, 4):
+        with pytest.raises(ZooError, match="unknown shortcut 'projektion': choose projection, pad, activated, raw"):
+            make_shortcut(Kit(), inputs, 4, 1, "projektion")

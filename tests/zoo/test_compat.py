@@ -162,7 +162,7 @@ def shapes_of(name, **options):
     [
         (lambda: shapes_of("resnet34"), r"layer1\.2\.conv1\.weight \[64, 64, 3, 3\].*section2\.0\.conv1\.weight"),
         (lambda: shapes_of("mobilenet_v2"), r"features.*stem\.conv\.weight \[64, 3, 7, 7\]"),
-        (shapes_of, r"fc\.weight \[1000, 512\] stands where head\.weight \[5, 512\]"),
+        (shapes_of, r"it has fc\.weight \[1000, 512\] where this ResNet has head\.weight \[5, 512\]"),
         (lambda: dict(list(shapes_of("resnet18", num_classes=5).items())[:-1]), "101 tensors.*102"),
         (lambda: shapes_of("resnet18", num_classes=5) | {"more": torch.zeros(1)}, "103 tensors.*102"),
         (lambda: {}, "0 tensors"),
@@ -226,7 +226,7 @@ def test_foreign_states_out_of_order_are_refused():
     state = torchvision.models.resnet18().state_dict()
     for given in (dict(sorted(state.items())), reordered(state, "bn1.weight", "bn1.bias")):
         with pytest.raises(
-            zoo.ZooError, match=r"not in the order of its state_dict\(\): bn1\.bias \[64\] stands where"
+            zoo.ZooError, match=r"not in the order of its state_dict\(\): it has bn1\.bias \[64\] where"
         ):
             load(zoo.create("resnet18"), given)
 

@@ -57,7 +57,11 @@ def test_counts(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("timm:resnet18", {"width": 0.5}, r"full size only.*surgery\.narrow\(model, rate, spec\.example\(\)\)"),
+        (
+            "timm:resnet18",
+            {"width": 0.5},
+            r"full size only.*surgery\.narrow\(model, rate=\.\.\., example=spec\.example\(2\)\)",
+        ),
         ("torchvision:resnet18", {"depth": 2}, r"full size only.*surgery\.ungraft"),
         ("timm:resnet18", {"depth": (1, 1, 1, 1)}, "full size only"),
         ("timm:resnet18", {"dropout": 0.3}, "dropout=0 switches all dropout off"),
@@ -71,7 +75,7 @@ def test_counts(name):
         ("keras:resnet18", {}, "give timm:NAME or torchvision:NAME"),
         ("timm:", {}, "give timm:NAME or torchvision:NAME"),
         ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, not 2: choose a timm model"),
-        ("torchvision:vit_b_32", {"image_size": 33}, "cannot be made for images of 33 x 33"),
+        ("torchvision:vit_b_32", {"image_size": 33}, "cannot be built for images of 33 x 33"),
         ("torchvision:r3d_18", {}, "torchvision has no image classifier 'r3d_18'"),
         ("timm:resnet18.nonsense", {}, "Invalid pretrained tag"),
     ],
@@ -110,7 +114,7 @@ def test_dropout_of_zero_switches_all_of_it_off(name, drawing):
 def test_a_narrow_model_comes_from_surgery():
     spec = Spec("timm:resnet18", **SMALL)
     net = spec.build()
-    small, plan = surgery.narrow(net, 0.5, spec.example(2))
+    small, plan = surgery.narrow(net, rate=0.5, example=spec.example(2))
     assert small.conv1.out_channels == 32
     part = plan.extract(net.state_dict())
     back = plan.extract(plan.embed(part)[0])
@@ -120,7 +124,7 @@ def test_a_narrow_model_comes_from_surgery():
 
 def test_a_shallow_model_comes_from_surgery():
     spec = Spec("torchvision:resnet18", **SMALL)
-    small, _ = surgery.ungraft(spec.build(), (1, 1, 1, 1))
+    small, _ = surgery.ungraft(spec.build(), keep=(1, 1, 1, 1))
     assert small.eval()(spec.example(2)).shape == (2, 7)
 
 

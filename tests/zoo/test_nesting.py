@@ -62,7 +62,7 @@ def assert_nested(small, large):
 def nested_pairs(draw, name):
     """(small, large): a part's rate and a section's depth are never larger in the small one."""
     member = Spec(name).member
-    rates, slots, sections = st.floats(0.02, 2), len(member.widths), len(member.depth)
+    rates, slots, sections = st.floats(0.02, 2), len(member.rated_parts), len(member.depth)
     if draw(st.booleans()):
         widths = sorted((draw(rates), draw(rates)))
     else:
@@ -133,7 +133,7 @@ def test_surgery_relates_widths_by_reference(name):
     spec = Spec(name, width=MODEST[name], **options_of(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     large.load_state_dict(random(large))
-    narrow, plan = surgery.narrow(large, like=small)
+    narrow, plan = surgery.corner(large, small)
     part = plan.extract(large.state_dict())
     expected = leading(small.state_dict(), large.state_dict())
     assert list(part) == list(small.state_dict())
@@ -155,7 +155,7 @@ def test_surgery_relates_depths(name):
     assert small.depth != deep
     large = spec.build()
     large.load_state_dict(random(large))
-    cut, plan = surgery.ungraft(large, small.depth)
+    cut, plan = surgery.ungraft(large, keep=small.depth)
     part, model = plan.extract(large.state_dict()), small.build()
     model.load_state_dict(part, strict=True)
     assert all(torch.equal(part[key], large.state_dict()[key]) for key in part)
@@ -187,7 +187,7 @@ def test_sections_are_found(name):
 def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
     spec = Spec(name, width=0.5, rounding="ceil", **options_of(name))
     half = spec.scaled(0.5).build(device="meta").state_dict()
-    _, plan = surgery.narrow(spec.build(), 0.5, spec.example(2))
+    _, plan = surgery.narrow(spec.build(), rate=0.5, example=spec.example(2))
     for key, tensor in half.items():
         if name == "resnet20_fedmr" and key.startswith("tail"):
             continue  # no forward pass shows that norm

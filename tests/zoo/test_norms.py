@@ -235,7 +235,7 @@ def test_every_norm_runs_forward_and_backward(name, norm):
 
 def test_statistics_of_one_value_are_refused():
     net = zoo.create("resnet20", norm="static_batch", width=0.25)
-    with pytest.raises(zoo.ZooError, match=r"section3.0.norm1 sees one value a channel"):
+    with pytest.raises(zoo.ZooError, match=r"section3.0.norm1 gets one value per channel"):
         zoo.collect_statistics(net, [torch.randn(1, 3, 4, 4)])
     assert net.stem.norm.running_mean is None
 

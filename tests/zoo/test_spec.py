@@ -35,7 +35,7 @@ def specs(draw):
     chosen = draw(st.sets(st.sampled_from(sorted(member.defaults))))
     options = {field: draw(values[field]) for field in sorted(chosen)}
     rate, blocks = st.floats(1e-3, 4), st.integers(1, 20)
-    options["width"] = draw(rate | st.tuples(*[rate] * len(member.widths)))
+    options["width"] = draw(rate | st.tuples(*[rate] * len(member.rated_parts)))
     if member.depth:
         options["depth"] = draw(st.none() | blocks | st.tuples(*[blocks] * len(member.depth)))
     return Spec(name, **options)
@@ -59,17 +59,17 @@ def test_yaml_is_short_where_rates_are_equal():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: b: c", "no YAML"),
-        ("", "no mapping with a name"),
-        ("[resnet20]", "no mapping with a name"),
-        ("resnet20", "no mapping with a name"),
-        ("{width: 0.5}", "no mapping with a name"),
+        ("a: b: c", "not YAML"),
+        ("", "not a mapping with a name"),
+        ("[resnet20]", "not a mapping with a name"),
+        ("resnet20", "not a mapping with a name"),
+        ("{width: 0.5}", "not a mapping with a name"),
         ("{name: resnet20, widht: 0.5}", "no 'widht': there are name, num_classes"),
         ("{name: resnet20, width: half}", "width is a rate above 0"),
         ("{name: resnet2}", "unknown model 'resnet2'"),
-        ("{name: 3}", "the name of a model is a text, got 3"),
+        ("{name: 3}", "the name of a model must be a string, got 3"),
         ("{name: resnet20, width: [0.5, 0.5]}", "one for each"),
-        ("{name: !!python/name:os.system x}", "no YAML"),
+        ("{name: !!python/name:os.system x}", "not YAML"),
     ],
 )
 def test_yaml_that_is_no_spec(text, message):
@@ -115,7 +115,7 @@ def test_rates_belong_to_their_parts():
     assert [net.section1[0].conv1.out_channels, net.section2[0].conv1.out_channels, net.head.in_features] == [16] * 3
     net = zoo.create("vgg11", image_size=32, num_classes=5, width=(0.1,) * 5 + (0.01,))
     assert [net.section5[0].conv.out_channels, net.head.in_features] == [52, 41]
-    assert Spec("mobilenetv2", width=(0.1,) * 6 + (0.2,)).widths["tail"] == 0.2  # the last one's goes on
+    assert Spec("mobilenetv2", width=(0.1,) * 6 + (0.2,)).rates["tail"] == 0.2  # the last one's goes on
 
 
 @pytest.mark.parametrize(
@@ -236,3 +236,8 @@ def test_the_smallest_width_has_one_channel():
     net = zoo.create("resnet20", width=1e-9)
     assert net.stem.conv.out_channels == net.head.in_features == 1
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+
+
+def test_the_former_name_of_the_rates_warns():
+    with pytest.warns(DeprecationWarning, match="zoo.Spec.widths is called rates now"):
+        assert Spec("cnn", width=0.5).widths == Spec("cnn", width=0.5).rates

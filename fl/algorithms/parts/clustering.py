@@ -16,7 +16,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation import Federation
 from fl.federation.trained import Trained
-from surgery import Stack, State, average, count, distance
+from surgery import Stack, State, average, distance, stack_size
 from surgery.transfer import upload
 
 _RESTARTS = 10  # of K-means, as in the released code
@@ -77,7 +77,7 @@ class Clustering:
 
 def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained) -> Stack:
     """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
-    k = count(models)
+    k = stack_size(models)
     members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
     return fed.average(trained.received, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
 
@@ -95,10 +95,10 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
 
 def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
     """The mean of the cluster models, weighted by their clients' samples (equally, if nobody is in a cluster)."""
-    k = count(models)
+    k = stack_size(models)
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
-    return average(models, weights if weights.any() else None)
+    return average(models, weights=weights if weights.any() else None)
 
 
 def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
@@ -108,7 +108,7 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
         begun: whether clusters get the numbers of the centres that they are near; if not, they are numbered in the
             order of the states.
     """
-    k = count(centres)
+    k = stack_size(centres)
     every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
     old, points = every[:k], every[k:]
     seed = int(rng.numpy("clusters").integers(2**31))

@@ -72,7 +72,7 @@ class Space:
         if not self.mixed:
             widths = [base.scaled(width).width for width in self.widths]
             return [("width", widths), ("depth", list(self.depths) or [base.depth])]
-        names = base.member.widths[: self._slots]
+        names = base.member.rated_parts[: self._slots]
         widths = [(f"width of {n}", [full * rate for rate in self.widths]) for n, full in zip(names, base.width)]
         return widths + [(f"depth of {n}", list(self.depths) or [full]) for n, full in zip(names, base.depth)]
 

@@ -1,8 +1,8 @@
 """What each aten operation does to axes: one rule for each kind of operation.
 
-A rule gets the trace, the call's arguments by their names in the operation's schema, and the result. It gives the
-result its axes and unifies those that must be the same. It may return the call's integers that are sizes of axes
-(a group count), so that the attributes they come from can be set right.
+A rule gets the trace, the call's arguments by their names in the operation's schema, and the result. It assigns axes to
+the result and unifies those that must be the same. It may return integers among the arguments that are sizes of axes (a
+number of groups), so that the attributes that they come from can be corrected.
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from surgery.width.rules import contractions, elementwise, norms, picking, shape
 from surgery.width.rules.registry import RULES, Rule
 
 ALIASES = {"_unsafe_view": "view", "reshape": "view", "_reshape_alias": "view"}
-# How memory is laid out may differ between a model and a narrower one: these are no steps to compare.
+# The layout of memory may differ between a model and a narrower one, so these are not compared.
 LAYOUT = {"clone", "contiguous", "detach", "alias", "_to_copy", "expand", "lift_fresh", "empty_like", "copy"}
-# Operations whose numbers are sizes, and arguments that are: the shapes of results show them.
+# Operations whose arguments are sizes, and arguments that are sizes: the shapes of results show these.
 CREATION = {"arange", "zeros", "ones", "full", "empty", "rand", "randn", "eye", "linspace", "randint", "randperm"}
 SIZES = {
     "C", "HxW", "N", "end", "length", "normalized_shape", "output_size", "repeats", "sections", "self_size", "shape",
     "size", "sizes", "split_size", "split_sizes",
 }  # fmt: skip
-# Views in place, after which a tensor has other axes than before.
+# Views in place, which give a tensor other axes.
 REPLACING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_", "as_strided_"}
 
 

@@ -1,4 +1,4 @@
-"""Operations element by element, and those that keep or make a shape."""
+"""Operations element by element, and those that keep a shape or create a tensor."""
 
 from torch import Tensor
 
@@ -33,7 +33,7 @@ def _same(trace, a, out):
 
 @rule("cumsum cumprod flip roll sort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(trace, a, out):
-    """The same shape, but every position along some axes depends on where the others are."""
+    """The shape stays the same, but along some axes the order of positions matters."""
     found = trace.axes_of(a["self"])
     dims = a.get("dim", a.get("dims")) if "diagonal" not in a else [-2, -1]
     if dims in (None, []):

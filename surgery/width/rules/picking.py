@@ -1,4 +1,4 @@
-"""Operations that tell the positions of an axis apart: what is picked from stays whole."""
+"""Operations that pick positions of an axis, which is then fixed."""
 
 import torch
 
@@ -91,6 +91,6 @@ def _gather(trace, a, out):
         if i != dim and x.size == y.size:
             unify(x, y)
         elif i != dim:
-            fix(x, "positions of it are picked")
-            fix(y, "positions of it are picked")
+            fix(x, "some of its positions are picked")
+            fix(y, "some of its positions are picked")
     trace.assign(out, index if out.shape == a["index"].shape else found)

@@ -1,4 +1,4 @@
-"""Rules are registered here by the names of the operations that they are for."""
+"""The registry of rules, by the names of operations, and helpers for rules."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations, named without their namespace, overload and in-place underscore."""
+    """Register a rule for operations, whose names have no namespace, overload and in-place underscore."""
 
     def register(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(names.split(), rule))
@@ -46,7 +46,7 @@ def broadcast(trace: Ledger, tensors: list[Tensor], shape) -> list[Axis]:
 
 
 def gathered(trace: Ledger, found: list[Axis], out: Tensor) -> None:
-    """Positions were picked by data: nothing moves."""
+    """Data decide which positions are picked, so all axes are fixed."""
     for axis in found:
         fix(axis, "positions are picked by data")
     for result in results(out):

@@ -1,6 +1,6 @@
-"""Reshaping, reordering, cutting and joining."""
+"""Reshaping, reordering, splitting and joining."""
 
-from surgery.width.axes import Axis, fix, product, regroup, segment, total, unify
+from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment, unify
 from surgery.width.rules.registry import fresh, gathered, rule
 
 
@@ -98,7 +98,7 @@ def _slice(trace, a, out):
         fix(rest[1], "one of its positions is picked")
         found[dim] = rest[0]
     else:
-        fix(found[dim], "positions of it are picked")
+        fix(found[dim], "some of its positions are picked")
         found[dim] = Axis(out.shape[dim], fixed="positions are picked")
     trace.assign(out, found)
     return {"start": first} if first is not None else None
@@ -124,7 +124,7 @@ def _cat(trace, a, out):
         for i, (x, y) in enumerate(zip(found[0], other)):
             if i != dim:
                 unify(x, y)
-    trace.assign(out, [total([f[dim] for f in found]) if i == dim else x for i, x in enumerate(found[0])])
+    trace.assign(out, [concatenation([f[dim] for f in found]) if i == dim else x for i, x in enumerate(found[0])])
 
 
 @rule("stack")
@@ -154,7 +154,7 @@ def _pad(trace, a, out):
         if min(pad[2 * i : 2 * i + 2]) < 0:
             fix(axis, "it is cropped")
             axis = segment(axis, max(0, -pad[2 * i]), axis.size - max(0, -pad[2 * i + 1]))
-        found[position] = total([before, axis, after])
+        found[position] = concatenation([before, axis, after])
         ends += [before, after]
     trace.assign(out, found)
     return {"pad": ends} if min(pad) >= 0 else None

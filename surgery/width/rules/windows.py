@@ -1,4 +1,4 @@
-"""Pooling, resampling and what turns pixels into channels."""
+"""Pooling, resampling, and operations that turn pixels into channels or channels into pixels."""
 
 from math import prod
 
@@ -17,7 +17,7 @@ from surgery.width.rules.registry import fresh, results, rule, windowed
 )
 def _pool(trace, a, out):
     found = trace.axes_of(a["self"])
-    window = [1, 1, 2, 2, 2][: len(found)]  # a window of unknown length: all but batch and channels
+    window = [1, 1, 2, 2, 2][: len(found)]  # windows of unknown length along all axes but batch and channels
     for result in results(out):
         trace.assign(result, windowed(trace, found, result.shape, window))
 

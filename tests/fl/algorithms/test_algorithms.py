@@ -62,7 +62,7 @@ def test_fedmr_equals_its_definition(make_federation, unit, fraction):
     """Two rounds written out with the oracles: who trains what, the mean before recombination, the shuffled lists."""
     fed = make_federation("resnet20", participants=3)
     pieces = surgery.layers(fed.model, unit=unit)
-    groups = surgery.segments(pieces, fraction)
+    groups = surgery.segments(pieces, fraction=fraction)
     slots = [fed.initial() for _ in range(3)]
     for number, (server, _) in enumerate(play(fedmr(fed, FedMROptions(fraction, unit)), fed, 2), 1):
         rng = Rng(0, number)
@@ -73,7 +73,7 @@ def test_fedmr_equals_its_definition(make_federation, unit, fraction):
         ]
         for name, expected in average(trained, [1, 1, 1]).items():
             torch.testing.assert_close(server["global"][name].double(), expected, rtol=1e-5, atol=1e-5)
-        permutations = surgery.permutations(len(groups), 3, rng.torch("recombine"))
+        permutations = surgery.permutations(len(groups), 3, generator=rng.torch("recombine"))
         lists = [surgery.Layer("", "", names) for names in groups]
         slots = recombine(trained, lists, permutations)
         for k, slot in enumerate(slots):
@@ -186,7 +186,7 @@ def test_every_method_is_the_same_in_every_backend(make_federation, name, backen
 def test_fedmr_recombines_any_number_of_models(make_federation, k):
     fed = make_federation("cnn", sizes=(2,) * 100, participants=k, epochs=1, batch_size=2)
     ((server, trained),) = play(fedmr(fed), fed, 1)
-    assert surgery.count(server["slots"]) == k
+    assert surgery.stack_size(server["slots"]) == k
     for name, before in trained.states.items():
         assert torch.equal(server["slots"][name].flatten(1).sort(0).values, before.flatten(1).sort(0).values)
     stay = [(tensor == trained.states[name]).flatten(1).all(1) for name, tensor in server["slots"].items()]

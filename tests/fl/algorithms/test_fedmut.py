@@ -95,7 +95,7 @@ def test_signs_are_paired_and_every_order_comes():
 def test_mutants_are_averaged_by_their_samples(make_federation):
     fed = make_federation("cnn")
     (_, (server, trained)) = play(fedmut(fed), fed, 2)
-    assert_same(server["global"], surgery.average(trained.states, trained.sizes))
+    assert_same(server["global"], surgery.average(trained.states, weights=trained.sizes))
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
@@ -134,7 +134,7 @@ def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
     poison(monkeypatch, {1}, [1])
     after, trained = algorithm.round(server, [0, 2, 3], Rng(0, 2))
     assert trained.sizes == (3, 0, 5)
-    expected = surgery.average({name: tensor[[0, 2]] for name, tensor in well.states.items()}, [3, 5])
+    expected = surgery.average({name: tensor[[0, 2]] for name, tensor in well.states.items()}, weights=[3, 5])
     assert_same(after["global"], expected)
     assert_same(after["previous"], server["global"])
 

@@ -54,7 +54,7 @@ def test_fedavg_by_numpy(make_federation, monkeypatch, rule, dropped):
         expected = trimmed(values, share) if tensor.is_floating_point() else values.max(0)
         np.testing.assert_allclose(server["global"][name], expected, rtol=1e-12, atol=1e-14)
     if rule == Defence("trimmed", 0.1):  # of four nobody goes, but nobody weighs more either
-        weighted = surgery.average(trained.received, trained.sizes)["head.weight"]
+        weighted = surgery.average(trained.received, weights=trained.sizes)["head.weight"]
         assert not torch.allclose(weighted, server["global"]["head.weight"])
 
 
@@ -72,7 +72,8 @@ def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, 
     trained = trained._replace(sizes=sizes)
     learnt = dict(fed.model.named_parameters())  # running statistics are not scaled
     groups = [tuple(n for n in layer.tensors if n in learnt) for layer in surgery.layers(fed.model)]
-    factors = surgery.submodel_factors(trained.received, plans, 0.95, groups, sizes) if scale == "norm" else None
+    scaling = {"q": 0.95, "groups": groups, "weights": sizes}
+    factors = surgery.submodel_factors(trained.received, plans, **scaling) if scale == "norm" else None
     before = {name: tensor + 1 for name, tensor in fed.initial().items()}
 
     class Fixed(type(fed)):
@@ -155,7 +156,7 @@ def test_a_round_clips_before_it_averages(make_federation):
     starts = surgery.broadcast(start["global"], 4)
     expected = Defence(clip=0.5).clipped(plain.received, starts, plain.sizes, names)
     assert_same(trained.received, expected)
-    assert_same(server["global"], surgery.average(expected, plain.sizes))
+    assert_same(server["global"], surgery.average(expected, weights=plain.sizes))
     length = [
         surgery.distance(*({n: s[n] for n in names} for s in (t.received, starts))).diagonal() for t in (plain, trained)
     ]
@@ -170,10 +171,10 @@ def test_without_a_defence_it_is_the_plain_mean(make_federation, make):
     clients, rng = [0, 2, 3], Rng(0, 1)
     after, trained = make(fed, *options).round(server, clients, rng)
     if make is fedavg:
-        expected = surgery.average(trained.received, trained.sizes)
+        expected = surgery.average(trained.received, weights=trained.sizes)
     else:
         plans = [fed.fleet[client].plan for client in clients]
-        expected = surgery.average_submodels(trained.received, plans, server["global"], trained.sizes)
+        expected = surgery.average_submodels(trained.received, plans, fallback=server["global"], weights=trained.sizes)
     assert_same(after["global"], expected)
     far = replace(fed, defence=Defence(trim=0.4, clip=1e6))  # nobody is that far out, and nobody trims
     assert_same(make(far, *options).round(server, clients, rng)[0]["global"], expected)

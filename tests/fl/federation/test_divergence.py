@@ -52,7 +52,7 @@ def test_averages_leave_dropped_clients_out(make_federation, monkeypatch, make):
     poison(monkeypatch, {1}, [1])
     server, _ = algorithm.round(algorithm.init(), clients, rng)
     two = {name: tensor[[0, 2]] for name, tensor in well.states.items()}
-    expected = surgery.average(two, [well.sizes[0], well.sizes[2]])
+    expected = surgery.average(two, weights=[well.sizes[0], well.sizes[2]])
     for name, tensor in server["global"].items():
         torch.testing.assert_close(tensor, expected[name])
 

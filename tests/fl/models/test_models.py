@@ -87,7 +87,11 @@ def test_the_zoo_is_as_it_was():
         ("transformer", {}, "--model transformer is made for text"),
         ("vgg11", {}, "vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
         ("resnet20", {"depth": (1, 2)}, "resnet20 takes one depth, or one for each of its 3 sections; got 2"),
-        ("timm:resnet18", {"depth": (1, 2)}, "--model timm:resnet18: 2 depths were given, one a section is needed"),
+        (
+            "timm:resnet18",
+            {"depth": (1, 2)},
+            "--model timm:resnet18: 2 depths were given, but one is needed for each section",
+        ),
         ("timm:resnet1", {}, "did you mean timm:resnet"),
         ("tim:resnet18", {}, "did you mean 'timm:resnet18'?"),
         ("timm:resnet18", {"width": 1.5}, "timm:resnet18 can only be made narrower, by a width of at most 1, got 1.5"),

@@ -1,8 +1,8 @@
 """The algebra of states and stacks.
 
-A *state* maps state-dict names to tensors, parameters and buffers alike, each tensor once: of tied
-names only the first is kept. A *stack* is the same with a leading axis K, one entry a model.
-No function here changes its input.
+A *state* maps state-dict names to tensors, both parameters and buffers. Each tensor appears once: of tied names only
+the first is kept. A *stack* is the same with a leading axis K, one entry for each model. No function here changes its
+input, except `load`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from surgery.deprecated import former_name
 from surgery.errors import SurgeryError
+from surgery.names import joined
 
 State: TypeAlias = dict[str, Tensor]
 Stack: TypeAlias = dict[str, Tensor]
@@ -21,20 +23,19 @@ Stack: TypeAlias = dict[str, Tensor]
 def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
     """(name, module, its own tensors by state name) for each module that owns any, in registration order.
 
-    A tensor is given once: to the first module that has it as a parameter, or, if none has, as a buffer.
-    Non-persistent buffers are left out, as state dicts leave them out.
+    Each tensor appears once: with the first module that has it as a parameter, or if none has, as a buffer.
+    Non-persistent buffers are left out, as in state dicts.
     """
     parameters = {id(p) for p in model.parameters()}
     seen: set[int] = set()
     for module_name, module in model.named_modules():
-        prefix = f"{module_name}." if module_name else ""
         buffers = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
         own = {}
         for name, tensor in (*module._parameters.items(), *buffers.items()):
             tied_buffer = name in buffers and id(tensor) in parameters
             if tensor is not None and id(tensor) not in seen and not tied_buffer:
                 seen.add(id(tensor))
-                own[prefix + name] = tensor
+                own[joined(module_name, name)] = tensor
         if own:
             yield module_name, module, own
 
@@ -45,8 +46,8 @@ def state(model: nn.Module) -> State:
     Modules come in registration order, within a module parameters before buffers. A tied tensor appears once,
     under its first name as a parameter; non-persistent buffers are left out. `load` is the inverse.
 
-    Raises SurgeryError for a model that keeps weights elsewhere than in parameters and buffers (quantised ones
-    do), or that has not made them yet (lazy modules).
+    Raises SurgeryError for a model with weights outside of parameters and buffers (as quantised ones have), or with
+    weights that do not exist yet (lazy modules).
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> list(state(net))[:3], state(net)["0.weight"].shape
@@ -57,20 +58,20 @@ def state(model: nn.Module) -> State:
         tensors = {**module._parameters, **module._buffers}
         if any(is_lazy(tensor) for tensor in tensors.values()):
             raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
-        registered |= {f"{name}.{n}" if name else n for n in tensors}
+        registered |= {joined(name, n) for n in tensors}
     if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
         raise SurgeryError(
-            f"{lost[0]!r} of the state dict is no parameter or buffer (extra state, or quantised weights) and would be "
-            "lost: convert the model to plain modules first"
+            f"{lost[0]!r} of the state dict is neither a parameter nor a buffer (extra state, quantised weights), so "
+            "it would be lost: convert the model to plain modules first"
         )
     return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a state into `model`, in place, and return the model. Tied tensors are filled through one name.
+    """Copy a state into `model`, in place, and return the model. Tied tensors are set through one of their names.
 
-    Raises SurgeryError if a name is missing or unknown, a shape differs, a fraction would go into an integer, or
-    one side has no data (meta device).
+    Raises SurgeryError if a name is missing or unknown, if a shape differs, if floating-point numbers would go into an
+    integer tensor, or if one side has no data (meta device).
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> torch.equal(load(b, state(a)).weight, a.weight)
@@ -109,11 +110,11 @@ def unstack(models: Mapping[str, Tensor]) -> list[State]:
     >>> [s["w"].tolist() for s in unstack({"w": torch.tensor([[0.0], [1.0]])})]
     [[0.0], [1.0]]
     """
-    return [{name: tensor[k] for name, tensor in models.items()} for k in range(count(models))]
+    return [{name: tensor[k] for name, tensor in models.items()} for k in range(stack_size(models))]
 
 
 def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
-    """A stack of k equal entries that takes no memory: each is a view of `values`, to be read, not written.
+    """A stack of k equal entries that takes no memory: each is a view of `values`. Do not write to it.
 
     >>> broadcast({"w": torch.ones(2)}, 3)["w"].shape
     torch.Size([3, 2])
@@ -123,10 +124,10 @@ def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
     return {name: tensor.expand(k, *tensor.shape) for name, tensor in values.items()}
 
 
-def count(models: Mapping[str, Tensor]) -> int:
-    """K, the number of models of a stack; SurgeryError where the tensors disagree.
+def stack_size(models: Mapping[str, Tensor]) -> int:
+    """K, the number of models in a stack; SurgeryError if the tensors disagree.
 
-    >>> count({"w": torch.zeros(5, 2)})
+    >>> stack_size({"w": torch.zeros(5, 2)})
     5
     """
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in models.values()}
@@ -136,6 +137,9 @@ def count(models: Mapping[str, Tensor]) -> int:
     if sizes == {0}:
         raise SurgeryError("the stack holds no model (K = 0)")
     return sizes.pop()
+
+
+count = former_name("count", stack_size)
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
@@ -150,7 +154,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     >>> distance({"w": torch.zeros(1, 2)}, {"w": torch.tensor([[3.0, 4.0], [0.0, 0.0]])})
     tensor([[5., 0.]])
     """
-    # Differences, not the |a|^2 - 2ab + |b|^2 expansion: near neighbours (trained from one start) would cancel.
+    # Differences, not the |a|^2 - 2ab + |b|^2 expansion, which loses all digits for models that are close together.
     return sum(
         torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square() for x, y in _flat_pairs(a, b)
     ).sqrt()
@@ -168,7 +172,7 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor] | None = None) -> Te
     """
     b = a if b is None else b
     pairs = list(_flat_pairs(a, b))
-    # Models are scaled to a largest entry of 1, so that squares neither overflow nor vanish.
+    # Models are scaled so that their largest entry is 1: squares then neither overflow nor underflow.
     top_a = torch.stack([x.abs().amax(1) for x, _ in pairs]).amax(0)
     top_b = torch.stack([y.abs().amax(1) for _, y in pairs]).amax(0)
     one = torch.ones((), dtype=top_a.dtype, device=top_a.device)
@@ -183,7 +187,7 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor] | None = None) -> Te
 
 def _flat_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]):
     """Pairs ([K, n], [M, n]) of the floating-point tensors of two stacks."""
-    k, m = count(a), count(b)
+    k, m = stack_size(a), stack_size(b)
     check_same({n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second")
     names = [name for name, tensor in a.items() if tensor.is_floating_point() and tensor[0].numel()]
     if not names:
@@ -191,7 +195,9 @@ def _flat_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]):
     if odd := [
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
-        raise SurgeryError(f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers compare")
+        raise SurgeryError(
+            f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers can be compared"
+        )
     dtype = max((compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)
     for name in names:
         yield a[name].reshape(k, -1).to(dtype), b[name].reshape(m, -1).to(dtype)
@@ -220,7 +226,7 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to accumulate in: float32 (or complex64) at least.
+    """The dtype to accumulate in: at least float32 (or complex64).
 
     >>> compute_dtype(torch.bfloat16)
     torch.float32

@@ -1,60 +1,63 @@
-"""The one aggregation: weighted, clustered, masked means of models."""
+"""Aggregation: weighted, clustered and masked means of models."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.state import Stack, State, check_same, compute_dtype, count
+from surgery.states import Stack, State, check_same, compute_dtype, stack_size
 from surgery.transfer import upload
 
 
+@formerly("models weights mask fallback")
 def average(
     models: Mapping[str, Tensor],
+    *,
     weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     mask: Mapping[str, Tensor] | None = None,
     fallback: Mapping[str, Tensor] | None = None,
 ) -> State | Stack:
-    """The weighted mean over the K models of a stack, element by element. The one aggregation.
+    """The weighted mean over the K models of a stack, element by element.
 
     Args:
         models: a stack, tensors [K, *S].
-        weights: non-negative, not all zero, need not sum to one. None weighs all alike. Shape [K] gives a
-            state; shape [C, K] gives a stack of C means, which is clustering: row c weighs the members of
-            cluster c. A model of weight 0 takes no part at all, whatever it holds. Give them on the CPU: they
-            are read on the host, which waits for an accelerator that they live on.
-        mask: boolean tensors [K, *S] (or a shape that broadcasts to it), True where model k covers the
-            element. Names left out are covered entirely. The mean of an element runs over the models
-            that cover it. Needs `fallback`.
-        fallback: a state (or a stack of C of them) that keeps its value where no model has weight.
+        weights: non-negative, not all zero; they need not sum to one. None gives all models the same weight. Weights
+            [K] give a state; weights [C, K] give a stack of C means (clustering: row c has the weights of the members
+            of cluster c). A model of weight 0 is ignored, even if it holds NaN. Give weights on the CPU: they are read
+            on the host, which would have to wait for an accelerator.
+        mask: boolean tensors [K, *S] (or a shape that broadcasts to it), True where model k covers the element. The
+            mean of an element is taken over the models that cover it. Tensors without a mask are covered entirely.
+            Needs `fallback`.
+        fallback: a state (or a stack of C states) with the values for elements that no model with weight covers.
 
     Returns:
         Tensors [*S], or [C, *S] for two-dimensional weights, of the models' dtype; half precision is accumulated in
-        float32. Integer and boolean tensors are never averaged: the maximum over the models with weight is carried.
+        float32. Integer and boolean tensors are never averaged: the result is the maximum over the models with weight.
 
     Raises:
-        SurgeryError: for weights of a wrong shape, negative ones, weights that sum to zero or a mask
-            without fallback, and masks and fallbacks that do not fit.
+        SurgeryError: for weights that are negative or of a wrong shape; for weights that sum to zero, or a mask,
+            without a fallback; for masks and fallbacks that do not fit.
 
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[3, 1])
     {'w': tensor([1.])}
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[[1, 1], [0, 2]])["w"].tolist()
     [[2.0], [4.0]]
     """
-    k = count(models)
+    k = stack_size(models)
     rows = weight_rows(weights, k, fallback is not None)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
     if mask and fallback is None:
-        raise SurgeryError("a mask can leave elements that nobody covers: give the values to keep as `fallback`")
+        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
     clustered = rows.ndim == 2
     result = {name: [] for name in models}
     for c, row in enumerate(rows if clustered else rows[None]):
-        keep = None if fallback is None else _fallback_row(fallback, models, c, len(rows) if clustered else None)
+        keep = None if fallback is None else fallback_row(fallback, models, c, rows.shape[:-1])
         members = row.nonzero().flatten()
         share = row[members] / row.max() if len(members) else row[members]
         share = share / share.sum()
-        moved: dict[object, Tensor] = {}  # one transfer a device and dtype, not one a tensor
+        moved: dict[object, Tensor] = {}  # one transfer for each device and dtype, not for each tensor
         for name, tensor in models.items():
             if not len(members):
                 result[name].append(keep[name].clone())
@@ -79,29 +82,29 @@ def average(
 
 
 def weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
-    """Weights on the CPU in float64, in which sample counts and their ratios stay exact: [K] or [C, K]."""
+    """Weights [K] or [C, K] in float64 (exact for sample counts and their ratios) on the CPU."""
     if weights is None:
         return torch.ones(k, dtype=torch.float64)
     try:
         rows = weights.detach().cpu() if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
     except (TypeError, ValueError) as error:
-        raise SurgeryError(f"weights are no numbers of shape [{k}] or [C, {k}]: {error}") from None
+        raise SurgeryError(f"weights must be numbers of shape [{k}] or [C, {k}]: {error}") from None
     if rows.is_complex() or rows.ndim not in (1, 2) or rows.shape[-1] != k or not len(rows):
         raise SurgeryError(f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models")
     rows = rows.double()
     if not bool((rows >= 0).all() & rows.isfinite().all()):
         raise SurgeryError(f"weights must be finite and not negative, got {rows.tolist()}")
     if not has_fallback and bool((rows.sum(-1) == 0).any()):
-        raise SurgeryError("weights sum to zero: give values to keep for that case as `fallback`")
+        raise SurgeryError("weights sum to zero: give values for that case as `fallback`")
     return rows
 
 
 def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
     """The mask of one tensor, expanded to its shape."""
     if name not in models:
-        raise SurgeryError(f"the mask names {name!r}, which the stack does not have")
+        raise SurgeryError(f"the mask names {name!r}, but the stack has no such tensor")
     if mask.dtype is not torch.bool:
-        raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks are boolean")
+        raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks must be boolean")
     try:
         return mask.to(models[name].device).expand_as(models[name])
     except RuntimeError:
@@ -110,32 +113,33 @@ def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tenso
         ) from None
 
 
-def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: int | None) -> State:
-    """The state that row c falls back to."""
+def fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: Sequence[int]) -> State:
+    """The state that row c of the weights falls back to: the fallback, or its entry c if it is a stack.
+
+    `rows` is () for weights [K], and [C] for weights [C, K].
+    """
     single = {name: tensor[0] for name, tensor in models.items()}
-    stacked = rows is not None and all(
-        name in fallback and fallback[name].shape == (rows, *tensor.shape) for name, tensor in single.items()
-    )
+    stacked = rows and all(n in fallback and fallback[n].shape == (*rows, *t.shape) for n, t in single.items())
     keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)
     check_same(single, keep, "the stack", "the fallback")
     return {name: keep[name].to(tensor) for name, tensor in single.items()}
 
 
 def _mean(x: Tensor, weights: Tensor, covered: Tensor | None) -> Tensor:
-    """Over the first axis; weights [K] sum to one and have the dtype to compute in. NaN where nobody covers."""
+    """The mean over the first axis; NaN where nobody covers. Weights [K] sum to one; it is computed in their dtype."""
     values = x.reshape(x.shape[0], x[0].numel()).to(weights.dtype)
     if covered is None:
         mean = weights @ values
     else:
         inside = covered.reshape(values.shape)
         if not weights.is_complex():
-            weights = weights.clamp(min=1e-30)  # a weight that vanished in float32 still beats the fallback
+            weights = weights.clamp(min=1e-30)  # a weight that is 0 in float32 still counts more than the fallback
         mean = (weights @ values.masked_fill(~inside, 0)) / (weights @ inside.to(weights.dtype))
     return mean.reshape(x.shape[1:]).to(x.dtype)
 
 
 def _maximum(x: Tensor, covered: Tensor | None) -> Tensor:
-    """Over the first axis; integers of every width compare as int64."""
+    """The maximum over the first axis, compared as int64."""
     values = x.to(torch.int64)
     if covered is not None:
         values = torch.where(covered, values, torch.iinfo(torch.int64).min)

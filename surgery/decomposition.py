@@ -1,4 +1,4 @@
-"""Decomposition of a network into the pieces that surgery moves around."""
+"""The decomposition of a network into the pieces that surgery moves around."""
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -6,43 +6,45 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surgery.deprecated import formerly
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
-from surgery.forward import in_mode, observed, run, tensors_in
-from surgery.state import owners, state
+from surgery.forward import call, in_mode, observed, tensors_in
+from surgery.names import is_inside
+from surgery.states import owners, state
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
 
 class Layer(NamedTuple):
-    """A piece of a network: its module's name, its kind and the state names of the tensors that it owns."""
+    """A piece of a network: the name of its module, its kind, and the state names of the tensors that it owns."""
 
     name: str
     kind: str
     tensors: tuple[str, ...]
 
 
-def layers(model: nn.Module, example: Any = None, unit: Unit = "layer") -> list[Layer]:
+@formerly("model example unit")
+def layers(model: nn.Module, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 
     Args:
-        model: any module; without an example no forward pass is run and meta tensors will do.
+        model: any module. Without an example no forward pass is run, and meta tensors are enough.
         unit: what counts as one piece.
-            `layer`: a module that owns tensors, with all that it owns: weight, bias, norm statistics. A
-            module that has children and tensors of its own (a position embedding, a class token) gives
-            those tensors as one more layer; what a parametrization (weight norm) keeps belongs to its module.
-            `block`: a residual block (of `surgery.sections`) is one piece, whatever lies outside of blocks is as
-            for `layer`.
-            `tensor`: each entry of the state on its own.
+            `layer`: a module that owns tensors, with everything that it owns: weight, bias, norm statistics. If a
+            module with children also has tensors of its own (a position embedding, a class token), these are one more
+            layer. The tensors of a parametrization (weight norm) belong to the module that it is for.
+            `block`: a residual block (of `surgery.sections`) is one piece; outside of blocks it is as for `layer`.
+            `tensor`: each entry of the state is a piece.
         example: an input (a tensor, a tuple of arguments or a dict of keyword arguments) for one forward pass in
-            evaluation mode, which shows the order in which the layers are used.
+            evaluation mode, which shows the order in which layers are used.
 
     Returns:
-        Layers in execution order (of their first use) if there is an example, those that were not used last; else in
-        registration order. A tensor that several modules share belongs to the first of them.
+        With an example, layers in the order of their first use, unused ones last; otherwise in registration order. A
+        tensor that several modules share belongs to the first of them.
 
     Raises:
-        SurgeryError: if the unit is unknown, or is `block` and the model has none.
+        SurgeryError: if the unit is unknown, or is `block` and the model has no blocks.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     >>> for layer in layers(net): print(layer.name, layer.kind, len(layer.tensors))
@@ -50,8 +52,6 @@ def layers(model: nn.Module, example: Any = None, unit: Unit = "layer") -> list[
     1 BatchNorm1d 5
     3 Linear 2
     """
-    if isinstance(example, str):
-        raise SurgeryError(f"the example is {example!r}: give a unit by name, unit={example!r}")
     pieces = _pieces(model, unit)
     if example is None:
         return pieces
@@ -73,22 +73,20 @@ def _pieces(model: nn.Module, unit: Unit) -> list[Layer]:
     pieces: dict[str, list[str]] = {}
     for name, _, own in owners(model):
         name = _parametrized(name, modules)
-        parents = [block for block in blocks if name == block or name.startswith(f"{block}.")]
-        pieces.setdefault(parents[0] if parents else name, []).extend(own)
+        pieces.setdefault(next((block for block in blocks if is_inside(name, block)), name), []).extend(own)
     return [Layer(name, type(modules[name]).__name__, tuple(names)) for name, names in pieces.items()]
 
 
 def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
-    """The rank of each tensor's first use in a forward pass, by state name; unused ones are left out."""
+    """By state name the rank of each tensor's first use in a forward pass; unused tensors are left out."""
 
     def watch(copy: nn.Module, given: Any) -> dict[str, int]:
         mode = _Uses({id(tensor): name for _, _, own in owners(copy) for name, tensor in own.items()})
         with in_mode(copy, training=False), mode:
-            run(copy, given)
+            call(copy, given)
         return mode.order
 
-    order, _, _ = observed(model, example, watch)
-    return order
+    return observed(model, example, watch).found
 
 
 class _Uses(TorchDispatchMode):
@@ -104,7 +102,7 @@ class _Uses(TorchDispatchMode):
 
 
 def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:
-    """The module that a parametrization's tensors belong to, or the name itself."""
+    """The module that a parametrization is for; other modules' names are returned as they are."""
     parts = name.split(".")
     if "parametrizations" in parts:
         owner = ".".join(parts[: parts.index("parametrizations")])

@@ -1,4 +1,4 @@
-"""Models of timm and torchvision by name, which are imported when they are asked for."""
+"""Models of timm and torchvision by name. The libraries are imported only when a model is asked for."""
 
 import difflib
 import inspect
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from surgery.deprecated import formerly
 from surgery.errors import SurgeryError, first_line
 
 
@@ -15,10 +16,10 @@ def named(name: str, **arguments) -> nn.Module:
 
     Args:
         name: "timm:NAME" (timm.create_model) or "torchvision:NAME" (torchvision.models.get_model).
-        arguments: those of the library's factory, `num_classes` for one.
+        arguments: arguments of the library's factory, such as `num_classes`.
 
     Raises:
-        SurgeryError: for a name that the library does not have, and arguments that the factory refuses.
+        SurgeryError: if the library has no such model, or its factory refuses the arguments.
 
     >>> type(named("torchvision:resnet18", num_classes=3)).__name__
     'ResNet'
@@ -27,7 +28,7 @@ def named(name: str, **arguments) -> nn.Module:
     try:
         return _LIBRARIES[library][1](model, arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        raise SurgeryError(f"{name} cannot be made: {first_line(error)}") from error
+        raise SurgeryError(f"{name} cannot be built: {first_line(error)}") from error
 
 
 def check_named(name: str) -> tuple[str, str]:
@@ -42,7 +43,7 @@ def check_named(name: str) -> tuple[str, str]:
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
         raise SurgeryError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)")
     known = _known(library)
-    if model.split(".")[0] not in known:  # timm's names may go on with a tag for weights
+    if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = difflib.get_close_matches(model, known, n=3, cutoff=0.5)
         hint = (
             f"did you mean {' or '.join(f'{library}:{other}' for other in near)}?" if near else "see its list_models()"
@@ -51,10 +52,12 @@ def check_named(name: str) -> tuple[str, str]:
     return library, model
 
 
-def example_input(model: nn.Module, batch: int = 2) -> Tensor:
-    """Zeros [batch, channels, height, width] of the size that a model was made for; videos have [frames] before that.
+@formerly("model batch")
+def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
+    """Zeros [batch, channels, height, width] of the size that a model was made for, or [batch, channels, frames, ...].
 
-    The size is timm's own metadata where there is some, else what torchvision's classes take, else 224 x 224.
+    The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes,
+    otherwise 224 x 224.
 
     >>> example_input(named("torchvision:resnet18")).shape
     torch.Size([2, 3, 224, 224])
@@ -80,7 +83,7 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
 
 
 def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
-    """timm's metadata say what weights were trained on; `in_chans` and `img_size` may have been others."""
+    """The size for this model: timm's metadata have the trained weights' one; `in_chans` and `img_size` may differ."""
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(image, tuple) and len(image) == 2:
         size = (size[0], *image)
@@ -98,9 +101,9 @@ def _torchvision(name: str, arguments: dict) -> nn.Module:
     from torchvision import models
 
     takes = inspect.signature(models.get_model_builder(name)).parameters
-    defaults = {"weights_backbone": None} if "weights_backbone" in takes else {}  # its default would be downloaded
+    defaults = {"weights_backbone": None} if "weights_backbone" in takes else {}  # the default would be downloaded
     if name in ("inception_v3", "googlenet"):
-        defaults["init_weights"] = True  # as without, but for a warning
+        defaults["init_weights"] = True  # the default, but without a warning
     return models.get_model(name, **{**defaults, **arguments})
 
 

@@ -1,4 +1,4 @@
-"""State dicts as trees of modules, so that what works on modules works on states."""
+"""State dicts as trees of modules, so that functions on modules work on states, too."""
 
 from collections.abc import Mapping
 
@@ -9,13 +9,13 @@ from surgery.edits import Chain
 
 
 class Part(nn.Module):
-    """Stands for a module of which only the tensors are known. `kind` is its name without its number."""
+    """A module of which only the tensors are known. `kind` is its name without its number."""
 
     kind = ""
 
 
 def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
-    """The module itself, or for a state a tree of `Part` that holds its tensors (as buffers) under their names.
+    """The module itself, or for a state a tree of `Part` modules with its tensors as buffers, under the same names.
 
     >>> [name for name, _ in as_module({"a.0.weight": Tensor(2)}).named_modules()]
     ['', 'a', 'a.0']
@@ -32,7 +32,7 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
                 if child[-1:].isdigit():
                     module._modules[child].kind = child.rstrip("0123456789")
                 else:
-                    module._modules[child].kind = f".{child}"  # of no sibling's kind
+                    module._modules[child].kind = f".{child}"  # differs from all siblings' kinds
             module = module._modules[child]
         module._buffers[last] = tensor.detach()
     for parent in list(root.modules()):
@@ -45,7 +45,7 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
 
 
 def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
-    """Whether a numbered part holds equal 0, 1 ... that have what a sibling of the part has: what `graft` leaves."""
+    """Whether a part is a chain that `graft` made: its children 0, 1, ... are equal, and they match a sibling of it."""
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False

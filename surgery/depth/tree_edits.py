@@ -1,4 +1,4 @@
-"""Blocks put into a module's tree and taken out of it, with the edits that say so."""
+"""Inserting blocks into the tree of a module and dropping them from it, with the edits for plans."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -7,19 +7,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from surgery.depth.interface import returns_several
-from surgery.depth.parts import Part
+from surgery.depth.state_tree import Part
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.state import owners
+from surgery.names import joined
+from surgery.states import owners
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The registered tensors themselves, by state name."""
+    """The registered tensors themselves (not detached), by state name."""
     return {name: tensor for _, _, own in owners(module) for name, tensor in own.items()}
 
 
 def copy_block(model: nn.Module, name: str, origin: dict[int, str]) -> nn.Module:
-    """A copy of a block with tensors of its own, noted in `origin`; those tied to others outside stay tied."""
+    """A copy of a block with tensors of its own, except those tied to tensors outside of it. `origin` is extended."""
     block = model.get_submodule(name)
     inside = set(block.modules())
     outside = {id(tensor) for tensor in _registered(m for m in model.modules() if m not in inside)}
@@ -33,7 +34,7 @@ def copy_block(model: nn.Module, name: str, origin: dict[int, str]) -> nn.Module
 
 
 def insert(model: nn.Module, name: str, copies: list[nn.Module]) -> dict[str, Any]:
-    """Put copies behind a block; the edit that takes them away."""
+    """Insert copies behind a block. Returns the edit that removes them."""
     parent, _, child = name.rpartition(".")
     owner = model.get_submodule(parent)
     children = list(owner._modules.items())
@@ -42,7 +43,7 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module]) -> dict[str, An
     if isinstance(owner, Chain):
         owner.extend(copies)
         return {"do": "unchain", "module": parent, "keep": position + 1}
-    if (_is_plain(owner) and numbered) or _is_numbered_part(owner):
+    if (_only_runs_children(owner) and numbered) or _is_numbered_part(owner):
         _splice(owner, position + 1, 0, copies)
         return {"do": "remove", "module": parent, "first": position + 1, "count": len(copies)}
     block = owner._modules[child]
@@ -52,9 +53,9 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module]) -> dict[str, An
 
 
 def drop(model: nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Take blocks of one section away, named in its order; the edits that do so."""
+    """Drop blocks of one section, named in its order. Returns the edits that do so."""
     edits = []
-    # From the last to the first, so that renumbering moves no block that is still to go.
+    # From the last to the first, so that renumbering does not move blocks that are still to be dropped.
     for parent, group in groupby(reversed(names), lambda name: name.rpartition(".")[0]):
         owner, children = model.get_submodule(parent), [name.rpartition(".")[2] for name in group]
         if isinstance(owner, Chain) and len(children) == len(owner):
@@ -74,14 +75,14 @@ def _drop_child(model: nn.Module, parent: str, child: str) -> list[dict[str, Any
     if _is_numbered_part(owner):
         _splice(owner, position, 1, [])
         return []
-    if _is_plain(owner) or isinstance(owner, Chain):
+    if _only_runs_children(owner) or isinstance(owner, Chain):
         edit = {"do": "remove", "module": parent, "first": position, "count": 1}
     else:
-        name = f"{parent}.{child}" if parent else child
+        name = joined(parent, child)
         if returns_several(block := owner._modules[child]):
             raise SurgeryError(
-                f"block {name!r} ({type(block).__name__}) returns several values, and none can stand for them where it "
-                "was: leave its section as it is"
+                f"block {name!r} ({type(block).__name__}) returns several values and cannot be left out: leave its "
+                "section as it is"
             )
         edit = {"do": "skip", "module": name}
     apply_edit(model, edit)
@@ -93,8 +94,8 @@ def _registered(modules: Iterator[nn.Module]) -> Iterator[Tensor]:
         yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
 
 
-def _is_plain(owner: nn.Module) -> bool:
-    """Whether the module is a Sequential that runs its children one after the other and does nothing else."""
+def _only_runs_children(owner: nn.Module) -> bool:
+    """Whether the module is a Sequential that only runs its children one after the other."""
     return isinstance(owner, nn.Sequential) and type(owner).forward is nn.Sequential.forward
 
 
@@ -103,7 +104,7 @@ def _is_numbered_part(owner: nn.Module) -> bool:
 
 
 def _splice(owner: nn.Module, position: int, count: int, new: list[nn.Module]) -> None:
-    """Replace `count` numbered children by others, and renumber what follows; there may be gaps (activations)."""
+    """Replace `count` numbered children by new ones, and renumber those behind; numbers may have gaps (activations)."""
     children = list(owner._modules.items())
     first = int(children[position - 1][0]) + 1 if position else 0
     later = [(str(int(n) + len(new) - count), child) for n, child in children[position + count :]]

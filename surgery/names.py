@@ -1,0 +1,19 @@
+"""Dotted names of modules and tensors."""
+
+
+def joined(module: str, name: str) -> str:
+    """The name of something that a module holds; the root module is "".
+
+    >>> joined("layer1.0", "conv1"), joined("", "fc")
+    ('layer1.0.conv1', 'fc')
+    """
+    return f"{module}.{name}" if module else name
+
+
+def is_inside(name: str, module: str) -> bool:
+    """Whether a name is that of a module or of anything inside it; everything is inside the root "".
+
+    >>> is_inside("layer1.0.conv1", "layer1"), is_inside("layer1", "layer1"), is_inside("layer10", "layer1")
+    (True, True, False)
+    """
+    return not module or name == module or name.startswith(f"{module}.")

@@ -1,0 +1,87 @@
+"""Models are run to watch them: which module runs, where, and what happens if they cannot."""
+
+import copy
+import logging
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery.errors import InternalError
+from surgery.forward import observed, watching
+from surgery.width.rules.registry import RULES
+from surgery.width.trace import traced
+
+
+class Looking(nn.Module):
+    """Looks at a number, which the meta device does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.b(self.a(x)) * (2 if x.sum().item() > 1e9 else 1)
+
+
+class Noting(nn.Module):
+    """Notes what the watch says, before and after a module of another model runs in another thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.seen, self.other = None, [], [nn.Linear(1, 1)]  # in a list: no module of this model
+
+    def forward(self, x):
+        during = []
+        self.other[0].register_forward_hook(lambda *_: during.append(list(self.stack)))
+        thread = threading.Thread(target=self.other[0], args=(torch.ones(1),))
+        self.seen.append(list(self.stack))
+        thread.start()
+        thread.join()
+        self.seen += during
+        return x
+
+
+def test_only_the_modules_of_the_model_are_watched():
+    model = nn.Sequential(nn.Identity(), Noting())
+    with watching(model) as model[1].stack:
+        model(torch.ones(1))
+        assert model[1].stack == [""]
+        model[1].other[0](torch.ones(1))
+    assert model[1].seen == [["", "", "1"]] * 2  # outside, the model itself, its second part
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_why_a_model_does_not_run_on_the_meta_device_is_kept_and_logged(caplog):
+    model, x = Looking(), torch.ones(2, 4)
+    with caplog.at_level(logging.INFO, logger="surgery.forward"):
+        found = traced(model, x)
+    assert not found.on_meta
+    assert found.model is model
+    assert "meta" in found.why_not
+    assert found.why_not in caplog.text
+    plain = traced(nn.Linear(4, 2), x)
+    assert (plain.on_meta, plain.why_not) == (True, "")
+    assert plain.example.is_meta
+    assert all(p.is_meta for p in plain.model.parameters())
+
+
+def test_what_runs_is_a_copy():
+    model = Looking()
+    result = observed(model, torch.ones(2, 4), lambda m, x: (m, m(x)))
+    assert result.found[0] is not model
+    assert result.model is model
+    assert torch.equal(result.found[1], copy.deepcopy(model)(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), Looking()])
+def test_a_wrong_rule_is_no_refusal(model, monkeypatch):
+    def wrong(trace, args, out):
+        trace.assign(out, trace.axes_of(out)[:1])
+
+    monkeypatch.setitem(RULES, "addmm", wrong)
+    with pytest.raises(InternalError, match=r"surgery\.width\.rules is wrong"):
+        surgery.narrow(model, rate=0.5, example=torch.ones(3, 4))
+    assert not issubclass(InternalError, surgery.SurgeryError)
