@@ -1,1 +1,1 @@
-"""What every room needs: errors, files, random numbers, types of flags."""
+"""What every room needs: errors, files, tables, random numbers, types of flags, what packages declare."""

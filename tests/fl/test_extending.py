@@ -165,6 +165,8 @@ def test_each_is_one_new_file(tmp_path):
     rows = list(csv.DictReader((folder / "halfway-seed0/metrics.csv").open()))
     assert [row["moved"] for row in rows] == ["0.25"] * 4
     assert [bool(row["certainty"]) for row in rows] == [False, True, False, True]
+    first, *_ = csv.DictReader((folder / "halfway-seed0/clients.csv").open())
+    assert (first["train"], first["valid"]) == ("135", "15")  # three quarters of 200
     table = (re.split("  +", line.strip()) for line in (folder / "comparison.txt").read_text().splitlines())
     head, *lines = table
     fedavg, halfway = (dict(zip(head, line, strict=True)) for line in lines)

@@ -9,8 +9,10 @@ import torch
 import fl
 from fl import Config, FLError
 from fl import run as cli
+from fl.base.rng import Rng
 from fl.config.settings import DataSettings
 from fl.data.__main__ import main
+from fl.partition import deal
 from fl.runs import checkpoint
 from fl.runs.assembly import build, model_spec
 from fl.runs.folder import begin
@@ -41,6 +43,9 @@ def test_every_partition_reaches_the_federation(settings, capsys):
     shown = json.loads(capsys.readouterr().out)
     tables = [torch.bincount(fed.data.y[split.train], minlength=10).tolist() for split in fed.clients]
     assert shown["counts"] == tables
+    options = {name: value for name, value in settings.items() if name not in ("partition", "clients")}
+    dealt = deal(fed.data.y, config.partition, config.clients, Rng(0).numpy("partition"), **options)
+    assert list(map(len, dealt.parts)) == fed.clients.train.sizes.tolist()
     assert len(shown["structure"][0]) == config.clients
 
 
