@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl import data
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.base.files import write_json, write_text
+from fl.base.files import write_json
 from fl.config import Config
 from fl.federation import Federation
 from fl.partition import KINDS
@@ -60,7 +60,6 @@ class Simulation:
         run = cls(config, fed, algorithm, folder, server, done)
         run.metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, run.metrics.rows)
-        write_text(folder / "config.yaml", config.to_yaml())
         return run
 
     @property

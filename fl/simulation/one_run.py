@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fl import data
+from fl.base.files import write_text
 from fl.config import Config
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
@@ -33,7 +34,8 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
     run = Simulation.begin(config, folder, resume, dataset)
-    leave("start", run)
+    leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
+    write_text(folder / "config.yaml", config.to_yaml())
     try:
         for number in rounds(run):
             if number % config.checkpoint_every == 0:

@@ -23,7 +23,7 @@ from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
-from fl.federation.own import Level, predict
+from fl.federation.own import Level, predict, predict_all
 from fl.federation.trained import Trained
 from fl.partition import Split
 from fl.runs.pathways import Pathways
@@ -200,6 +200,7 @@ def test_remembered_logits_are_those_computed_anew(make_federation):
     tables = [grown.table(levels[:n]) for n in (1, 2, 3)]
     assert torch.equal(tables[2], anew.table(levels))
     assert grown.table(levels) is tables[2]
+    assert torch.equal(tables[0], additive.Cache(fed).table(levels[:1]))  # whoever has it keeps it as it was
     for client, split in enumerate(fed.clients):
         for part in (split.train, split.valid):
             expected = predict(fed.predict, levels, client, fed.data.x[part], mean=False)
@@ -377,6 +378,22 @@ def test_nobody_is_given_another_clients_personal_model(make_federation):
     for number, clients in enumerate(([0, 1], [1, 2], [2, 1]), 1):
         server, _ = method.round(server, clients, Rng(0, number))
     assert level(server, 2)[1].tolist() == [-1, 1, 2, -1]
+
+
+def test_a_client_without_any_model_predicts_with_the_global_one(make_federation):
+    """Alone, and where all clients are evaluated at once: 2 and 3 never took part."""
+    fed = linear(make_federation, participants=2, optimizer=SGD(0.1, 0.0))
+    method = femam(fed, FeMAMOptions(("2",)))
+    server, _ = method.round(method.init(), [0, 1], Rng(0, 1))
+    assert (level(server, 1)[1] < 0).tolist() == [False, False, True, True]
+    samples, owners = torch.arange(4), torch.arange(4)
+    together = predict_all(fed, method.own(server), samples, owners)
+    for client in range(4):
+        state = server["global"] if client > 1 else level(server, 1).state(int(level(server, 1).used[client]))
+        expected = fed.predict(state, fed.data.x[client : client + 1])
+        torch.testing.assert_close(together[client : client + 1], expected)
+        assert torch.equal(method.predict(server, fed.data.x[client : client + 1], client), expected)
+    assert expected.any()
 
 
 def test_a_last_level_of_clusters_is_judged_after_every_round(make_federation):

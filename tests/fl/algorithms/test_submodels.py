@@ -78,6 +78,17 @@ def test_a_dropped_client_is_as_one_that_was_not_there(monkeypatch, name):
         algorithm.round(server, [2, 0, 1], Rng(0, 1))
 
 
+@pytest.mark.parametrize("name", MIXED)
+def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
+    """FedRolex's parts move on, and FlexiFed's lie in a tree."""
+    fed, plan = federation(name), method(name).plan
+    assert (plan is None) == (name in ("fedrolex", "flexifed"))
+    if plan:
+        for client in range(len(fed.clients)):
+            assert plan(client).small_shapes == shapes(fed, client)
+            assert plan(client).shapes == {key: tuple(tensor.shape) for key, tensor in fed.initial().items()}
+
+
 @pytest.mark.parametrize("name", ["fedfa", "heterofl", "fedrolex"])
 def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
     fed, algorithm = federation(name), method(name)
