@@ -792,6 +792,8 @@ def test_rounding_to_multiples():
     model = Images(nn.Conv2d(3, 20, 1), nn.Conv2d(20, 50, 1), nn.Flatten(), nn.Linear(50 * 16, 5))
     small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: max(8, round(width / 8) * 8))
     assert (small.steps[0].out_channels, small.steps[1].out_channels) == (8, 24)
+    small, _ = narrow(model, rate=0.5, example=images(4), rounding=zoo.divisor8)
+    assert (small.steps[0].out_channels, small.steps[1].out_channels) == (16, 24)
     small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: 10**6)
     assert small.steps[0].out_channels == 20
     small, _ = narrow(model, rate=0.01, example=images(4), rounding=math.floor)
