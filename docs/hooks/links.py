@@ -37,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links as the site has them."""
+    if "/" not in page.file.src_uri:  # a tab with nothing beside it: let it have the room
+        page.meta["hide"] = ["navigation"]
     source = _source(page.file)
     here = os.path.dirname(page.file.src_uri)
 
