@@ -1,10 +1,10 @@
-"""Draw the README's picture with the library itself: `python docs/recombination.py`.
+"""Draw recombination with the library itself: `python docs/recombination.py FILE`.
 
 Five models of a ResNet-20 whose tensors hold nothing but their model's number are shuffled for real; the colour of
 a cell is the number found there.
 """
 
-from pathlib import Path
+import sys
 
 import torch
 from matplotlib.colors import ListedColormap
@@ -16,7 +16,7 @@ import zoo
 K, SEED = 5, 8
 
 
-def main() -> None:
+def main(file: str) -> None:
     model = zoo.create("resnet20", width=0.25)
     numbers = [{name: torch.full(t.shape, k) for name, t in surgery.state(model).items()} for k in range(K)]
     models = surgery.stack(numbers)
@@ -39,8 +39,8 @@ def main() -> None:
         axis.set_yticks([i + 0.5 for i in range(len(blocks))], [block.name for block in blocks], fontsize=8)
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=130)
+    figure.savefig(file, dpi=130)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,0 +1,106 @@
+"""Make the pictures of these pages again: `python docs/pictures.py NAME...`.
+
+Each is what the commands beside its name leave behind; they run in a folder of their own. The longest take hours of two
+CPU cores, those on Fashion-MNIST read $FL_DATA_ROOT.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).resolve().parent
+
+
+class Picture(NamedTuple):
+    """The commands that make a picture, separated by &&, and where it then lies."""
+
+    commands: str
+    file: str
+    time: str = "a minute"
+
+
+PAIR = "python -m fl.run --algorithm fedavg,fedmr --seeds 0,1 --name pair"
+RIVALS = "python -m fl.run fashion-mnist-rivals"
+CLUSTERS = "python -m fl.run femam-fashion-mnist"
+ATTACKED = (
+    "python -m fl.sweep attack.share 0,0.05,0.2,0.4 fedfa-digits --algorithm nefl,fedfa --partition iid "
+    "--no-masked-loss --attack.amplify 5 --rounds 20 --eval-every 2 --models-every 20 --seeds 0,1 --name attack"
+)
+PICTURES = {
+    "recombination": Picture(f"python {DOCS}/recombination.py recombination.png", "recombination.png"),
+    "curves": Picture("python -m fl.run --name run", "runs/run/curves.png"),
+    "comparison": Picture(PAIR, "runs/pair/comparison.png"),
+    "landscape-digits": Picture(f"{PAIR} && python -m fl.landscape runs/pair", "landscape.png"),
+    "inspect-resnet50": Picture(
+        "python -m surgery inspect timm:resnet50 --width 0.5 --depth 2,2,4,2 --plot resnet50.png", "resnet50.png"
+    ),
+    "partition": Picture(
+        "python -m fl.data --clients 40 --partition clusters --clusters 2,5 --cluster-classes 2,1 --plot partition.png",
+        "partition.png",
+    ),
+    "sweep": Picture(
+        "python -m fl.sweep fedmr.stage1-rounds 0,10,20 --algorithm fedmr,fedavg --seeds 0,1 --models-every 0 "
+        "--name stages",
+        "runs/stages/curves.png",
+        "five minutes",
+    ),
+    "landscape": Picture(
+        f"{RIVALS} --algorithm fedavg,fedmr --seeds 0 --name pair && "
+        "python -m fl.landscape runs/pair/fedavg-seed0 runs/pair/fedmr-seed0",
+        "landscape.png",
+        "ten minutes",
+    ),
+    "fashion-mnist-rivals": Picture(f"{RIVALS} --name rivals", "runs/rivals/comparison.png", "two hours"),
+    "fashion-mnist-rivals-0.1": Picture(
+        f"{RIVALS} --alpha 0.1 --name rivals", "runs/rivals/comparison.png", "two hours"
+    ),
+    "femam-structure": Picture(
+        f"{CLUSTERS} --algorithm femam --seeds 0 --name one && "
+        f"{CLUSTERS} --algorithm femam --seeds 0 --clusters 2,3 --cluster-classes 2,2 --name two && "
+        "python -m fl.structure runs/one runs/two",
+        "structure.png",
+        "five minutes",
+    ),
+    "femam-clusters": Picture(f"{CLUSTERS} --name clusters", "runs/clusters/comparison.png", "an hour"),
+    "femam-traffic": Picture(
+        f"{CLUSTERS} --name clusters && python -m fl.compare runs/clusters --against traffic",
+        "comparison.png",
+        "an hour",
+    ),
+    "fedfa-coverage": Picture(
+        "python -m fl.run fedfa-fashion-mnist --algorithm fedfa --seeds 0 --rounds 1 --name fa", "runs/fa/coverage.png"
+    ),
+    "fedfa-attack": Picture(ATTACKED, "runs/attack/curves.png", "an hour"),
+}
+
+
+def make(name: str) -> Path:
+    """Run a picture's commands, and put what they leave into docs/images."""
+    picture, made = PICTURES[name], DOCS / "images" / f"{name}.png"
+    paths = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryDirectory() as folder:
+        for command in picture.commands.split(" && "):
+            words = [sys.executable, *shlex.split(command)[1:]]
+            subprocess.run(words, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=True)
+        shutil.copy(Path(folder, picture.file), made)
+    return made
+
+
+def main() -> None:
+    """Make the pictures named on the command line; without names list them."""
+    if unknown := set(sys.argv[1:]) - PICTURES.keys():
+        sys.exit(f"unknown picture {', '.join(sorted(unknown))}: there are {', '.join(PICTURES)}")
+    for name in sys.argv[1:]:
+        print(f"made {make(name)}")
+    if not sys.argv[1:]:
+        for name, picture in PICTURES.items():
+            print(f"{name:26}{picture.time:14}{picture.commands}")
+
+
+if __name__ == "__main__":
+    main()
