@@ -27,7 +27,7 @@ class Chain(nn.Sequential):
 
 
 def passed_on(out: Any, inputs: tuple) -> tuple:
-    """The inputs of the next block of a chain. Of several returned values those of its inputs' form replace these."""
+    """The inputs of a chain's next block. If a block returns several values, those like its inputs replace these."""
     if not isinstance(out, tuple) or isinstance(inputs[0], tuple):
         return (out, *inputs[1:])
     rest = (o if _same_form(o, i) else i for o, i in zip(out[1:], inputs[1:]))
