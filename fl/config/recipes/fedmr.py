@@ -130,7 +130,7 @@ def fashion_mnist_rivals() -> Config:
     python -m fl.run fashion-mnist-rivals --alpha 0.1
 
     Each of the 18 runs takes 3 to 8 minutes of a CPU thread. FedMut's radius is 1: with 5, and with 4, its mutants
-    diverge in the third round here. The README has the results.
+    diverge in the third round here. The results are in docs/results/fedmr.md.
     """
     return replace(
         PAPER, algorithm=(*METHODS, "indep"), dataset="fashion-mnist", model="lenet", rounds=100, eval_every=2,
