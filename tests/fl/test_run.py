@@ -369,7 +369,7 @@ def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
     folder = run(tmp_path, "--lr-schedule", "cosine", "--chunk", "1")
     assert "--resume" not in capsys.readouterr().out
     assert cli.main(["--resume", str(folder), "--rounds", "9"]) == 2
-    assert "--rounds cannot change with --lr-schedule cosine" in capsys.readouterr().err
+    assert "--rounds cannot change: --lr-schedule cosine" in capsys.readouterr().err
 
 
 def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):

@@ -209,7 +209,8 @@ def fashion_mnist() -> Config:
     The last has clusters on two levels: two with 2 classes each, and within these three with 2 of the other 6. A client
     trains on some 120 images and validates on 70. pFedMe's global model follows at once (--pfedme.outer-lr 10 times its
     lam of 0.1 is 1): at the clients' own rate it hardly moves from where it began. With Dirichlet 0.1 FedAvg diverges
-    at the learning rate of 0.2. The results are in docs/results/femam.md; a run takes one to three minutes of a CPU thread.
+    at the learning rate of 0.2. The results are in docs/results/femam.md. A run takes one to three minutes of a CPU
+    thread.
     """
     return replace(
         PAPER, dataset="fashion-mnist", samples=14_000, partition="clusters", clusters=(5,), cluster_classes=(3,),

@@ -23,6 +23,7 @@ from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
+from fl.federation.defence import Defence
 from fl.federation.own import Level, predict, predict_all
 from fl.federation.trained import Trained
 from fl.partition import Split
@@ -548,7 +549,7 @@ def updated(states, centres, mapping, how="nearest", compare="all", clients=None
     clients = list(range(len(mapping))) if clients is None else clients
     trained = Trained(states, torch.zeros(len(clients)), (1,) * len(clients), {}, states)
     made = clustering.Clustering.make(
-        SimpleNamespace(model=nn.Linear(1, 1, bias=False), average=surgery.average), how, compare, "fesem"
+        SimpleNamespace(model=nn.Linear(1, 1, bias=False), average=Defence().average), how, compare, "fesem"
     )
     return made.update(centres, torch.tensor(mapping), clients, trained, Rng(0, 1))[1].tolist()
 
@@ -584,7 +585,7 @@ def test_there_may_be_fewer_models_than_clusters():
 
 def test_running_statistics_are_not_compared():
     made = clustering.Clustering.make(
-        SimpleNamespace(model=nn.BatchNorm1d(1, affine=True), average=surgery.average), "nearest", "all", "fesem"
+        SimpleNamespace(model=nn.BatchNorm1d(1, affine=True), average=Defence().average), "nearest", "all", "fesem"
     )
     parts = ("weight", "bias", "running_mean", "running_var")
     states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))

@@ -39,9 +39,9 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
         leaving=0.3, attack=attack, defence=defence,
     )  # fmt: skip
     fed, _ = build(config)
-    assert fed.augment == Augment(crop=2, flip=True)
-    assert fed.precision == Precision("bf16", channels_last=True, deterministic=False)
-    assert fed.masked
+    assert fed.local.augment == Augment(crop=2, flip=True)
+    assert fed.local.precision == Precision("bf16", channels_last=True, deterministic=False)
+    assert fed.local.masked
     assert len(fed.attack.malicious) == 3
     assert fed.attack.amplify == 4.0
     assert not torch.equal(fed.attack.data.x, fed.data.x)  # the trigger
@@ -50,8 +50,8 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     assert fed.truth.unique().tolist() == [0, 1]
     assert fed.asked == {"masked", "tampering", "presence"}
     plain, _ = build(Config(algorithm=("fedavg",)))
-    assert (plain.augment, plain.precision, plain.defence) == (Augment(), Precision(), Defence())
-    assert (plain.attack, plain.presence, plain.masked, plain.asked) == (None, None, False, set())
+    assert (plain.local.augment, plain.local.precision, plain.defence) == (Augment(), Precision(), Defence())
+    assert (plain.attack, plain.presence, plain.local.masked, plain.asked) == (None, None, False, set())
 
 
 def test_alpha_and_minimum_reach_the_partition():
