@@ -2,7 +2,7 @@
 
 import torch
 
-from fl.algorithms import FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
+from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.federation import training
@@ -11,6 +11,11 @@ SMALL = Config(
     fesem=FeSEMOptions(2), fesem_plus=FeSEMPlusOptions(2), femam=FeMAMOptions(("global", "2", "personal"), (1, 1))
 )
 """For federations of few clients and rounds."""
+
+
+def made(name, fed, config=SMALL):
+    """The algorithm of a method, with its options in these settings."""
+    return ALGORITHMS[name](fed, getattr(config, name, None))
 
 
 def play(algorithm, fed, rounds=3, first=1, server=None):

@@ -42,9 +42,7 @@ def imported(name: str) -> list[tuple[str, int]]:
         else:
             continue
         found += [(one, node.lineno) for one in names if one.split(".")[0] in PACKAGES]
-    packages = ["fl.algorithms"] if name == "fl.algorithms" else []
-    packages += [node.args[0].value for node in ast.walk(tree) if is_declared(node)]
-    for package in packages:  # of which it imports whatever lies in it
+    for package in [node.args[0].value for node in ast.walk(tree) if is_declared(node)]:  # it imports all files there
         inside = [one for one in FILES if one.rpartition(".")[0] == package and not FILES[one].stem.startswith("__")]
         found += [(one, 0) for one in inside if one != name]
     return found
@@ -78,6 +76,17 @@ def test_all_of_fl_lies_in_rooms_or_is_a_command():
     assert inside == set(ROOMS)
     for file in (ROOT / "fl").glob("*.py"):
         assert file.name == "__init__.py" or "__main__" in file.read_text(), f"{file.name} is no command"
+
+
+def test_a_newcomer_climbs_few_floors():
+    """A room stands one floor above the highest room that it imports; commands stand above all."""
+    floors: dict[str, int] = {}
+    for here in [*ROOMS, "commands"]:
+        below = [floors[there] for name in FILES if name.split(".")[0] == "fl" and (room(name) or "commands") == here
+                 for other, _ in imported(name) if (there := room(other)) and there != here]  # fmt: skip
+        floors[here] = 1 + max(below, default=0)
+    assert floors["base"] == 1
+    assert floors["commands"] == max(floors.values()) <= 12, floors
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,25 +1,23 @@
 """Federated methods, one file each, to be read next to its paper. To add one, add a file with a `METHOD`."""
 
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 from fl.algorithms.method import KINDS, Method
+from fl.base.declared import declared
 from fl.base.errors import FLError
 
 
 def _methods() -> dict[str, Method]:
     """The methods of this folder's files, by what clients have: one model for all, models of their own, mixed ones."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__) if not file.ispkg]
-    found = {module.__name__.rpartition(".")[2]: module.METHOD for module in modules if hasattr(module, "METHOD")}
+    found = declared("fl.algorithms", "METHOD", Method)
     for file, method in found.items():
-        if not isinstance(method, Method) or method.name != file:
+        if method.name != file:
             raise FLError(f"{__name__}.{file}: METHOD has to be Method({file}, ...), with the function of that name")
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].clients), item[0])))
 
 
 ALGORITHMS: dict[str, Any] = _methods()
-"""From a method's name to its `Method`, which makes its algorithm from (federation, config). Users may add others."""
+"""From a method's name to its `Method`, which makes its algorithm from (federation, options). Users may add others."""
 
 MIXED = [name for name, method in ALGORITHMS.items() if method.clients == "mixed"]
 """The methods whose clients may have different architectures. Users append the name of a plain function here."""

@@ -69,12 +69,9 @@ class Method:
         """
         return self.make.__name__
 
-    def __call__(self, fed: Federation, config: Any) -> Algorithm:
-        """The algorithm, with the options that the settings hold under the method's name, or else with the defaults.
-
-        Raises FLError as `check` does.
-        """
-        options = getattr(config, self.name, self.options)
+    def __call__(self, fed: Federation, options: Any = None) -> Algorithm:
+        """The algorithm, with these options, or with the defaults. Raises FLError as `check` does."""
+        options = self.options if options is None else options
         self.check(fed, options)
         return self.make(fed) if self.options is None else self.make(fed, options)
 

@@ -82,7 +82,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         presence=presence,
         truth=truth,
     )
-    return fed, ALGORITHMS[name](fed, config)
+    return fed, ALGORITHMS[name](fed, getattr(config, name, None))
 
 
 def _specs(

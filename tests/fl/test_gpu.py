@@ -13,7 +13,7 @@ import pytest
 import torch
 from fl_flags import TINY
 from fleets import SPECS, fleet_federation
-from rounds import SMALL, play
+from rounds import SMALL, made, play
 from selection import METHODS, some
 from torch import nn
 
@@ -68,7 +68,7 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
         pytest.skip("for a real GPU: the small network shows as much")
     # A rate that float32 holds exactly: of CUDA's fused optimizers it is the only form that a graph can read.
     fed, config = make_federation(model, dtype=torch.float64, norm="batch", optimizer=SGD(2**-6, 0.9)), SMALL
-    algorithm, there = ALGORITHMS[name](fed, config), ALGORITHMS[name](on_gpu(fed, backend=backend), config)
+    algorithm, there = made(name, fed, config), made(name, on_gpu(fed, backend=backend), config)
     expected, server = algorithm.init(), there.init()
     for number, clients in ((1, [2, 0, 3]), (2, [1, 3, 0])):
         expected, _ = algorithm.round(expected, clients, Rng(0, number))
@@ -174,7 +174,7 @@ def assert_waves_repeat(fed, times):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_runs_are_equal_bit_for_bit(cuda, make_federation, backend):
     fed = on_gpu(make_federation("cnn" if cuda else "resnet20"), backend=backend)
-    algorithm = ALGORITHMS["fedmr"](fed, SMALL)
+    algorithm = made("fedmr", fed)
     (*_, (first, _)), (*_, (second, _)) = (play(algorithm, fed) for _ in range(2))
     for part in first:
         assert all(torch.equal(first[part][name], second[part][name]) for name in first[part])
@@ -337,7 +337,7 @@ def test_settings_on_the_gpu(cuda, case, method):
         fed, algorithm = build(dataclasses.replace(config, device=device, backend=backend))
         for model in (fed.model, *(kind.model for kind in fed.fleet_or_uniform.architectures)):
             model.double()
-        algorithm = ALGORITHMS[method](fed, config)
+        algorithm = made(method, fed, config)
         results.append((fed, algorithm, play(algorithm, fed, rounds=2)[-1][0]))
     (_, _, expected), (fed, algorithm, server) = results
     for name, tensor in expected["global"].items():

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 import torch
 from oracles import average, recombine
-from rounds import SMALL, assert_same, play
+from rounds import assert_same, made, play
 from selection import METHODS, some
 
 import surgery
@@ -42,7 +42,7 @@ def test_fedmr_in_one_segment_is_indep(make_federation, model):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_methods_deploy_the_global_model(make_federation, name):
     fed = make_federation("cnn")
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     for server, _ in play(algorithm, fed):
         expected = fed.predict(server["global"], fed.data.test_x)
         assert torch.equal(algorithm.predict(server, fed.data.test_x, None), expected)
@@ -113,7 +113,7 @@ def test_fedavg_weighs_clients_by_their_samples(make_federation):
 def test_a_round_is_a_function_of_its_arguments(make_federation, name):
     """Same arguments, same result; the server that went in is unchanged; another round draws other numbers."""
     fed = make_federation("cnn")
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     (server, _), _ = play(algorithm, fed, 2)
     before = {part: {n: t.clone() for n, t in state.items()} for part, state in server.items()}
     first, _ = algorithm.round(server, [0, 2, 1], Rng(0, 5))
@@ -135,7 +135,7 @@ def test_a_round_is_a_function_of_its_arguments(make_federation, name):
 def test_every_client_can_take_part_and_a_single_one_too(make_federation, name, model):
     for k in (1, 4):
         fed = make_federation(model, participants=k)
-        server, trained = play(ALGORITHMS[name](fed, SMALL), fed, 3)[-1]
+        server, trained = play(made(name, fed), fed, 3)[-1]
         assert all(t.isfinite().all() for t in server["global"].values())
         assert surgery.distance(surgery.stack([server["global"]]), surgery.stack([fed.initial()])).item() > 0
         down, up = trained.metrics["bytes_down"], trained.metrics["bytes_up"]
@@ -175,8 +175,8 @@ def test_bad_settings_are_refused(make_federation):
 def test_every_method_is_the_same_in_every_backend(make_federation, name, backend):
     """Three rounds in float64, so that what a method keeps has come to matter."""
     loop, other = (make_federation("cnn", dtype=torch.float64, epochs=1, backend=b) for b in ("loop", backend))
-    expected, _ = play(ALGORITHMS[name](loop, SMALL), loop)[-1]
-    server, _ = play(ALGORITHMS[name](other, SMALL), other)[-1]
+    expected, _ = play(made(name, loop), loop)[-1]
+    server, _ = play(made(name, other), other)[-1]
     for part in expected:
         for key, tensor in expected[part].items():
             torch.testing.assert_close(server[part][key], tensor, rtol=1e-6, atol=1e-7, msg=f"{part} {key}")

@@ -14,7 +14,6 @@ from rounds import assert_same, play
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.engine import SGD
 from fl.engine.batches import make_batches
 from fl.runs import checkpoint
@@ -29,7 +28,7 @@ def federation(name):
 
 
 def method(name, **changes):
-    return ALGORITHMS[name](replace(federation(name), **changes), Config())
+    return ALGORITHMS[name](replace(federation(name), **changes))
 
 
 def copied(server):

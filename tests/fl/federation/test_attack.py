@@ -4,7 +4,7 @@ import pytest
 import torch
 from fl_flags import TINY
 from oracles import average
-from rounds import SMALL, assert_same, play
+from rounds import assert_same, made, play
 from safetensors.torch import load_file
 from selection import METHODS, some
 
@@ -222,8 +222,8 @@ def test_every_method_survives_half_of_its_clients(make_federation, name):
     fed = mixed(make_federation, kinds, torch.float32, **settings) if name in MIXED else make_federation(**settings)
     attack = make_attack(AttackOptions(0.5, 20.0), frozenset({0, 2}), fed.data, fed.clients, Rng(0))
     fed, honest = replace(fed, attack=attack), fed
-    (one, _), (two, trained) = play(ALGORITHMS[name](fed, SMALL), fed, 2)
-    ((without, _),) = play(ALGORITHMS[name](honest, SMALL), honest, 1)
+    (one, _), (two, trained) = play(made(name, fed), fed, 2)
+    ((without, _),) = play(made(name, honest), honest, 1)
     assert sum(size > 0 for size in trained.sizes or [1]) >= 1
     assert all(t.isfinite().all() for t in two["global"].values())
     assert any(not torch.equal(one["global"][n], t) for n, t in without["global"].items())

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rounds import SMALL, assert_same, play, poison
+from rounds import assert_same, made, play, poison
 from selection import METHODS, some
 
 import surgery
@@ -213,7 +213,7 @@ def test_every_method_runs_defended(make_federation, name):
     fed = mixed(make_federation, kinds, torch.float32, **settings) if name in MIXED else make_federation(**settings)
     for defence in (Defence("median"), Defence(clip=0.5)):
         defended = replace(fed, defence=defence)
-        (a, _), (b, _) = (play(ALGORITHMS[name](f, SMALL), f, 1)[-1] for f in (defended, fed))
+        (a, _), (b, _) = (play(made(name, f), f, 1)[-1] for f in (defended, fed))
         assert all(t.isfinite().all() for t in a["global"].values())
         assert not all(torch.equal(t, b["global"][n]) for n, t in a["global"].items()), defence
 

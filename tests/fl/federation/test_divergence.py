@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from fl_flags import TINY
-from rounds import SMALL, poison
+from rounds import made, poison
 from safetensors.torch import load_file
 from selection import METHODS, some
 
@@ -61,7 +61,7 @@ def test_averages_leave_dropped_clients_out(make_federation, monkeypatch, make):
 def test_no_method_is_poisoned(make_federation, monkeypatch, name):
     """One client fails in the second round, two in the third: what the server keeps is finite, and training goes on."""
     fed = make_federation("resnet20")
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     each = 2 if name in ("ditto", "fedrep") else 1  # trainings of a round
     poison(monkeypatch, {1 + each}, [1])
     poison(monkeypatch, {1 + 2 * each}, [0, 2])

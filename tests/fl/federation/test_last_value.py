@@ -6,9 +6,8 @@ import pickle
 import pytest
 import torch
 from fleets import mixed
-from rounds import SMALL, play
+from rounds import made, play
 
-from fl.algorithms import ALGORITHMS
 from fl.federation.last_value import LastValue
 from fl.federation.own import predict_all
 
@@ -87,7 +86,7 @@ def test_predictions_are_those_of_the_server_as_it_is_now(make_federation, name,
         fed = mixed("static_batch")
     else:
         fed = make_federation("resnet20", norm="static_batch" if name == "fedavg" else None)
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     server = play(algorithm, fed, 3)[-1][0]
     if name == "fedavg":  # of other tensors than those of other tests
         server = {"global": {n: t.clone() for n, t in server["global"].items()}}
@@ -107,7 +106,7 @@ def test_predictions_are_those_of_the_server_as_it_is_now(make_federation, name,
                 else:
                     state[key] = 0.7 * tensor + 0.01
     fresh = type(fed)(**{n: getattr(fed, n) for n, f in fed.__dataclass_fields__.items() if f.init})
-    expected = predicted(ALGORITHMS[name](fresh, SMALL))
+    expected = predicted(made(name, fresh))
     for old, found, wanted in zip(before, predicted(algorithm), expected, strict=True):
         assert torch.equal(found, wanted)
         assert not torch.equal(old, found)

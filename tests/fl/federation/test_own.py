@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from fleets import SPECS, fleet_federation, mixed
-from rounds import SMALL, play
+from rounds import made, play
 from selection import METHODS, some
 
 import fl
@@ -24,7 +24,7 @@ STATIC = ("fedmr", "local", "fesem", "fedfa")  # statistics are collected of one
 @pytest.mark.parametrize(("name", "norm"), [*((n, None) for n in ALGORITHMS), *((n, "static_batch") for n in STATIC)])
 def test_all_at_once_is_one_after_another(make_federation, name, norm):
     fed = make_federation("resnet20" if norm else "cnn", norm=norm, dtype=torch.float64)
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     first, _, last = play(algorithm, fed)
     for server, _ in (first, last):  # after the first round one client has never taken part
         assert_the_same(fed, algorithm, server)
@@ -35,7 +35,7 @@ def test_of_several_architectures(name):
     fed = mixed("cnn")
     if name == "flexifed":  # whose clients differ in depth alone
         fed = fleet_federation(SPECS["group"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     assert_the_same(fed, algorithm, play(algorithm, fed, rounds=2)[-1][0])
 
 
@@ -63,7 +63,7 @@ def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch,
     fed = make_federation("cnn")
     none = torch.empty(0, dtype=torch.int64)
     fed = dataclasses.replace(fed, clients=[split._replace(valid=none, test=none) for split in fed.clients])
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     monkeypatch.setattr("fl.algorithms.parts.plus.trained_or_same", lambda *_: pytest.fail("nobody asked"))
     server = algorithm.init()
     asked = partial(algorithm.own, server) if name.endswith("plus") else lambda: pytest.fail("nobody asked")
@@ -77,7 +77,7 @@ def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_
     def launches(clients):
         fed = make_federation("cnn", sizes=[4 + k % 3 for k in range(clients)], norm="batch")
         fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
-        algorithm = ALGORITHMS[name](fed, SMALL)
+        algorithm = made(name, fed)
         server, _ = algorithm.round(algorithm.init(), [2, 0, 3], Rng(0, 1))
         models = algorithm.own(server)  # which fine-tunes, where the method does
         with pretended.watch() as seen:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from rounds import SMALL
+from rounds import SMALL, made
 
 import surgery
 import zoo
-from fl.algorithms import ALGORITHMS, MIXED
+from fl.algorithms import MIXED
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
@@ -70,7 +70,7 @@ def test_the_meter_by_hand(make_federation, name):
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
     fed = replace(fed, attack=Attack(frozenset({2}), fed.data, 1.0))
-    algorithm = ALGORITHMS[name](fed, SMALL)
+    algorithm = made(name, fed)
     server = algorithm.init()
     fed.meter.read()
     algorithm.round(server, CLIENTS, RNG)
@@ -110,7 +110,7 @@ def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monke
     fed = mixed(make_federation)
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
-    leave("start", Simulation(SMALL, fed, ALGORITHMS[name](fed, SMALL), tmp_path, {}, 0))
+    leave("start", Simulation(SMALL, fed, made(name, fed), tmp_path, {}, 0))
     assert drawn == panels
     assert (tmp_path / FILE).exists()
 

@@ -5,7 +5,7 @@ tests/fl/test_run.py does so on the command line, for all methods among the slow
 
 import pytest
 import torch
-from rounds import SMALL, play
+from rounds import SMALL, made, play
 from selection import some
 
 from fl.algorithms import ALGORITHMS
@@ -23,13 +23,13 @@ SPEC = Spec("cnn", num_classes=3, in_channels=1, image_size=8)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_round_after_a_checkpoint_is_the_round_without(make_federation, tmp_path, name):
     fed = make_federation("cnn", epochs=1)
-    algorithm, server = ALGORITHMS[name](fed, SMALL), None
+    algorithm, server = made(name, fed), None
     server = algorithm.init()
     for number in (1, 2):
         rng = Rng(0, number)
         server, _ = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
     checkpoint.save(tmp_path, server, 2, SPEC, {})
-    again = ALGORITHMS[name](fed, SMALL)
+    again = made(name, fed)
     restored, done = checkpoint.restore(tmp_path, again.init(), SPEC)
     assert done == 2
     assert_same(restored, server)
