@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 from doc_pages import EXAMPLES, PAGES, ROOT, blocks
+from selection import some
 
 import fl
 import surgery
@@ -33,7 +34,11 @@ def registered():
     MIXED[:] = mixed
 
 
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
+WITH_PYTHON = [page for page, text in PAGES.items() if blocks(text, "python")]
+LONG = ("docs/guides/surgery.md", "docs/guides/levels.md")
+
+
+@pytest.mark.parametrize("page", some(WITH_PYTHON, [page for page in WITH_PYTHON if page not in LONG]))
 def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path):
     """The blocks of a page share their names, from top to bottom."""
     monkeypatch.chdir(tmp_path)

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Column
+from fl.base.flags import Share
 from surgery import broadcast
 
 
@@ -43,7 +44,7 @@ from surgery import broadcast
 class HalfwayOptions:
     """Halfway."""
 
-    share: float = 0.5
+    share: Share = 0.5
     """share of the way to move"""
 
 
@@ -58,7 +59,12 @@ def halfway(fed, options=HalfwayOptions()):
     return fedavg(fed)._replace(round=round)
 
 
-METHOD = Method(halfway, HalfwayOptions(), columns={"moved": Column(heading="moved %", factor=100)})
+METHOD = Method(
+    halfway,
+    HalfwayOptions(),
+    columns={"moved": Column(heading="moved %", factor=100)},
+    refuses={"masked": "is too simple for that"},
+)
 ''',
     "data/stripes.py": '''
 """Images of one colour."""
@@ -145,9 +151,12 @@ def test_each_is_one_new_file(tmp_path):
         (tmp_path / "fl" / name).write_text(text)
     flags = [*TINY, "--algorithm", "fedavg,halfway", "--halfway.share", "0.25", "--dataset", "stripes", "--eval-every"]
     flags += ["2", "--partition", "largest", "--first-share", "0.75", "--name", "mine", "--out", str(tmp_path)]
+    refused = [[*flags, "--masked-loss"], [*flags, "--architectures.widths", "0.5,1"]]
+    refused += [[*flags, "--partition", "iid"], [*flags, "--algorithm", "fedavg"]]
     call = "import json, sys; from fl import run; [run.main(flags) for flags in json.loads(sys.argv[1])]"
     done = subprocess.run(
-        [sys.executable, "-c", call, json.dumps([flags, ["--help"]])], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", call, json.dumps([flags, *refused, ["--help"]])],
+        cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "100"},
     )  # fmt: skip
     said, _, shown = done.stdout.partition("usage:")
@@ -155,12 +164,19 @@ def test_each_is_one_new_file(tmp_path):
     shown = " ".join(shown.replace("│", " ").split())
     for words in (
         "stripes (bundled)", "largest (one client has most)", "--first-share FLOAT largest: share of the first client",
-        "--halfway.share FLOAT share of the way to move",
+        "--halfway.share 0<=FLOAT<=1 share of the way to move",
     ):  # fmt: skip
         assert words in shown
 
+    for words in (
+        "halfway is too simple for that: leave --masked-loss out", "fedavg gives all clients one model",
+        "--first-share is for --partition largest, not for iid", "--halfway.share is for halfway",
+    ):  # fmt: skip
+        assert words in done.stderr
+
     folder = tmp_path / "mine"
     settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert settings["halfway"] == {"share": 0.25}
     assert (settings["dataset"], settings["partition"], settings["first_share"]) == ("stripes", "largest", 0.75)
     rows = list(csv.DictReader((folder / "halfway-seed0/metrics.csv").open()))
     assert [row["moved"] for row in rows] == ["0.25"] * 4

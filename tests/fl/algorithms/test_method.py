@@ -1,20 +1,13 @@
 """A file with a METHOD is all that it takes to add one, and nothing else knows methods by name."""
 
 import ast
-import csv
 import dataclasses
 import functools
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fl_flags import TINY
 from fleets import SPECS, fleet_federation
 from rounds import made
 
@@ -28,70 +21,6 @@ from fl.federation.defence import Defence
 from fl.federation.presence import Presence
 
 ROOT = Path(__file__).parents[3]
-
-MINE = '''
-"""FedAvg that moves a share of the way."""
-
-from dataclasses import dataclass
-
-from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.fedavg import fedavg
-from fl.algorithms.method import Method
-from fl.federation import Federation
-from surgery import broadcast
-
-
-@dataclass(frozen=True)
-class PartOfTheWayOptions:
-    """Part of the way."""
-
-    share: float = 0.5
-    """of the way"""
-
-
-def part_of_the_way(fed: Federation, options: PartOfTheWayOptions = PartOfTheWayOptions()) -> Algorithm:
-    def round(server, clients, rng):
-        before = server["global"]
-        trained = fed.train(broadcast(before, len(clients)), clients, rng)
-        mean = fed.average(trained.received, trained.sizes)
-        trained = trained._replace(metrics={**trained.metrics, "moved": options.share})
-        return {"global": {name: t + options.share * (mean[name] - t) for name, t in before.items()}}, trained
-
-    return fedavg(fed)._replace(round=round)
-
-
-METHOD = Method(
-    part_of_the_way, PartOfTheWayOptions(), columns={"moved": float}, refuses={"masked": "is too simple for that"}
-)
-'''
-
-
-def test_a_method_with_options_is_one_new_file(tmp_path):
-    for package in ("fl", "surgery", "zoo"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fl/algorithms/part_of_the_way.py").write_text(MINE)
-
-    flags = [*TINY, "--algorithm", "part_of_the_way", "--out", str(tmp_path)]
-
-    def run(*commands):
-        """What several commands leave, in one process: (exit codes, output, errors)."""
-        call = "import json, sys; from fl import run; print([run.main(c) for c in json.loads(sys.argv[1])])"
-        done = subprocess.run(
-            [sys.executable, "-c", call, json.dumps([[*flags, *command] for command in commands])],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-        )  # fmt: skip
-        return done.stdout, done.stderr
-
-    out, errors = run(
-        ["--part-of-the-way.share", "0.25", "--name", "a"], ["--masked-loss"], ["--architectures.widths", "0.5,1"],
-        ["--help"],
-    )  # fmt: skip
-    assert "results" in out, errors  # of the first; the others end with an error, and help ends the process
-    assert "part_of_the_way:\n  share: 0.25" in (tmp_path / "a/config.yaml").read_text()
-    assert [row["moved"] for row in csv.DictReader((tmp_path / "a/metrics.csv").open())] == ["0.25"] * 4
-    assert "part_of_the_way is too simple for that: leave --masked-loss out" in errors
-    assert "part_of_the_way gives all clients one model" in errors
-    assert "--part-of-the-way.share" in out
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -86,6 +86,7 @@ def test_bad_leaf_files_are_named(tmp_path):
     assert "files are damaged (femnist/test/b.json: " in complaint("femnist", tmp_path)
 
 
+@pytest.mark.slow
 def test_real_femnist_is_as_leaf_has_it(data_root):
     if not (data_root / "femnist").exists():
         pytest.skip("no FEMNIST")

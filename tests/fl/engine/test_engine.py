@@ -348,7 +348,7 @@ def test_one_start_a_client(make_federation, backend):
     "settings",
     some(
         [{}, {"partition": "iid", "batch_size": 50}, {"norm": "batch"}, {"model": "resnet20", "width": 0.5}],
-        [{}, {"model": "resnet20", "width": 0.5}],
+        [{}],
     ),
 )
 def test_backends_agree_on_real_digits_in_float64(settings):
