@@ -60,12 +60,24 @@ def test_alpha_and_minimum_reach_the_partition():
     assert min(len(s.train) for s in build(Config(alpha=0.3, min_samples=30))[0].clients) >= 30
 
 
+ADAM = {"optimizer": "adam", "lr": 0.001}
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [
         ({"lr": 0.01}, {"lr": 0.02}),
         ({"momentum": 0.0}, {"momentum": 0.9}),
         ({"weight_decay": 0.0}, {"weight_decay": 0.1}),
+        ({"nesterov": False}, {"nesterov": True}),
+        ({"clip": 0.0}, {"clip": 0.01}),
+        ({"optimizer": "sgd", "lr": 0.001}, {"optimizer": "adam", "lr": 0.001}),
+        (ADAM, ADAM | {"betas": (0.8, 0.999)}),
+        (ADAM, ADAM | {"betas": (0.9, 0.99)}),
+        (ADAM, ADAM | {"weight_decay": 0.1}),
+        (ADAM, ADAM | {"clip": 0.01}),
+        ({"lr_schedule": "constant", "rounds": 2}, {"lr_schedule": "step", "lr_steps": (0.5,), "rounds": 2}),
+        ({"lr_schedule": "step", "lr_steps": (0.5,), "rounds": 2}, {"lr_schedule": "cosine", "rounds": 2}),
         ({"seeds": (0,)}, {"seeds": (1,)}),
         ({"crop": 0}, {"crop": 1}),
         ({"flip": False}, {"flip": True}),
@@ -80,7 +92,7 @@ def test_a_setting_changes_what_is_trained(a, b):
     ends = []
     for settings in (a, b):
         _, method = build(Config(algorithm=("fedavg",), width=0.1, local_epochs=1, **settings))
-        server, _ = method.round(method.init(), [0, 1, 2, 3, 4], Rng(0, 1))
+        server, _ = method.round(method.init(), [0, 1, 2, 3, 4], Rng(0, 2))  # the first after which a rate can change
         ends.append(server["global"])
     assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
