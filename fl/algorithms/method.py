@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.base.checks import check_values
+from fl.base.checks import check_types, check_values
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.federation import Federation
@@ -58,6 +58,8 @@ class Method:
         ):
             if wrong:
                 raise FLError(f"not a method, {name}: {what}")
+        if self.options is not None:
+            check_types(self.options)
 
     @property
     def name(self) -> str:
@@ -82,6 +84,8 @@ class Method:
         """
         self.refuse(fed.asked)
         if options is not None:
+            if not isinstance(options, type(self.options)):
+                raise FLError(f"{self.name} takes {type(self.options).__name__}, got {type(options).__name__}")
             check_values(options, self.name)
 
     def refuse(self, asked: Collection[str]) -> None:

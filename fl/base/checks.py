@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from fl.base.errors import FLError
 from fl.base.flags import Flag, OnlyWith, Role, as_tuple, written
+from fl.base.types import fits, options_of, said
 
 Kind = TypeVar("Kind")
 
@@ -43,10 +44,23 @@ def check_values(settings: Any, group: str = "") -> None:
             check_values(value, field.name)
             continue
         flag = flag_of(field.name, group)
+        if options_of(field.type) and not fits(field.type, value):
+            raise FLError(f"--{flag} must be {said(field.type)}, got {value!r}")
         if any(isinstance(item, float) and not math.isfinite(item) for item in as_tuple(value)):
             raise FLError(f"--{flag} must be a finite number, got {written(value)}")
         for mark in marks(field, Flag):
             mark.check(flag, value)
+
+
+def check_types(settings: Any) -> None:
+    """Raise FLError for a field whose type is none that settings can have, so that YAML and flags can hold it."""
+    for field in fields(settings):
+        if not options_of(field.type):
+            raise FLError(
+                f"{type(settings).__name__}.{field.name} has the type {field.type!r}, which settings cannot have: use "
+                "int, float, str or bool, X | None, tuple[X, ...], or Annotated with the values that there are (see "
+                "fl/base/flags.py); and leave `from __future__ import annotations` out of its file"
+            )
 
 
 def unread(settings: Any, name: str, group: str = "", swept: str = "") -> str:
@@ -57,7 +71,7 @@ def unread(settings: Any, name: str, group: str = "", swept: str = "") -> str:
 
     >>> from fl.federation.attack import AttackOptions
     >>> unread(AttackOptions(share=0.0), "amplify", "attack")
-    '--attack.amplify is for --attack.share above 0, not for 0.0'
+    '--attack.amplify is for --attack.share above 0, not for 0.0: leave it out, or give --attack.share above 0'
     """
     types = {field.name: field for field in fields(settings)}
     needs = getattr(settings, "needs", {})  # of options whose type does not say it
@@ -65,7 +79,10 @@ def unread(settings: Any, name: str, group: str = "", swept: str = "") -> str:
         other = getattr(settings, mark.setting)
         flag, setting = flag_of(name, group), flag_of(mark.setting, group)
         if other not in mark.values and setting != swept:
-            return f"--{flag} is for --{setting} {mark.said()}, not for {other}"
+            return (
+                f"--{flag} is for --{setting} {mark.said()}, not for {other}: leave it out, or give --{setting} "
+                f"{mark.said()}"
+            )
         if reason := unread(settings, mark.setting, group, swept):
             return reason
     return ""
@@ -85,4 +102,4 @@ def check_read(settings: Any, start: Any, group: str = "", swept: str = "") -> N
         if is_dataclass(value):
             check_read(value, getattr(start, name), name, swept)
         elif reason := unread(settings, name, group, swept):
-            raise FLError(f"{reason}: leave one of them out")
+            raise FLError(reason)

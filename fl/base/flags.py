@@ -9,6 +9,7 @@ momentum: Annotated[AtLeast0, OnlyWith("optimizer", "sgd")] = 0.9
 import math
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, Any
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -36,7 +37,7 @@ class Limits:
     zero: bool = False
 
     def __contains__(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
             return False
         inside = (
             (self.least is None or value >= self.least)
@@ -123,7 +124,7 @@ class Flag(PrimitiveConstructorSpec):
     def check(self, flag: str, value: Any) -> None:
         """Raise FLError for a value that this setting cannot have."""
         for item in as_tuple(value):
-            if self.items is None or item is None or item in self.items:
+            if self.items is None or item in self.items:
                 continue
             if isinstance(self.items, Limits):
                 raise FLError(f"--{flag} must be {self.items}, got {written(value)}")
@@ -140,21 +141,21 @@ def written(value: Any) -> str:
     return ",".join(map(str, as_tuple(value)))
 
 
+def _parsed(kind: Callable[[str], Any], word: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not {'a whole number' if kind is int else 'a number'}") from None
+
+
 def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
     """A number within limits, see `Limits`."""
-    within, what = Limits(**limits), "a whole number" if kind is int else "a number"
-
-    def from_strings(strings: list[str]) -> Any:
-        try:
-            return kind(strings[0])
-        except ValueError:
-            raise ValueError(f"{strings[0]!r} is not {what}") from None
-
+    within = Limits(**limits)
     return Flag(
         within,
         nargs=1,
         metavar=metavar or within.around(kind.__name__.upper()),
-        instance_from_str=from_strings,
+        instance_from_str=lambda strings: _parsed(kind, strings[0]),
         is_instance=lambda value: type(value) is kind or (kind is float and type(value) is int),
         str_from_instance=lambda value: [str(value)],
     )
@@ -182,7 +183,7 @@ def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: An
 
     def from_strings(strings: list[str]) -> tuple:
         words = [word.strip() for word in strings[0].split(",") if word.strip()]
-        return () if words == [empty] else tuple(map(kind, words))
+        return () if words == [empty] else tuple(_parsed(kind, word) for word in words)
 
     return Flag(
         Limits(**limits) if limits else items,
@@ -191,6 +192,18 @@ def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: An
         instance_from_str=from_strings,
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [",".join(map(str, value)) or empty],
+    )
+
+
+def count_or_share() -> Flag:
+    """A whole number, or a share with a decimal point."""
+    return Flag(
+        None,
+        nargs=1,
+        metavar="INT|FLOAT",
+        instance_from_str=lambda strings: _parsed(int if strings[0].lstrip("+-").isdigit() else float, strings[0]),
+        is_instance=lambda value: type(value) in (int, float),
+        str_from_instance=lambda value: [str(value)],
     )
 
 

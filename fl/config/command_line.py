@@ -9,6 +9,7 @@ import tyro
 
 from fl.base.checks import changed, role
 from fl.base.errors import FLError
+from fl.base.flags import written
 from fl.config import Config
 from fl.config.recipes import RECIPES, overview
 from fl.config.recipes import describe as describe_recipe
@@ -53,7 +54,7 @@ def parse(
     if fixed := [f.name for f in fields(Config) if f.name in different and not role(f).resumable]:
         was, now = (flat(asdict(config)) for config in (saved, resumed))
         flag = next(f for f in was if was[f] != now[f] and f.split(".")[0] == fixed[0].replace("_", "-"))
-        raise FLError(f"--{flag} cannot change when a run is resumed (it had {was[flag]})")
+        raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was[flag])})")
     if "rounds" in different and resumed.lr_schedule != "constant":
         raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
     if "rounds" in different and (resumed.joining or resumed.leaving):

@@ -1,6 +1,7 @@
 """Every setting of a run: the fields are the flags of `python -m fl.run`."""
 
-from dataclasses import dataclass, field, make_dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, get_args
 
 import tyro
@@ -19,10 +20,12 @@ from fl.base.flags import (
     Rates,
     Role,
     Share,
+    count_or_share,
     number,
     one_of,
     several,
 )
+from fl.base.types import from_yaml, is_tuple
 from fl.config.settings import DataSettings
 from fl.data import is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names
@@ -83,7 +86,7 @@ class Fields(DataSettings):
     """rate of dropout [the model's own]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
-    participants: int | float = 5
+    participants: Annotated[int | float, count_or_share()] = 5
     """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
     joining: Share = 0.0
     """share of the clients who join late, after a round that is drawn for each of them"""
@@ -98,7 +101,7 @@ class Fields(DataSettings):
     crop: Natural = 0
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: bool = False
-    """augmentation: mirror every second image, at random"""
+    """augmentation: mirror half of the images, drawn at random"""
     optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
     """the clients' optimizer; it starts afresh in every round"""
     lr: Above0 = 0.02
@@ -163,10 +166,11 @@ class Fields(DataSettings):
     client joins or leaves"""
 
     def __post_init__(self) -> None:
-        for name, kind in (("width", float), ("depth", int)):  # Config(width=0.5, depth=2) says what it means
-            value = getattr(self, name)
-            if not isinstance(value, tuple):
-                object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (kind(value),))
+        for one in fields(self):  # Config(width=0.5, seeds=[0, 1], algorithm="fedavg") says what it means
+            value = getattr(self, one.name)
+            if is_tuple(one.type) and not isinstance(value, tuple):
+                with suppress(TypeError):  # which `check` explains
+                    object.__setattr__(self, one.name, from_yaml(one.type, value))
 
     def local_optimizer(self) -> Optimizer:
         """The clients' optimizer."""

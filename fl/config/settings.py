@@ -90,7 +90,7 @@ class DataSettings(PartitionOptions, Who):
             swept: the flag that will have several values, some of which may read it.
         """
         check_values(self)
-        if self.text != start.text and not data.is_text(self.dataset):
+        if self.text != start.text and not data.is_text(self.dataset) and swept != "dataset":
             raise FLError(f"--text options are for data sets of text, not for {self.dataset}: leave them out")
         check_read(self, start, swept=swept)
 

@@ -43,6 +43,9 @@ class LocalTraining:
 
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
+        for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("chunk", 0)):
+            if getattr(self, name) < least:
+                raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
         check(self.backend, data.x.device, self.precision)
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")

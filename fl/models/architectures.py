@@ -13,7 +13,7 @@ import yaml
 
 from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
-from fl.base.flags import Blocks, OnlyWith, Rates, Share, one_of
+from fl.base.flags import Blocks, OnlyWith, Share, one_of, several
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
 from fl.models.create import create
@@ -31,7 +31,7 @@ _SEEDS = 32  # for which they are kept
 class ArchitectureOptions:
     """What the clients of methods with models of different architectures may choose among."""
 
-    widths: Rates = (1.0,)
+    widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0)] = (1.0,)
     """rates of the width of the model that --width and --depth describe"""
     depths: Blocks = ()
     """numbers of blocks: one for all sections (1,2,3), or one for each with dashes between (1-1-2-2,2-2-3-3); own:
@@ -43,7 +43,7 @@ class ArchitectureOptions:
     (in turn), random, budget (the largest that they can afford) or given (by --architectures.file)"""
     weak: Annotated[Share, OnlyWith("choose", "zico")] = 0.5
     """zico: share of the clients that take the smallest"""
-    budgets: Annotated[Rates, OnlyWith("choose", "budget")] = ()
+    budgets: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0), OnlyWith("choose", "budget")] = ()
     """budget: what clients can afford, in turn"""
     unit: Annotated[str, one_of("macs", "parameters", "bytes"), OnlyWith("choose", "budget")] = "macs"
     """budget: in what it is counted: macs (of one sample), parameters or bytes"""

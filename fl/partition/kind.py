@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl.base.checks import check_types
 from fl.base.errors import FLError
 from fl.partition.split import Parts
 
@@ -74,6 +75,8 @@ class Kind:
         frozen = dataclasses.is_dataclass(options) and type(options).__hash__ is not None
         if options is not None and (not frozen or isinstance(options, type)):
             raise FLError(f"not a partition: options must be a frozen dataclass with its defaults, got {options!r}")
+        if options is not None:
+            check_types(options)
 
     @property
     def reads(self) -> tuple[str, ...]:

