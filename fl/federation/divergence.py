@@ -49,8 +49,9 @@ def drop_failed(
             f"or not a number.{saved} Start a new run with a smaller --lr, or a --clip such as 1"
         )
     _log.warning(
-        "warning: round %d: client %s dropped: loss or weights became infinite or not a number",
+        "warning: round %d: client%s %s dropped: loss or weights became infinite or not a number",
         round,
+        "s" * (len(lost) > 1),
         ", ".join(map(str, lost)),
     )
     return restored(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))

@@ -134,9 +134,9 @@ def test_only_a_changed_setting_has_to_be_read():
 
 def test_all_settings_have_defaults_that_are_allowed():
     check_values(Config())
-    for settings in [Config(), *OPTIONS.values()]:
-        for field in dataclasses.fields(settings):
-            assert all(hasattr(settings, mark.setting) for mark in marks(field, OnlyWith)), field.name
+    for group in [Config(), *OPTIONS.values()]:
+        for field in dataclasses.fields(group):
+            assert all(hasattr(group, mark.setting) for mark in marks(field, OnlyWith)), field.name
 
 
 def test_roles():
