@@ -90,7 +90,8 @@ def test_timm_s_efficientnet_has_another_epsilon():
 
 @pytest.mark.parametrize(
     "make",
-    [*(partial(torchvision_model, name) for name in ("resnet18", "resnet34", "resnet50")),
+    [partial(torchvision_model, "resnet18"),
+     *(pytest.param(partial(torchvision_model, name), marks=pytest.mark.slow) for name in ("resnet34", "resnet50")),
      lambda: randomise(timm.create_model("resnet18", num_classes=CLASSES))],
     ids=["resnet18", "resnet34", "resnet50", "timm resnet18"],
 )  # fmt: skip

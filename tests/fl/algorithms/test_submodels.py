@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, spoil, train_each
 from rounds import assert_same, play
+from selection import some
 
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.base.errors import FLError
@@ -52,7 +53,7 @@ def test_a_round_changes_no_server_and_goes_on_after_a_restart(tmp_path, name):
         assert_same(after[part], expected[part])
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", some(MIXED, ["fedfa", "heterofl", "nefl"]))
 def test_mixed_cohorts_are_the_same_in_every_backend(name):
     expected, _ = method(name).round(method(name).init(), [2, 0, 3, 1], Rng(0, 1))
     for backend in ("workers", "vmap"):

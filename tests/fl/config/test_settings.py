@@ -91,6 +91,7 @@ def test_what_cannot_be_shown_is_one_line(flags, message, capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_femnist_s_writers_are_clients(data_root):
     config = Config(dataset="femnist", partition="natural", clients=60, participants=5, data_root=str(data_root))
     fed, _ = fl.build(config)

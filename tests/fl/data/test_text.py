@@ -345,6 +345,7 @@ def test_a_run_on_text_goes_on(tmp_path, capsys):
     assert "--text.length cannot change when a run is resumed (it had 16)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_runs_on_text_are_compared_by_its_options(tmp_path, capsys):
     for tokens in ("word", "byte"):

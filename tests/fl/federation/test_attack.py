@@ -193,6 +193,7 @@ def test_attack_success_of_a_predictor_made_by_hand(make_federation):
     assert attack_success(fed, predict, lambda images: images, target=1) == {"attack_success": 0.0}
 
 
+@pytest.mark.slow
 def test_a_backdoor_in_fedavg_opens_for_the_trigger_only():
     """Half of the clients malicious, on real digits: nearly all images that bear the mark are taken for a 3."""
     options = AttackOptions(0.5, 0.25, "trigger", target=3)

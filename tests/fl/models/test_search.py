@@ -367,7 +367,9 @@ def real_sizes(spec):
 LIBRARY = Space(Spec("torchvision:resnet18", 3, 1, 32), (0.25, 0.5), (1,))
 
 
-@pytest.mark.parametrize("space", [SPACES["one rate"], LIBRARY], ids=["zoo", "library"])
+@pytest.mark.parametrize(
+    "space", [SPACES["one rate"], pytest.param(LIBRARY, marks=pytest.mark.slow)], ids=["zoo", "library"]
+)
 def test_the_largest_within_a_budget(space):
     real = {spec: real_sizes(spec) for spec in space}
     for unit in ("macs", "parameters", "bytes"):
