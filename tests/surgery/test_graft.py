@@ -439,6 +439,7 @@ class _Nothing(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(nets(), st.data())
 def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):

@@ -18,6 +18,7 @@ def test_digits_are_scikit_learn_s_each_once():
     assert (floats.min().item(), floats.max().item()) == (-1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_cifar10_is_torchvision_s(data_root):
     from torchvision.datasets import CIFAR10
     from torchvision.transforms.functional import normalize, to_tensor
