@@ -157,13 +157,24 @@ def test_short_commands_print_what_the_page_says(block, tmp_path, monkeypatch, c
     assert capsys.readouterr().out == output
 
 
+SAID = ("results ", "figure", "table ", "train on ", "compare ", "settings ", "grid:", "method  ", "model  ")
+"""How lines begin that do not depend on the machine."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_commands_run(page, tmp_path, monkeypatch):
+    """One after another; each prints the table heads, and says where it left the files, as the page shows it."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    printed = []
     for words in commands(PAGES[page]):
         if words[0] == "python":
-            subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, check=True)
+            done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            printed += [line.split() for line in done.stdout.splitlines()]
+    shown = [line for block in blocks(PAGES[page], "console") for line in block.code.splitlines()]
+    for line in shown:
+        assert not line.startswith(SAID) or line.split() in printed, line
 
 
 def test_every_picture_is_made_and_shown():

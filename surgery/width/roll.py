@@ -48,7 +48,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     ((((0, 1), (2, 4)),), (None, ((0, 2), (4, 8))))
     """
     _, base = corner(model, small)
-    trace = traced(model, example).trace
+    trace = traced(model, example).found
     where = {joined(*key): found for key, found in trace.tensors.items()}
     wanted = dict(base.small_shapes)
     for edit in base.edits:

@@ -6,14 +6,14 @@ touches, so that nothing is assumed about it.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from surgery.errors import InternalError, SurgeryError
-from surgery.forward import call, ghost_of, in_mode, named_tensors, observed, tensors_in, watching
+from surgery.forward import Observed, call, ghost_of, in_mode, named_tensors, observed, tensors_in, watching
 from surgery.width import axes
 from surgery.width.axes import Axis
 from surgery.width.ledger import Axes, Ledger
@@ -152,39 +152,21 @@ def operation_name(func: Any) -> str:
     return ALIASES.get(name, name)
 
 
-class Traced(NamedTuple):
-    """A trace, and what is needed to run the model again.
-
-    Attributes:
-        trace: what the forward passes showed.
-        model, example: a copy of the model that has not run, and the example, both on the meta device; the given ones
-            if the model cannot run there.
-        on_meta: whether it ran on the meta device.
-        why_not: if not, the error that it raised there.
-    """
-
-    trace: Trace
-    model: nn.Module
-    example: Any
-    on_meta: bool
-    why_not: str
-
-
-def traced(model: nn.Module, example: Any) -> Traced:
+def traced(model: nn.Module, example: Any) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
 
     If that leaves parameters unused that training uses (auxiliary classifiers), a second pass follows in training mode.
     """
-    seen = Traced(*observed(model, example, Trace))
-    if seen.trace.unused and seen.on_meta:
+    seen = observed(model, example, Trace)
+    if seen.found.unused and seen.on_meta:
         try:
             both = Trace(ghost_of(model), seen.example, modes=(False, True))
         except InternalError:
             raise
         except Exception:  # the model cannot train on this example: the pass in evaluation mode has to do
             return seen
-        if len(both.unused) < len(seen.trace.unused):
-            return seen._replace(trace=both)
+        if len(both.unused) < len(seen.found.unused):
+            return seen._replace(found=both)
     return seen
 
 

@@ -51,7 +51,7 @@ def widths(
     Width(size=4, kept=4, reason='it is an axis of the input', members=(('0.weight', 1),))
     Width(size=2, kept=2, reason='it is an axis of the output', members=(('2.weight', 0), ('2.bias', 0)))
     """
-    trace = traced(model, example).trace
+    trace = traced(model, example).found
     keep = choose(trace, rate, heads, rounding)
     members: dict[Axis, list[tuple[str, int]]] = {}
     for (module, attribute), found in trace.tensors.items():
