@@ -11,9 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from surgery.errors import SurgeryError
-from surgery.width.axes import Axis, atoms, digits, find, is_fixed, new_size, terms
-from surgery.width.trace import Step, Trace
-from surgery.width.widths import Keep
+from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
+from surgery.width.trace import INPUT, Step
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
@@ -38,24 +37,24 @@ class Known(NamedTuple):
     scales: list[tuple[float, float]]
 
 
-def known_by_module(trace: Trace, keep: Keep) -> dict[str, Known]:
+def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
     """What the tensors and the operations of each module say."""
     found: dict[str, Known] = {}
 
     def of(module: str) -> Known:
         return found.setdefault(module, Known({}, {}, []))
 
-    for (module, _), tensor_axes in trace.tensors.items():
+    for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
-            _add_widths(of(module).widths, axis, keep)
-            _add_counts(of(module).counts, axis, keep)
-    for step in trace.steps:
+            _add_widths(of(module).widths, axis, choice)
+            _add_counts(of(module).counts, axis, choice)
+    for step in solution.steps:
         for axis in (axis for tensor_axes in (*step.inputs, *step.outputs) for axis in tensor_axes):
-            _add_changes(of(step.module).widths, axis, keep)  # numbers of tokens and pixels are no widths
-            _add_counts(of(step.module).counts, axis, keep)
+            _add_changes(of(step.module).widths, axis, choice)  # numbers of tokens and pixels are no widths
+            _add_counts(of(step.module).counts, axis, choice)
         for number, axis in _numbers(step):
-            of(step.module).counts.setdefault(number, set()).add(new_size(axis, keep))
-        of(step.module).scales.extend(_scales(step, keep))
+            of(step.module).counts.setdefault(number, set()).add(size_of(axis, choice))
+        of(step.module).scales.extend(_scales(step, choice))
     return found
 
 
@@ -69,14 +68,14 @@ def merge_known(several: Iterable[Known]) -> Known:
     )
 
 
-def step_sizes(step: Step, keep: Keep) -> Sizes:
+def step_sizes(step: Step, choice: Choice) -> Sizes:
     """The sizes that one operation sees, and what they become."""
     found: Sizes = {}
     for tensor_axes in (*step.inputs, *step.outputs):
         for axis in tensor_axes:
-            _add_all(found, axis, keep)
+            _add_all(found, axis, choice)
     for number, axis in _numbers(step):
-        found.setdefault(number, set()).add(new_size(axis, keep))
+        found.setdefault(number, set()).add(size_of(axis, choice))
     return found
 
 
@@ -84,7 +83,7 @@ def _numbers(step: Step) -> list[tuple[int, Axis]]:
     return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
 
 
-def _scales(step: Step, keep: Keep) -> Iterator[tuple[float, float]]:
+def _scales(step: Step, choice: Choice) -> Iterator[tuple[float, float]]:
     """Numbers that are a power of a width that shrinks, and what they become; attention's default scale is one."""
     last = [found[-1] for found in step.inputs if found]
     used = [value for value in step.scalars.values() if isinstance(value, float)]
@@ -94,7 +93,7 @@ def _scales(step: Step, keep: Keep) -> Iterator[tuple[float, float]]:
         for widths in (step.summed, last):  # scores are scaled by what was summed, queries by what will be summed
             found = []
             for axis in (axis for axis in widths if axis.size > 1):
-                new = new_size(axis, keep)
+                new = size_of(axis, choice)
                 found += [(value, new**p) for p in (-0.5, 0.5) if math.isclose(value, axis.size**p, rel_tol=1e-9)]
                 # torch's own attention scales queries and (transposed) keys by the root of the scale
                 if new < axis.size and math.isclose(value, axis.size**-0.25, rel_tol=1e-9):
@@ -104,14 +103,14 @@ def _scales(step: Step, keep: Keep) -> Iterator[tuple[float, float]]:
                 break
 
 
-def known_edits(small: nn.Module, trace: Trace, keep: Keep) -> Iterator[dict[str, Any]]:
+def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
     """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
-    for step in trace.steps:
+    for step in solution.steps:
         seen.setdefault(step.module, {"input": step.inputs[0] if step.inputs else ()}).update(step.numbers)
     for name, module in small.named_modules():
         values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
-        for attribute, value in values(module, seen.get(name, {}), keep).items() if values else ():
+        for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
             if hasattr(module, attribute) and getattr(module, attribute) != value:
                 yield {"do": "set", "module": name, "attribute": attribute, "value": value}
 
@@ -119,23 +118,23 @@ def known_edits(small: nn.Module, trace: Trace, keep: Keep) -> Iterator[dict[str
 # The true values of a narrow module's attributes. `numbers` are its operation's arguments that are sizes of axes.
 
 
-def _convolution(module: _ConvNd, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
-    groups = new_size(numbers["groups"], keep) if "groups" in numbers else module.groups
+def _convolution(module: _ConvNd, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    groups = size_of(numbers["groups"], choice) if "groups" in numbers else module.groups
     first, second = module.weight.shape[:2]
     if isinstance(module, _ConvTransposeNd):
         return {"groups": groups, "in_channels": first, "out_channels": second * groups}
     return {"groups": groups, "in_channels": second * groups, "out_channels": first}
 
 
-def _linear(module: nn.Linear, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _linear(module: nn.Linear, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     return {"out_features": module.weight.shape[0], "in_features": module.weight.shape[1]}
 
 
-def _embedding(module: nn.Embedding, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _embedding(module: nn.Embedding, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     return {"num_embeddings": module.weight.shape[0], "embedding_dim": module.weight.shape[1]}
 
 
-def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     inputs = module.weight_ih_l0.shape[1]
     if module.proj_size:
         projected, hidden = module.weight_hr_l0.shape
@@ -143,35 +142,35 @@ def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], keep: Keep) -> dict[
     return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": inputs}
 
 
-def _recurrent_cell(module: nn.RNNCellBase, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _recurrent_cell(module: nn.RNNCellBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     return {"hidden_size": module.weight_hh.shape[1], "input_size": module.weight_ih.shape[1]}
 
 
-def _prelu(module: nn.PReLU, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _prelu(module: nn.PReLU, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     return {"num_parameters": len(module.weight)}
 
 
-def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     fused = module.in_proj_weight
     keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
     return {"embed_dim": module.out_proj.weight.shape[0], "kdim": keys.shape[1], "vdim": values.shape[1]}
 
 
-def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     if "input" in numbers:  # torch may compute it in several operations, none of which takes the shape
-        return {"normalized_shape": [new_size(a, keep) for a in numbers["input"][-len(module.normalized_shape) :]]}
-    return _as_called(module, numbers, keep)
+        return {"normalized_shape": [size_of(a, choice) for a in numbers["input"][-len(module.normalized_shape) :]]}
+    return _as_called(module, numbers, choice)
 
 
-def _as_called(module: nn.Module, numbers: dict[str, Any], keep: Keep) -> dict[str, Any]:
+def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     return {
         key: new
         for key, axis in numbers.items()
-        if key != "input" and (new := _renewed_number(module, key, axis, keep))
+        if key != "input" and (new := _renewed_number(module, key, axis, choice))
     }
 
 
-_TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Keep], dict[str, Any]]], ...] = (
+_TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str, Any]]], ...] = (
     (_ConvNd, _convolution),
     (nn.Linear, _linear),
     (nn.Embedding, _embedding),
@@ -184,14 +183,14 @@ _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Keep], dict[str, A
 )
 
 
-def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], keep: Keep) -> Any:
+def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
     """The axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
     if isinstance(axis, list):
-        return [new_size(a, keep) for a in axis]
+        return [size_of(a, choice) for a in axis]
     parts = digits(axis)
     for start in range(len(parts) + 1):
         if math.prod(d.size for d in parts[start:]) == getattr(module, attribute, None):
-            return math.prod(new_size(d, keep) for d in parts[start:])
+            return math.prod(size_of(d, choice) for d in parts[start:])
     return None
 
 
@@ -259,31 +258,31 @@ def _renewed(value: Any, sizes: Sizes) -> Any:
 # What the sizes along an axis become. Code may store the size of several consecutive digits or terms as one number.
 
 
-def _add_all(found: Sizes, axis: Axis, keep: Keep) -> None:
+def _add_all(found: Sizes, axis: Axis, choice: Choice) -> None:
     """The sizes of an axis and of all its parts."""
     for part in _parts(axis):
-        _add(found, part, keep)
+        _add(found, part, choice)
 
 
-def _add_widths(found: Sizes, axis: Axis, keep: Keep) -> None:
+def _add_widths(found: Sizes, axis: Axis, choice: Choice) -> None:
     """The sizes of features: not of the digits that tell heads or groups apart."""
     for part in _parts(axis):
         if not (_grouping(part) and len(part.whole) > 1):
-            _add(found, part, keep)
+            _add(found, part, choice)
 
 
-def _add_changes(found: Sizes, axis: Axis, keep: Keep) -> None:
+def _add_changes(found: Sizes, axis: Axis, choice: Choice) -> None:
     """The sizes of features that shrink."""
     for part in _parts(axis):
-        if not (_grouping(part) and len(part.whole) > 1) and any(new_size(d, keep) != d.size for d in part.digits):
-            _add(found, part, keep)
+        if not (_grouping(part) and len(part.whole) > 1) and any(size_of(d, choice) != d.size for d in part.digits):
+            _add(found, part, choice)
 
 
-def _add_counts(found: Sizes, axis: Axis, keep: Keep) -> None:
+def _add_counts(found: Sizes, axis: Axis, choice: Choice) -> None:
     """The numbers of heads and groups."""
     for part in _parts(axis):
         if _grouping(part):
-            _add(found, part, keep)
+            _add(found, part, choice)
 
 
 class _Part(NamedTuple):
@@ -301,23 +300,23 @@ def _parts(axis: Axis) -> Iterator[_Part]:
         if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
             yield _Part(stretch, own)
     for digit in own:
-        if find(digit).kind == "sum":
+        if isinstance(digit, Sum):
             for term in dict.fromkeys(terms(digit)):
                 yield from _parts(term)
 
 
 def _is_of_input(digit: Axis) -> bool:
-    return is_fixed(digit) and next(atoms(digit)).fixed == "it is an axis of the input"
+    return all(atom.why and atom.why.text == INPUT for atom in atoms(digit))
 
 
 def _grouping(part: _Part) -> bool:
     """Whether it is a single digit that tells heads or groups apart."""
-    return len(part.digits) == 1 and bool(part.digits[0].grouping)
+    return len(part.digits) == 1 and bool(grouping_of(part.digits[0]))
 
 
-def _add(found: Sizes, part: _Part, keep: Keep) -> None:
+def _add(found: Sizes, part: _Part, choice: Choice) -> None:
     old = math.prod(d.size for d in part.digits)
-    found.setdefault(old, set()).add(math.prod(new_size(d, keep) for d in part.digits))
+    found.setdefault(old, set()).add(math.prod(size_of(d, choice) for d in part.digits))
 
 
 def merged(several: Iterable[Sizes]) -> Sizes:

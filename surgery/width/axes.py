@@ -1,4 +1,4 @@
-"""The algebra of axes: which positions of which tensors belong together.
+"""The algebra of axes while it is learnt: which positions of which tensors belong together.
 
 An axis is one of three things:
 - an *atom*: n positions about which nothing more is known;
@@ -8,32 +8,33 @@ An axis is one of three things:
 
 `unify` says that two axes are the same, position by position; their digits and terms are then refined until they
 agree. `fix` says that every position must stay. What cannot be expressed is fixed, which is always sound.
-A narrower network keeps the first positions of the atoms that are not fixed, and everything else follows.
+These axes change while a model is traced; `surgery.width.solved` has what is known at the end.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 from surgery.errors import InternalError
+from surgery.width.why import Why, firmest, lost, role
 
 
 class Axis:
     """A node of a union-find forest; `find` gives the representative of its class."""
 
-    __slots__ = ("fixed", "grouping", "kind", "link", "parts", "size")
+    __slots__ = ("grouping", "kind", "link", "parts", "size", "why")
 
-    def __init__(self, size: int, kind: str = "atom", parts: tuple["Axis", ...] = (), fixed: str = ""):
+    def __init__(self, size: int, why: Why | None = None, *, kind: str = "atom", parts: tuple["Axis", ...] = ()):
         self.size = size
+        self.why = why  # why every position must stay
         self.kind = kind
         self.parts = list(parts)
-        self.fixed = fixed  # why every position must stay, or ""
         self.grouping = ""  # "heads" or "groups" if its positions tell these apart
         self.link: Axis | None = None
 
     def __repr__(self) -> str:
         axis = find(self)
         if axis.kind == "atom":
-            return f"{axis.size}{'!' if axis.fixed else ''}"
+            return f"{axis.size}{'!' if axis.why else ''}"
         return "(" + {"product": "*", "sum": "+"}[axis.kind].join(map(repr, axis.parts)) + ")"
 
 
@@ -54,7 +55,7 @@ def product(digits: list[Axis]) -> Axis:
         return find(digits[0])
     if not digits:
         return Axis(1)
-    return Axis(prod(d.size for d in digits), "product", tuple(digits))
+    return Axis(prod(d.size for d in digits), kind="product", parts=tuple(digits))
 
 
 def concatenation(terms: list[Axis]) -> Axis:
@@ -62,7 +63,7 @@ def concatenation(terms: list[Axis]) -> Axis:
     terms = [term for term in terms if term.size]
     if len(terms) == 1:
         return find(terms[0])
-    return Axis(sum(t.size for t in terms), "sum", tuple(terms))
+    return Axis(sum(t.size for t in terms), kind="sum", parts=tuple(terms))
 
 
 def digits(axis: Axis) -> list[Axis]:
@@ -90,18 +91,18 @@ def atoms(axis: Axis) -> Iterator[Axis]:
         yield from atoms(part)
 
 
-def fix(axis: Axis, why: str) -> None:
-    """Every position of this axis must stay."""
+def fix(axis: Axis, why: Why) -> None:
+    """Every position of this axis must stay; of several reasons the firmest is kept."""
     axis = find(axis)
     if axis.kind == "atom":
-        axis.fixed = axis.fixed or why
+        axis.why = firmest(axis.why, why)
     for part in axis.parts:
         fix(part, why)
 
 
 def is_fixed(axis: Axis) -> bool:
     """Whether every position of this axis must stay."""
-    return all(atom.fixed for atom in atoms(axis))
+    return all(atom.why for atom in atoms(axis))
 
 
 def mark_grouping(axis: Axis, what: str) -> None:
@@ -115,7 +116,7 @@ def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
     axis = find(axis)
     minor = axis.size // major
     if axis.kind == "atom":
-        axis.parts = [Axis(major, fixed=axis.fixed), Axis(minor, fixed=axis.fixed)]
+        axis.parts = [Axis(major, axis.why), Axis(minor, axis.why)]
         for part in axis.parts:
             part.grouping = axis.grouping
     else:
@@ -123,7 +124,7 @@ def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
         for group in groups[1:]:
             unify(groups[0], group)
         axis = find(axis)
-        axis.parts = [Axis(major, fixed="a reshape separates equal parts"), groups[0]]
+        axis.parts = [Axis(major, role("a reshape separates equal parts")), groups[0]]
     axis.kind = "product"
     return axis.parts[0], axis.parts[1]
 
@@ -134,10 +135,12 @@ def cut(axis: Axis, at: int) -> None:
     if at in (0, axis.size):
         return
     if axis.kind == "atom":
-        axis.kind, axis.parts = "sum", [Axis(at, fixed=axis.fixed), Axis(axis.size - at, fixed=axis.fixed)]
+        axis.kind, axis.parts = "sum", [Axis(at, axis.why), Axis(axis.size - at, axis.why)]
+        for part in axis.parts:
+            part.grouping = axis.grouping
         return
     if axis.kind == "product":
-        _as_sum(axis)
+        _as_sum(axis, at)
     for term in terms(axis):
         if at < term.size:
             return cut(term, at)
@@ -172,13 +175,13 @@ def unify(a: Axis, b: Axis) -> None:
         a, b = b, a
     if a.kind != "atom":
         if is_fixed(a) and is_fixed(b):
-            return
+            return  # what they consist of makes no difference any more
         {("product", "product"): _align_digits, ("sum", "sum"): _align_terms}.get((a.kind, b.kind), _align_mixed)(a, b)
         a, b = find(a), find(b)
         if a is b:
             return
-    if a.fixed:
-        fix(b, a.fixed)
+    if a.why:
+        fix(b, a.why)
     b.grouping = b.grouping or a.grouping
     if a.grouping and b.kind == "product":
         mark_grouping(b, a.grouping)
@@ -188,7 +191,7 @@ def unify(a: Axis, b: Axis) -> None:
 def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
     """The axes after a (row-major) reshape to these sizes."""
     if 0 in sizes:
-        return [Axis(size, fixed="an empty tensor") for size in sizes]
+        return [Axis(size, role("an empty tensor")) for size in sizes]
     queue = _merge_fixed([digit for axis in old for digit in digits(axis)])
     result = []
     for size in sizes:
@@ -203,8 +206,8 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
             if digit.size > need or size % (have * digit.size):
                 if size % have or digit.size % need:
                     for axis in old:
-                        fix(axis, "cannot be followed through a reshape that mixes axes")
-                    return [Axis(size, fixed="a reshape that mixes axes") for size in sizes]
+                        fix(axis, lost("cannot be followed through a reshape that mixes axes"))
+                    return [Axis(size, lost("a reshape that mixes axes")) for size in sizes]
                 major, minor = split_digit(digit, need)
                 queue[:0] = [*digits(major), *digits(minor)]
                 continue
@@ -214,50 +217,34 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
     return result
 
 
-def positions(axis: Axis, keep: Callable[[Axis], int]) -> list[int]:
-    """The positions that stay, ascending; `keep` says how many of an atom's first positions do."""
-    axis = find(axis)
-    if axis.kind == "atom":
-        return list(range(keep(axis)))
-    if axis.kind == "sum":
-        found, offset = [], 0
-        for part in axis.parts:
-            found += [offset + p for p in positions(part, keep)]
-            offset += part.size
-        return found
-    found = [0]
-    for part in axis.parts:
-        inner = positions(part, keep)
-        found = [p * part.size + q for p in found for q in inner]
-    return found
-
-
-def new_size(axis: Axis, keep: Callable[[Axis], int]) -> int:
-    """How many positions stay: `len(positions(axis, keep))`, but faster."""
-    axis = find(axis)
-    if axis.kind == "atom":
-        return keep(axis)
-    sizes = [new_size(part, keep) for part in axis.parts]
-    return sum(sizes) if axis.kind == "sum" else prod(sizes)
-
-
 def _merge_fixed(found: list[Axis]) -> list[Axis]:
     """Merge adjacent fixed digits: what they consist of makes no difference any more."""
     result: list[Axis] = []
     for digit in found:
         if result and is_fixed(digit) and is_fixed(result[-1]):
-            why = next(atoms(digit)).fixed
-            result[-1] = Axis(result[-1].size * digit.size, fixed=why)
+            why = firmest(*(atom.why for axis in (result[-1], digit) for atom in atoms(axis)))
+            result[-1] = Axis(result[-1].size * digit.size, why)
         else:
             result.append(digit)
     return result
 
 
-def _as_sum(axis: Axis) -> None:
-    """Turn a product into a sum of equal terms, one for each position of its first digit, which is fixed."""
-    first, *rest = digits(axis)
-    fix(first, "its parts are used one by one")
-    axis.kind, axis.parts = "sum", [product(rest)] * first.size
+def _as_sum(axis: Axis, at: int) -> None:
+    """Turn a product into a sum with a boundary at this position, or where that is inside of the rest, near it.
+
+    A boundary between positions of the first digit divides that digit: (a + b) * rest is a * rest + b * rest. Another
+    one falls into the rest after some position of the first digit, whose parts are then used one by one.
+    """
+    first, *others = digits(axis)
+    rest = axis.size // first.size
+    position, inside = divmod(at, rest)
+    if inside:
+        fix(first, role("its parts are used one by one"))
+        parts = [product(others)] * first.size
+    else:
+        cut(first, position)
+        parts = [product([term, *others]) for term in terms(first)]
+    axis.kind, axis.parts = "sum", parts
 
 
 def _align_digits(a: Axis, b: Axis) -> None:
@@ -272,7 +259,7 @@ def _align_digits(a: Axis, b: Axis) -> None:
             (larger, smaller, mine, other) = (x, y, left, right) if x.size > y.size else (y, x, right, left)
             if larger.size % smaller.size:
                 for axis in (a, b):
-                    fix(axis, "cannot be followed through two reshapes that do not fit together")
+                    fix(axis, lost("cannot be followed through two reshapes that do not fit together"))
                 return
             major, minor = split_digit(larger, smaller.size)
             mine[:0] = [*digits(major), *digits(minor)]
@@ -294,5 +281,7 @@ def _align_terms(a: Axis, b: Axis) -> None:
 
 
 def _align_mixed(a: Axis, b: Axis) -> None:
-    _as_sum(a if a.kind == "product" else b)
+    if a.kind == "product":
+        a, b = b, a
+    cut(b, terms(a)[0].size)
     unify(a, b)

@@ -1,30 +1,30 @@
 """Contiguous width slicing: a narrower network that keeps the first positions of every hidden width."""
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from surgery.deprecated import formerly, warn_of
 from surgery.errors import SurgeryError
-from surgery.forward import named_tensors
-from surgery.names import joined
-from surgery.states import owners, state
-from surgery.submodel import Runs, Source, Submodel, as_runs, structure
-from surgery.width.axes import Axis, atoms, find, is_fixed, new_size, positions
+from surgery.states import state
+from surgery.submodel import Submodel
+from surgery.width.axes import fix
+from surgery.width.choose import Demand, Heads, Rounding, Whole, checked, choose, stayed_whole
 from surgery.width.corner import corner
+from surgery.width.plan import plan_of
 from surgery.width.repair import couple, repaired
-from surgery.width.trace import Trace, traced
-from surgery.width.widths import Heads, Keep, Rounding, choose
+from surgery.width.solved import solve
+from surgery.width.trace import traced
+from surgery.width.why import Why, lost
 
 _PATIENCE = 4  # couplings that may fail to bring the narrow model further
-_NOT_WIDTHS = (
-    "order of its positions",
-    "by an index",
-    "by data",
-    "diagonal",
-)  # reasons why a layer's channels must not be cut, though the layer makes them
+_MOST_LEFT = 8  # operations around which widths are left whole because the narrow model does not run
+_TOLD = 5  # widths that stayed whole are listed up to this number
+
+_log = logging.getLogger(__name__)
 
 
 @formerly("model rate example")
@@ -33,8 +33,12 @@ def narrow(
     *,
     rate: float | None = None,
     example: Any = None,
+    rates: Mapping[str, float] | None = None,
+    keep: Sequence[str] = (),
+    output: Callable[[Any], Any] | None = None,
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
+    strict: bool = False,
     like: nn.Module | None = None,
 ) -> tuple[nn.Module, Submodel]:
     """A narrower copy of any module: the first ceil(rate * C) positions of every hidden width C.
@@ -45,19 +49,28 @@ def narrow(
 
     Args:
         model: any module; it is not changed.
-        rate: in (0, 1]; needed.
+        rate: in (0, 1]; needed, unless `rates` are given: it is then 1.
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed. Its axes, and those of
             the output (classes), stay whole; so does everything that the forward pass does not use.
+        rates: other rates for the widths that modules of these names make: `{"layer1": 0.5, "*.mlp.fc1": 0.25}`. A
+            pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
+            first pattern that matches counts.
+        keep: such patterns of modules whose tensors stay whole.
+        output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
+            states.
         heads: `inside` keeps all heads of an attention and slices inside each of them; `drop` keeps the first heads.
         rounding: from rate * C to the number of positions kept, which is at least one and at most C. `zoo.divisor8`
             gives multiples of 8.
+        strict: whether a hidden width that stays whole, although it was to shrink, is an error. Otherwise such widths
+            are logged as a warning with the reasons, and an error only if nothing shrinks.
         like: deprecated; use `corner`.
 
     Returns:
         The narrow module, and the plan that maps its state to the model's.
 
     Raises:
-        SurgeryError: if a width cannot be followed, or the model cannot be made to run with narrow widths.
+        SurgeryError: if nothing can shrink, or with `strict` not everything; if a pattern matches no module; if modules
+            that make one width are to have different rates.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -70,79 +83,81 @@ def narrow(
     if like is not None and rate is None:
         warn_of("narrow(model, like=small)", "corner(model, small)")
         return corner(model, like)
-    if rate is None or like is not None:
+    if like is not None or (rate is None and not rates):
         raise SurgeryError("narrow takes a rate and an example; to copy the widths of a smaller model use corner")
     if example is None:
         raise SurgeryError("narrow runs one forward pass: give an input as `example`")
-    if isinstance(rate, str) or not 0 < rate <= 1:
-        raise SurgeryError(f"rate is a share of the width in (0, 1], got {rate}")
-    if heads not in ("inside", "drop"):
-        raise SurgeryError(f"unknown heads={heads!r}: choose inside or drop")
-    values = state(model)
-    trace, ghost, example, *_ = traced(model, example)
-    keep = choose(trace, rate, heads, rounding)
-    if rate < 1:
-        _check_followed(trace)
-    furthest, patience = -1, _PATIENCE
-    while True:
-        outcome = repaired(ghost, _plan(ghost, values, trace, keep), trace, keep, example)
-        if isinstance(outcome, Submodel):
-            return outcome.build(model), outcome
-        patience = _PATIENCE if outcome.step > furthest else patience - 1
-        furthest = max(furthest, outcome.step)
-        again = _coupled(trace, outcome.step, keep, rate, heads, rounding) if patience else None
-        if again is None:
-            raise SurgeryError(outcome.message)
-        keep = again
+    demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
+    search = _Search(model, example, demand, output, strict)
+    plan = search.plan()
+    if whole := stayed_whole(search.solution, demand, search.chosen):
+        if strict or not search.chosen.choice:
+            raise SurgeryError(_told(model, whole))
+        _log.warning(_told(model, whole))
+    return plan.build(model), plan
 
 
-def _coupled(trace: Trace, step: int, keep: Keep, rate: float, heads: Heads, rounding: Rounding) -> Keep | None:
-    """The choice after two widths around a step became one; None if there are no two, or nothing shrinks any more.
-
-    Code may take one width for another of the same size (a head's share from its input's channels).
-    """
-    if not couple(trace, step, keep):
-        return None
-    try:
-        keep = choose(trace, rate, heads, rounding)
-    except SurgeryError:
-        return None
-    return None if all(map(is_fixed, trace.made)) else keep
+def _told(model: nn.Module, whole: Sequence[Whole]) -> str:
+    """Which widths stay whole, and why."""
+    lines = [f"  {width}" for width in whole[:_TOLD]]
+    if len(whole) > _TOLD:
+        lines.append(f"  and {len(whole) - _TOLD} more; surgery.widths lists all")
+    some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
+    return f"{some} of {type(model).__name__} cannot shrink:\n" + "\n".join(lines)
 
 
-def _plan(model: nn.Module, values: Mapping[str, Tensor], trace: Trace, keep: Keep) -> Submodel:
-    """Where the kept positions of every tensor lie, and edits that slice the tensors that are not in the state."""
-    held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
-    entries, slices, done = {}, [], set()
-    for (module, attribute), tensor in named_tensors(model):
-        where = tuple(_runs(axis, keep) for axis in trace.tensors[module, attribute])
-        if id(tensor) in held:
-            name = held[id(tensor)]
-            entries[name] = (Source(name, where),)
-        elif (
-            any(runs is not None for runs in where)
-            and (owner := id(model.get_submodule(module)), attribute) not in done
-        ):
-            done.add((owner, attribute))  # a module may be registered under several names
-            slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
-    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model))
+class _Search:
+    """The search for a choice of positions with which the narrow model runs as predicted."""
 
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        demand: Demand,
+        output: Callable[[Any], Any] | None,
+        strict: bool,
+    ):
+        self.model, self.given, self.demand, self.output, self.strict = model, example, demand, output, strict
+        self.values = state(model)
+        self.left: dict[int, Why] = {}  # by step why the axes that it sees stay whole
+        self.trace_anew()
 
-def _runs(axis: Axis, keep: Keep) -> Runs | None:
-    kept = new_size(axis, keep)
-    return None if kept == axis.size else as_runs(positions(axis, keep))
+    def trace_anew(self) -> None:
+        """Trace the model, note what was found to stay whole, and choose."""
+        self.trace, self.ghost, self.example, *_ = traced(self.model, self.given, self.output)
+        for step, why in self.left.items():
+            for axis in self.trace.steps[step].axes():
+                fix(axis, why)
+        self.solve()
 
+    def solve(self) -> None:
+        """Solve the trace, and choose."""
+        self.solution = solve(self.trace)
+        self.chosen = choose(self.solution, self.demand)
 
-def _check_followed(trace: Trace) -> None:
-    """SurgeryError if an axis could not be followed, or a layer's channels must not be cut for what is done to them."""
-    made = {id(find(atom)) for axis in trace.made if is_fixed(axis) for atom in atoms(axis)}
-    for (module, attribute), found in trace.tensors.items():
-        for i, axis in enumerate(found):
-            for atom in atoms(axis):
-                why = atom.fixed
-                if why.startswith("cannot") or (id(find(atom)) in made and any(word in why for word in _NOT_WIDTHS)):
-                    raise SurgeryError(
-                        f"axis {i} of {joined(module, attribute)} {tuple(a.size for a in found)} stays whole: {why}; "
-                        "narrow the parts around it, or give surgery.width.rules a rule for it"
-                    )
+    def plan(self) -> Submodel:
+        """The plan of a narrow model that runs as predicted.
+
+        Where it does something else, code may take one width for another of the same size (a head's share from its
+        input's channels): the longest two become one. If that does not help, the widths around it stay whole.
+        """
+        best, patience = None, _PATIENCE
+        while True:
+            choice = self.chosen.choice
+            base = plan_of(self.ghost, self.values, self.solution, choice)
+            outcome = repaired(self.ghost, base, self.solution, choice, self.example)
+            if isinstance(outcome, Submodel):
+                return outcome
+            further = best is None or outcome.step > best.step
+            best, patience = (outcome, _PATIENCE) if further else (best, patience - 1)
+            if patience and couple(self.trace, self.solution, outcome.step, choice):
+                self.solve()
+                if self.chosen.choice:
+                    continue
+            if self.strict or best.step in self.left or len(self.left) == _MOST_LEFT:
+                raise SurgeryError(best.message)
+            self.left[best.step] = lost(f"the code there does not run with fewer: {best.difference}")
+            self.trace_anew()
+            if not self.chosen.choice:
+                raise SurgeryError(best.message)
+            best, patience = None, _PATIENCE

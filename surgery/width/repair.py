@@ -15,31 +15,31 @@ from surgery.errors import first_line
 from surgery.forward import call, in_mode, tensors_in, watching
 from surgery.names import is_inside
 from surgery.submodel import Submodel
-from surgery.width import attributes
+from surgery.width import attributes, axes
 from surgery.width.attributes import Sizes
-from surgery.width.axes import Axis, is_fixed, new_size, unify
 from surgery.width.rules import LAYOUT
+from surgery.width.solved import Axis, Choice, Solution, is_whole, size_of
 from surgery.width.trace import Origins, Step, Trace, bind, operation_name, scalars_of
-from surgery.width.widths import Keep
 
-Choice = dict[tuple[str, str], Any]  # (module, attribute) -> value
+Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
 _ATTEMPTS = 40  # to get the narrow model past one step
 
 
-def couple(trace: Trace, step: int, keep: Keep) -> bool:
+def couple(trace: Trace, solution: Solution, step: int, choice: Choice) -> bool:
     """Unify the longest two axes of one size that the step's module sees and that shrink differently; False if none."""
     module = trace.steps[step].module
-    found: dict[int, list[Axis]] = {}
-    for other in trace.steps:
-        if other.module == module or other.module.startswith(f"{module}."):
-            for axis in (axis for tensor in (*other.inputs, *other.outputs) for axis in tensor):
-                found.setdefault(axis.size, []).append(axis)
+    found: dict[int, list[tuple[axes.Axis, int]]] = {}  # by size the axes that may shrink, with their new sizes
+    for raw, solved in zip(trace.steps, solution.steps):
+        if raw.module == module or raw.module.startswith(f"{module}."):
+            for axis, known in zip(raw.axes(), solved.axes()):
+                if not is_whole(known):
+                    found.setdefault(axis.size, []).append((axis, size_of(known, choice)))
     for size in sorted(found, reverse=True):
-        first, *others = [axis for axis in found[size] if not is_fixed(axis)] or [None]
-        for axis in others:
-            if new_size(axis, keep) != new_size(first, keep):
-                unify(first, axis)
+        (first, new), *others = found[size]
+        for axis, other in others:
+            if other != new:
+                axes.unify(first, axis)
                 return True
     return False
 
@@ -48,6 +48,7 @@ class Stuck(NamedTuple):
     """How far the narrow model runs as predicted, whatever its attributes are: up to this step; and why not further."""
 
     step: int
+    difference: str
     message: str
 
 
@@ -60,37 +61,37 @@ class _Diverged(Exception):
         self.modules: list[str] = []
 
 
-def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example: Any) -> Submodel | Stuck:
+def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel | Stuck:
     """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
 
     `Stuck` if no choice of attributes makes it run to the end.
     """
-    known = attributes.known_by_module(trace, keep)
-    base = (*plan.edits, *attributes.known_edits(plan.build(model), trace, keep))
+    known = attributes.known_by_module(solution, choice)
+    base = (*plan.edits, *attributes.known_edits(plan.build(model), solution, choice))
     small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
-    chosen: Choice = {}
+    chosen: Values = {}
     for name, module in model.named_modules():
         within = attributes.merge_known(found for other, found in known.items() if is_inside(other, name))
         for attribute, value in attributes.certain_changes(module, within).items():
             chosen[name, attribute] = value
     sizes = attributes.merged(size for found in known.values() for size in (found.widths, found.counts))
 
-    def attempt(choice: Choice) -> _Diverged | None:
+    def attempt(values: Values) -> _Diverged | None:
         with _unchanged(small):
-            for (name, attribute), value in choice.items():
+            for (name, attribute), value in values.items():
                 set_attribute(small, name, attribute, value)
-            return _difference(small, trace, keep, example)
+            return _difference(small, solution, choice, example)
 
     here = attempt(chosen)
     while here is not None:
-        options = _options(model, trace.steps[here.step], here.modules, sizes, keep, chosen)
+        options = _options(model, solution.steps[here.step], here.modules, sizes, choice, chosen)
         for option in islice(options, _ATTEMPTS):
             there = attempt(option)
             if there is None or there.step > here.step:
                 here, chosen = there, option
                 break
         else:
-            return Stuck(here.step, _no_way_on(model, trace, here))
+            return Stuck(here.step, str(here), _no_way_on(model, solution, here))
     for name, module in small.named_modules():
         if isinstance(module, nn.MultiheadAttention):  # it assumes embed_dim = num_heads * head_dim
             heads = chosen.get((name, "num_heads"), module.num_heads)
@@ -99,8 +100,8 @@ def repaired(model: nn.Module, plan: Submodel, trace: Trace, keep: Keep, example
     return Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure)
 
 
-def _no_way_on(model: nn.Module, trace: Trace, difference: _Diverged) -> str:
-    step = trace.steps[difference.step]
+def _no_way_on(model: nn.Module, solution: Solution, difference: _Diverged) -> str:
+    step = solution.steps[difference.step]
     where = step.module or "the model itself"
     return (
         f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. A width may "
@@ -109,12 +110,12 @@ def _no_way_on(model: nn.Module, trace: Trace, difference: _Diverged) -> str:
 
 
 def _options(
-    model: nn.Module, step: Step, running: list[str], everything: Sizes, keep: Keep, chosen: Choice
-) -> Iterator[Choice]:
-    """Other choices that may mend a step: attributes of its module, of those around it, of those whose code ran."""
+    model: nn.Module, step: Step, running: list[str], everything: Sizes, choice: Choice, chosen: Values
+) -> Iterator[Values]:
+    """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran."""
     parts = step.module.split(".") if step.module else []
     around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-    seen = attributes.step_sizes(step, keep)
+    seen = attributes.step_sizes(step, choice)
     for name, known in [*((name, seen) for name in around), *((name, everything) for name in running)]:
         found = attributes.possible_changes(model.get_submodule(name), known)
         new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
@@ -152,9 +153,9 @@ class _Predicted(TorchDispatchMode):
     arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
     """
 
-    def __init__(self, small: nn.Module, trace: Trace, keep: Keep):
+    def __init__(self, small: nn.Module, solution: Solution, choice: Choice):
         super().__init__()
-        self.trace, self.keep, self.done, self.origins = trace, keep, 0, Origins(small)
+        self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -165,13 +166,13 @@ class _Predicted(TorchDispatchMode):
         if name in LAYOUT:
             self.origins.passed(given, outputs)
             return result
-        if self.done >= len(self.trace.steps):
+        if self.done >= len(self.solution.steps):
             raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
-        step = self.trace.steps[self.done]
+        step = self.solution.steps[self.done]
         if step.name != name:
             raise _Diverged(self.done, f"{name} instead of {step.name}")
         for found, tensor in zip(step.outputs, outputs):
-            expected = [new_size(axis, self.keep) for axis in found]
+            expected = [size_of(axis, self.choice) for axis in found]
             if expected != list(tensor.shape):
                 raise _Diverged(self.done, f"a result of shape {list(tensor.shape)} where {expected} was expected")
         if sources != step.sources:
@@ -190,7 +191,7 @@ class _Predicted(TorchDispatchMode):
         """An argument that was the size of an axis must be its new size."""
         if key not in bound or key == "normalized_shape":  # the name of an attribute, or a size that the shapes show
             return
-        expected = [new_size(a, self.keep) for a in axis] if isinstance(axis, list) else new_size(axis, self.keep)
+        expected = [size_of(a, self.choice) for a in axis] if isinstance(axis, list) else size_of(axis, self.choice)
         value = bound[key]
         if key == "start" and value < 0:
             value += given[0].shape[bound["dim"]]
@@ -203,10 +204,10 @@ class _Predicted(TorchDispatchMode):
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
             return False
-        every = [axis for tensor in (*step.inputs, *step.outputs) for axis in tensor]
-        sizes = attributes.step_sizes(step, self.keep)
+        sizes = attributes.step_sizes(step, self.choice)
         sizes |= {
-            axis.size: {new_size(axis, self.keep)} | sizes.get(axis.size, set()) for axis in (*every, *step.summed)
+            axis.size: {size_of(axis, self.choice)} | sizes.get(axis.size, set())
+            for axis in (*step.axes(), *step.summed)
         }
         if isinstance(old, int) and isinstance(new, int):
             return new in sizes.get(old, ())
@@ -214,11 +215,11 @@ class _Predicted(TorchDispatchMode):
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
 
 
-def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Diverged | None:
+def _difference(small: nn.Module, solution: Solution, choice: Choice, example: Any) -> _Diverged | None:
     """The first operation of the narrow model that is not as predicted, or None."""
-    predicted = _Predicted(small, trace, keep)
-    last = len(trace.steps) - 1
-    for training, outputs in zip(trace.modes, trace.outputs):
+    predicted = _Predicted(small, solution, choice)
+    last = len(solution.steps) - 1
+    for training, outputs in zip(solution.modes, solution.outputs):
         try:
             # Watched like the full model: without hooks torch's own layers may use other, fused operations.
             with in_mode(small, training), watching(small), predicted:
@@ -227,9 +228,10 @@ def _difference(small: nn.Module, trace: Trace, keep: Keep, example: Any) -> _Di
             found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), first_line(error))
             found.modules = _running(small, error)
             return found
-        if [t.shape for t in tensors_in(output)] != [tuple(axis.size for axis in found) for found in outputs]:
+        expected = [tuple(size_of(axis, choice) for axis in found) for found in outputs]
+        if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
             return _Diverged(min(predicted.done, last), "the output has another shape")
-    return None if predicted.done == len(trace.steps) else _Diverged(predicted.done, "the narrow model stops early")
+    return None if predicted.done == len(solution.steps) else _Diverged(predicted.done, "the narrow model stops early")
 
 
 def _running(model: nn.Module, error: Exception) -> list[str]:

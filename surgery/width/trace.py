@@ -5,7 +5,9 @@ windows, channel shuffles, grouped convolutions and the like. An operation witho
 touches, so that nothing is assumed about it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from surgery.width import axes
 from surgery.width.axes import Axis
 from surgery.width.ledger import Axes, Ledger
 from surgery.width.rules import ALIASES, CREATION, LAYOUT, REPLACING, SIZES, rule_for
+from surgery.width.why import Kind, Why, lost
+
+INPUT, OUTPUT = "it is an axis of the input", "it is an axis of the output"
 
 
 @dataclass
@@ -42,6 +47,10 @@ class Step:
     scalars: dict[str, Any]
     summed: list[Axis]
 
+    def axes(self) -> list[Axis]:
+        """The axes of all tensors that it took and returned."""
+        return [axis for tensor in (*self.inputs, *self.outputs) for axis in tensor]
+
 
 class Trace(Ledger):
     """What forward passes show about the axes of a model's tensors.
@@ -54,7 +63,13 @@ class Trace(Ledger):
         unused: state names of parameters that no operation used.
     """
 
-    def __init__(self, model: nn.Module, example: Any, modes: tuple[bool, ...] = (False,)):
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        modes: tuple[bool, ...] = (False,),
+        output: Callable[[Any], Any] | None = None,
+    ):
         super().__init__()
         self.modes = modes
         self.tensors: dict[tuple[str, str], Axes] = {}
@@ -63,22 +78,23 @@ class Trace(Ledger):
             self.tensors[key] = self.axes_of(tensor)
             if isinstance(tensor, nn.Parameter):
                 self.learn([tensor])
+        self.give(tensors_in(example))
         for tensor in tensors_in(example):
             for axis in self.axes_of(tensor):
-                axes.fix(axis, "it is an axis of the input")
+                axes.fix(axis, Why(Kind.DATA, INPUT))
         self.outputs: list[list[Axes]] = []
         origins = Origins(model)
         self.touched: set[int] = set()
         for training in modes:
             with in_mode(model, training), watching(model) as where, _Follow(self, where, origins):
-                found = tensors_in(call(model, example))
-            if not found:
-                raise SurgeryError(
-                    f"{type(model).__name__} returned no tensor, so the shape of its output is not known"
-                )
-            self.outputs.append([self.axes_of(tensor) for tensor in found])
-        for axis in (axis for output in self.outputs for tensor in output for axis in tensor):
-            axes.fix(axis, "it is an axis of the output")
+                result = call(model, example)
+            kept = tensors_in(output(result) if output else result)
+            if not kept:
+                what = "`output` gives" if output else f"{type(model).__name__} returned"
+                raise SurgeryError(f"{what} no tensor, so the shape of its output is not known")
+            self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
+            for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
+                axes.fix(axis, Why(Kind.DATA, OUTPUT))
         self.unused = [name for name, tensor in model.named_parameters() if id(tensor) not in self.touched]
 
 
@@ -119,17 +135,18 @@ class _Follow(TorchDispatchMode):
         trace.touched.update(map(id, given))
         bound, rule = bind(func, args, kwargs), rule_for(func, name)
         numbers: dict[str, Axis | list[Axis]] = {}
+        known = len(trace.made)
         trace.replacing = func._schema.name.removeprefix("aten::") in REPLACING
         if rule is None:
             for axis in (axis for found in before for axis in found):
-                axes.fix(axis, f"cannot be followed through {name}")
+                axes.fix(axis, lost(f"cannot be followed through {name}"))
             for tensor in outputs:
-                trace.assign(tensor, [Axis(size, fixed=f"a result of {name}") for size in tensor.shape])
+                trace.assign(tensor, [Axis(size, lost(f"a result of {name}")) for size in tensor.shape])
         else:
             numbers = rule(trace, bound, result) or {}
         trace.replacing = False
-        if trace.learned(*given):
-            trace.learn(outputs)
+        trace.made[known:] = [(self.where[-1], axis) for axis in trace.made[known:]]
+        trace.derive(outputs, given)
         summed = [trace.summed[tensor] for tensor in given if tensor in trace.summed]
         if summed and (name in LAYOUT or name == "view"):
             trace.summed.update(dict.fromkeys(outputs, summed[0]))
@@ -152,15 +169,18 @@ def operation_name(func: Any) -> str:
     return ALIASES.get(name, name)
 
 
-def traced(model: nn.Module, example: Any) -> Observed[Trace]:
+def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
 
     If that leaves parameters unused that training uses (auxiliary classifiers), a second pass follows in training mode.
+
+    Args:
+        output: what of the model's output has to keep its shape; all of it if it is not given.
     """
-    seen = observed(model, example, Trace)
+    seen = observed(model, example, partial(Trace, output=output))
     if seen.found.unused and seen.on_meta:
         try:
-            both = Trace(ghost_of(model), seen.example, modes=(False, True))
+            both = Trace(ghost_of(model), seen.example, modes=(False, True), output=output)
         except InternalError:
             raise
         except Exception:  # the model cannot train on this example: the pass in evaluation mode has to do

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, fix, mark_grouping, product, regroup, unify
 from surgery.width.rules.registry import results, rule, windowed
+from surgery.width.why import lost, role
 
 
 @rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")
@@ -54,7 +55,7 @@ def _attention(trace, a, out):
             unify(q[i], v[i])
         else:  # grouped queries: several heads share a key
             for axis in (q[i], k[i], v[i]):
-                fix(axis, "heads of queries share heads of keys")
+                fix(axis, lost("heads of queries share heads of keys"))
     if len(q) > 2:
         mark_grouping(q[-3], "heads")
     mask = a.get("attn_mask", a.get("attn_bias"))
@@ -100,7 +101,7 @@ def _convolution(trace, a, out):
     if trace.learned(a["weight"]):
         trace.made.append(result)
     for axis in w[2:]:
-        fix(axis, "it is an axis of a convolution's window")
+        fix(axis, role("it is an axis of a convolution's window"))
     window = [axis.size for axis in w[2:]]
     kept = [x[0], result, *windowed(trace, x[2:], out.shape[-len(w) + 2 :], window)]
     trace.assign(out, kept if batched else kept[1:])

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, find, fix, segment, unify
 from surgery.width.rules.registry import broadcast, fresh, results, rule
+from surgery.width.why import picked, role
 
 
 @rule(
@@ -39,9 +40,9 @@ def _order_matters(trace, a, out):
     if dims in (None, []):
         dims = range(len(found))  # over all, flattened
     for dim in [dims] if isinstance(dims, int) else dims:
-        fix(found[dim], "an operation depends on the order of its positions")
+        fix(found[dim], picked("an operation depends on the order of its positions"))
     for result in results(out):
-        kept = [x if x.size == n else Axis(n, fixed="a transform") for x, n in zip(found, result.shape)]
+        kept = [x if x.size == n else Axis(n, role("a transform")) for x, n in zip(found, result.shape)]
         trace.assign(result, kept)
 
 

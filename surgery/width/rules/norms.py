@@ -5,6 +5,7 @@ from torch import Tensor
 from surgery.width.axes import Axis, fix, mark_grouping, regroup, unify
 from surgery.width.rules.elementwise import pointwise
 from surgery.width.rules.registry import results, rule
+from surgery.width.why import picked, role
 
 
 @rule(
@@ -82,11 +83,11 @@ def _reduce(trace, a, out):
     if "k" in a or any(not r.is_floating_point() for r in results(out)):
         for dim in dims:
             if found:
-                fix(found[dim], "the order of its positions matters")
+                fix(found[dim], picked("the order of its positions matters"))
     for result in results(out):
         if result.ndim == len(found):
             kept = [
-                Axis(n, fixed="a reduction") if i in dims else x for i, (x, n) in enumerate(zip(found, result.shape))
+                Axis(n, role("a reduction")) if i in dims else x for i, (x, n) in enumerate(zip(found, result.shape))
             ]
         else:
             kept = [x for i, x in enumerate(found) if i not in dims]

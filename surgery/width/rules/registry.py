@@ -7,6 +7,7 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, find, fix, unify
 from surgery.width.ledger import Ledger
+from surgery.width.why import Why, picked, role
 
 Rule = Callable[[Ledger, dict[str, Any], Any], dict[str, Axis | list[Axis]] | None]
 
@@ -23,9 +24,9 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def fresh(shape: Iterable[int], why: str = "") -> list[Axis]:
+def fresh(shape: Iterable[int], why: Why | None = None) -> list[Axis]:
     """New axes of these sizes."""
-    return [Axis(size, fixed=why) for size in shape]
+    return [Axis(size, why) for size in shape]
 
 
 def results(out: Any) -> list[Tensor]:
@@ -48,9 +49,9 @@ def broadcast(trace: Ledger, tensors: list[Tensor], shape) -> list[Axis]:
 def gathered(trace: Ledger, found: list[Axis], out: Tensor) -> None:
     """Data decide which positions are picked, so all axes are fixed."""
     for axis in found:
-        fix(axis, "positions are picked by data")
+        fix(axis, picked("positions are picked by data"))
     for result in results(out):
-        trace.assign(result, fresh(result.shape, "positions are picked by data"))
+        trace.assign(result, fresh(result.shape, picked("positions are picked by data")))
 
 
 def windowed(trace: Ledger, found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> list[Axis]:
@@ -58,8 +59,8 @@ def windowed(trace: Ledger, found: Sequence[Axis], sizes: Sequence[int], window:
     kept = []
     for axis, size, length in zip(found, sizes, window):
         if axis.size != size:
-            fix(axis, "a window slides over it")
-            axis = Axis(size, fixed="a window slides over it")
+            fix(axis, role("a window slides over it"))
+            axis = Axis(size, role("a window slides over it"))
         elif length > 1:
             trace.ordered.append(axis)
         kept.append(axis)

@@ -2,14 +2,15 @@
 
 from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment, unify
 from surgery.width.rules.registry import fresh, gathered, rule
+from surgery.width.why import picked, role
 
 
 @rule("view flatten unflatten")
 def _view(trace, a, out):
     if out.dtype != a["self"].dtype and out.shape != a["self"].shape:  # view(dtype) changes the last axis
         for axis in trace.axes_of(a["self"]):
-            fix(axis, "its memory is seen as another type")
-        trace.assign(out, fresh(out.shape, "its memory is seen as another type"))
+            fix(axis, role("its memory is seen as another type"))
+        trace.assign(out, fresh(out.shape, role("its memory is seen as another type")))
         return
     trace.assign(out, regroup(list(trace.axes_of(a["self"])), list(out.shape)))
 
@@ -44,13 +45,13 @@ def _squeeze(trace, a, out):
 
 @rule("view_as_real")
 def _view_as_real(trace, a, out):
-    trace.assign(out, [*trace.axes_of(a["self"]), Axis(2, fixed="real and imaginary part")])
+    trace.assign(out, [*trace.axes_of(a["self"]), Axis(2, role("real and imaginary part"))])
 
 
 @rule("view_as_complex")
 def _view_as_complex(trace, a, out):
     *found, parts = trace.axes_of(a["self"])
-    fix(parts, "real and imaginary part")
+    fix(parts, role("real and imaginary part"))
     trace.assign(out, found)
 
 
@@ -95,11 +96,11 @@ def _slice(trace, a, out):
     elif size % step == 0 and start < step and stop > size - step:
         # every step-th position from `start`: one position of a last digit
         rest = regroup([found[dim]], [size // step, step])
-        fix(rest[1], "one of its positions is picked")
+        fix(rest[1], role("one of its positions is picked"))
         found[dim] = rest[0]
     else:
-        fix(found[dim], "some of its positions are picked")
-        found[dim] = Axis(out.shape[dim], fixed="positions are picked")
+        fix(found[dim], picked("some of its positions are picked"))
+        found[dim] = Axis(out.shape[dim], picked("positions are picked"))
     trace.assign(out, found)
     return {"start": first} if first is not None else None
 
@@ -134,7 +135,7 @@ def _stack(trace, a, out):
         for x, y in zip(found[0], other):
             unify(x, y)
     result = list(found[0])
-    result.insert(a["dim"] % out.ndim, Axis(len(found), fixed="tensors are stacked"))
+    result.insert(a["dim"] % out.ndim, Axis(len(found), role("tensors are stacked")))
     trace.assign(out, result)
 
 
@@ -152,7 +153,7 @@ def _pad(trace, a, out):
         axis = found[position]
         before, after = (Axis(max(0, n)) for n in pad[2 * i : 2 * i + 2])
         if min(pad[2 * i : 2 * i + 2]) < 0:
-            fix(axis, "it is cropped")
+            fix(axis, role("it is cropped"))
             axis = segment(axis, max(0, -pad[2 * i]), axis.size - max(0, -pad[2 * i + 1]))
         found[position] = concatenation([before, axis, after])
         ends += [before, after]

@@ -4,6 +4,7 @@ from math import prod
 
 from surgery.width.axes import Axis, fix, product, regroup, unify
 from surgery.width.rules.registry import fresh, results, rule, windowed
+from surgery.width.why import role
 
 
 @rule(
@@ -27,7 +28,7 @@ def _grid_sample(trace, a, out):
     x, grid = trace.axes_of(a["input"]), trace.axes_of(a["grid"])
     unify(x[0], grid[0])
     for axis in (*x[2:], *grid[1:]):
-        fix(axis, "positions are sampled")
+        fix(axis, role("positions are sampled"))
     trace.assign(out, [*x[:2], *grid[1:-1]])
 
 
@@ -37,7 +38,7 @@ def _pixel_shuffle(trace, a, out):
     *batch, c, h, w = trace.axes_of(a["self"])
     channel, i, j = regroup([c], [c.size // r**2, r, r])
     for axis in (i, j):
-        fix(axis, "channels become pixels")
+        fix(axis, role("channels become pixels"))
     trace.assign(out, [*batch, channel, product([h, i]), product([w, j])])
 
 
@@ -55,7 +56,7 @@ def _pixel_unshuffle(trace, a, out):
     *batch, c, h, w = trace.axes_of(a["self"])
     (h, i), (w, j) = regroup([h], [h.size // r, r]), regroup([w], [w.size // r, r])
     for axis in (i, j):
-        fix(axis, "pixels become channels")
+        fix(axis, role("pixels become channels"))
     trace.assign(out, [*batch, product([c, i, j]), h, w])
 
 
@@ -63,9 +64,9 @@ def _pixel_unshuffle(trace, a, out):
 def _im2col(trace, a, out):
     *batch, c, h, w = trace.axes_of(a["self"])
     for axis in (h, w):
-        fix(axis, "a window slides over it")
-    window = Axis(prod(a["kernel_size"]), fixed="positions of a window")
-    trace.assign(out, [*batch, product([c, window]), Axis(out.shape[-1], fixed="windows")])
+        fix(axis, role("a window slides over it"))
+    window = Axis(prod(a["kernel_size"]), role("positions of a window"))
+    trace.assign(out, [*batch, product([c, window]), Axis(out.shape[-1], role("windows"))])
 
 
 @rule("col2im")
@@ -74,5 +75,5 @@ def _col2im(trace, a, out):
     window = prod(a["kernel_size"])
     channel, positions = regroup([c], [c.size // window, window])
     for axis in (positions, n):
-        fix(axis, "positions of a window")
-    trace.assign(out, [*batch, channel, *fresh(out.shape[-2:], "pixels")])
+        fix(axis, role("positions of a window"))
+    trace.assign(out, [*batch, channel, *fresh(out.shape[-2:], role("pixels"))])

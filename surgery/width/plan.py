@@ -1,0 +1,41 @@
+"""From a choice of positions to a plan."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from surgery.forward import named_tensors
+from surgery.states import owners
+from surgery.submodel import Index, Source, Submodel, structure
+from surgery.width.solved import Axes, Choice, Solution, runs_of
+
+
+def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Submodel:
+    """Where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
+
+    Args:
+        model: the full model, or a copy of it on the meta device.
+        values: its state.
+        solution, choice: the axes of its tensors, and which of their positions stay.
+    """
+    held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    entries, slices, done = {}, [], set()
+    for (module, attribute), tensor in named_tensors(model):
+        where = index_of(solution.tensors[module, attribute], choice)
+        if id(tensor) in held:
+            name = held[id(tensor)]
+            entries[name] = (Source(name, where),)
+        elif (
+            any(runs is not None for runs in where)
+            and (owner := id(model.get_submodule(module)), attribute) not in done
+        ):
+            done.add((owner, attribute))  # a module may be registered under several names
+            slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
+    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model))
+
+
+def index_of(found: Axes, choice: Choice) -> Index:
+    """The positions that stay of each axis of a tensor; None for an axis that stays whole."""
+    every = [(axis.size, runs_of(axis, choice)) for axis in found]
+    return tuple(None if runs == ((0, size),) else runs for size, runs in every)

@@ -1,0 +1,239 @@
+"""What is known of a model's axes after it was traced: nothing here changes any more.
+
+Its axes are those of `surgery.width.axes` in a normal form: a product's digits are atoms or sums, a sum's terms are
+atoms or products, and each atom is one object wherever it lies. A *choice* says which positions of each atom stay, and
+everything else follows from it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Any, TypeAlias
+
+from surgery.submodel import Runs, as_runs, merged
+from surgery.width import axes
+from surgery.width.trace import Step, Trace
+from surgery.width.why import Kind, Why
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """Positions about which nothing more is known: a width.
+
+    Attributes:
+        size: how many there are.
+        why: why all of them must stay; None if they need not.
+        grouping: "heads" or "groups" if its positions tell these apart.
+        ordered: whether it may shrink to its first positions only, and not be put in another order.
+        makers: names of the modules whose layers make these features.
+    """
+
+    size: int
+    why: Why | None = None
+    grouping: str = ""
+    ordered: bool = False
+    makers: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{self.size}{'!' if self.why else ''}"
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A mixed radix number; the last digit changes fastest."""
+
+    parts: tuple["Atom | Sum", ...]
+
+    @cached_property
+    def size(self) -> int:
+        """The number of positions."""
+        return prod(part.size for part in self.parts)
+
+    def __repr__(self) -> str:
+        return f"({'*'.join(map(repr, self.parts))})"
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Terms one after the other."""
+
+    parts: tuple["Atom | Product", ...]
+
+    @cached_property
+    def size(self) -> int:
+        """The number of positions."""
+        return sum(part.size for part in self.parts)
+
+    def __repr__(self) -> str:
+        return f"({'+'.join(map(repr, self.parts))})"
+
+
+Axis: TypeAlias = Atom | Product | Sum
+Axes: TypeAlias = tuple[Axis, ...]
+Choice: TypeAlias = Mapping[Atom, Sequence[int]]
+"""The positions of atoms that stay; atoms that it does not name keep all."""
+
+
+def digits(axis: Axis) -> list[Atom | Sum]:
+    """The digits of an axis; a sum is one digit, and a single position is none."""
+    return list(axis.parts) if isinstance(axis, Product) else [axis] if axis.size != 1 else []
+
+
+def terms(axis: Axis) -> list[Atom | Product]:
+    """The terms of an axis; a product is one term."""
+    return list(axis.parts) if isinstance(axis, Sum) else [axis]
+
+
+def atoms(axis: Axis) -> Iterator[Atom]:
+    """The atoms of an axis, each as often as it occurs."""
+    if isinstance(axis, Atom):
+        yield axis
+    else:
+        for part in axis.parts:
+            yield from atoms(part)
+
+
+def grouping_of(axis: Axis) -> str:
+    """ "heads" or "groups" if the positions of an axis tell these apart, all of them the same."""
+    found = {atom.grouping for atom in atoms(axis)} if not isinstance(axis, Product) else {""}
+    return found.pop() if len(found) == 1 else ""
+
+
+def is_whole(axis: Axis) -> bool:
+    """Whether every position of this axis must stay."""
+    return all(atom.why for atom in atoms(axis))
+
+
+def size_of(axis: Axis, choice: Choice) -> int:
+    """How many positions stay."""
+    if isinstance(axis, Atom):
+        kept = choice.get(axis)
+        return axis.size if kept is None else len(kept)
+    sizes = [size_of(part, choice) for part in axis.parts]
+    return sum(sizes) if isinstance(axis, Sum) else prod(sizes)
+
+
+def runs_of(axis: Axis, choice: Choice) -> Runs:
+    """The positions that stay, as ranges."""
+    if isinstance(axis, Atom):
+        kept = choice.get(axis)
+        return ((0, axis.size),) if kept is None else as_runs(kept)
+    found = [(part.size, runs_of(part, choice)) for part in axis.parts]
+    if isinstance(axis, Sum):
+        starts = accumulate((size for size, _ in found), initial=0)
+        return merged((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
+    size, result = 1, ((0, 1),)
+    for radix, runs in reversed(found):
+        if result == ((0, size),):
+            result = tuple((a * size, b * size) for a, b in runs)
+        else:
+            result = tuple((p * size + a, p * size + b) for x, y in runs for p in range(x, y) for a, b in result)
+        size *= radix
+    return merged(result)
+
+
+def positions(axis: Axis, choice: Choice) -> list[int]:
+    """The positions that stay.
+
+    >>> heads, width = Atom(2), Atom(4)
+    >>> positions(Product((heads, width)), {width: (0, 2)})
+    [0, 2, 4, 6]
+    """
+    return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a trace shows: the axes of each tensor and of each operation.
+
+    Attributes:
+        tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
+        steps: the operations in order, with solved axes.
+        modes, outputs: for each forward pass whether it was in training mode, and the axes of the output's tensors.
+        made: (module, axis) for each axis along which a layer with weights makes features.
+        ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        unused: state names of parameters that no operation used.
+        members: where each atom lies: keys of `tensors` with the position of the axis.
+    """
+
+    tensors: Mapping[tuple[str, str], Axes]
+    steps: Sequence[Step]
+    modes: tuple[bool, ...]
+    outputs: Sequence[Sequence[Axes]]
+    made: Sequence[tuple[str, Axis]]
+    ordered: Sequence[Axis]
+    unused: Sequence[str]
+    members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
+
+
+def solve(trace: Trace) -> Solution:
+    """What a trace shows now. Solve again after two of its axes were unified."""
+    freeze = _Freezer(trace)
+    tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
+    members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
+    for key, found in tensors.items():
+        for position, axis in enumerate(found):
+            for atom in dict.fromkeys(atoms(axis)):
+                members.setdefault(atom, []).append((key, position))
+    return Solution(
+        tensors,
+        [freeze.step(step) for step in trace.steps],
+        trace.modes,
+        [[freeze.all(found) for found in output] for output in trace.outputs],
+        [(module, freeze(axis)) for module, axis in trace.made],
+        [freeze(axis) for axis in trace.ordered],
+        trace.unused,
+        members,
+    )
+
+
+class _Freezer:
+    """Gives each class of axes of a trace its solved axis."""
+
+    def __init__(self, trace: Trace):
+        self._known: dict[axes.Axis, Axis] = {}
+        self._held = {atom for found in trace.tensors.values() for axis in found for atom in axes.atoms(axis)}
+        self._ordered = {atom for axis in trace.ordered for atom in axes.atoms(axis)}
+        self._makers: dict[axes.Axis, dict[str, None]] = {}
+        for module, axis in trace.made:
+            for atom in axes.atoms(axis):
+                self._makers.setdefault(atom, {})[module] = None
+
+    def __call__(self, axis: axes.Axis) -> Axis:
+        axis = axes.find(axis)
+        if axis not in self._known:
+            self._known[axis] = self._new(axis)
+        return self._known[axis]
+
+    def all(self, found: Sequence[axes.Axis]) -> Axes:
+        return tuple(map(self, found))
+
+    def step(self, step: Step) -> Step:
+        def number(axis: Any) -> Any:
+            return list(self.all(axis)) if isinstance(axis, list) else self(axis)
+
+        return Step(
+            step.name,
+            step.module,
+            [self.all(found) for found in step.inputs],
+            [self.all(found) for found in step.outputs],
+            step.sources,
+            {key: number(axis) for key, axis in step.numbers.items()},
+            step.scalars,
+            list(self.all(step.summed)),
+        )
+
+    def _new(self, axis: axes.Axis) -> Axis:
+        if axis.kind == "atom":
+            makers = tuple(self._makers.get(axis, ()))
+            why = axis.why
+            if why is None and not makers and axis in self._held:
+                why = Why(Kind.UNMADE, "no layer makes it")
+            return Atom(axis.size, why, axis.grouping, axis in self._ordered, makers)
+        if axis.kind == "product":
+            parts = tuple(part for digit in axes.digits(axis) for part in digits(self(digit)))
+            return parts[0] if len(parts) == 1 else Product(parts)
+        parts = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
+        return parts[0] if len(parts) == 1 else Sum(parts)
