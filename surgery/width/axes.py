@@ -192,7 +192,9 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
     """The axes after a (row-major) reshape to these sizes."""
     if 0 in sizes:
         return [Axis(size, role("an empty tensor")) for size in sizes]
-    queue = _merge_fixed([digit for axis in old for digit in digits(axis)])
+    queue = [digit for axis in old for digit in digits(axis)]
+    if not _fits([digit.size for digit in queue], sizes):
+        queue = _merge_fixed(queue)
     result = []
     for size in sizes:
         taken: list[Axis] = []
@@ -217,12 +219,29 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
     return result
 
 
+def _fits(digits: list[int], sizes: list[int]) -> bool:
+    """Whether each of these sizes is a product of digits, or of parts of them."""
+    queue = list(digits)
+    for size in sizes:
+        while size > 1:
+            digit = queue.pop(0)
+            if size % digit == 0:
+                size //= digit
+            elif digit % size == 0:
+                queue.insert(0, digit // size)
+                size = 1
+            else:
+                return False
+    return True
+
+
 def _merge_fixed(found: list[Axis]) -> list[Axis]:
-    """Merge adjacent fixed digits: what they consist of makes no difference any more."""
+    """Merge adjacent fixed digits, so that a reshape may mix them: all their positions stay in any case."""
     result: list[Axis] = []
     for digit in found:
         if result and is_fixed(digit) and is_fixed(result[-1]):
-            why = firmest(*(atom.why for axis in (result[-1], digit) for atom in atoms(axis)))
+            # The weakest reason: that one digit belongs to the data says nothing about the other.
+            why = min((atom.why for axis in (result[-1], digit) for atom in atoms(axis)), key=lambda why: why.kind)
             result[-1] = Axis(result[-1].size * digit.size, why)
         else:
             result.append(digit)
@@ -239,7 +258,7 @@ def _as_sum(axis: Axis, at: int) -> None:
     rest = axis.size // first.size
     position, inside = divmod(at, rest)
     if inside:
-        fix(first, role("its parts are used one by one"))
+        fix(first, role("it is divided inside of one of its parts"))
         parts = [product(others)] * first.size
     else:
         cut(first, position)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch import nn
 
 from surgery.errors import SurgeryError
+from surgery.names import joined
 from surgery.width.solved import (
     Atom,
     Axis,
@@ -22,9 +23,10 @@ from surgery.width.solved import (
     is_whole,
     positions,
     size_of,
+    summed_over,
     terms,
 )
-from surgery.width.why import Kind, Why, lost, role
+from surgery.width.why import Kind, Why, firmest, lost, role
 
 Rounding: TypeAlias = Callable[[float], int]
 Heads: TypeAlias = Literal["inside", "drop"]
@@ -154,8 +156,8 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
         torn = [axis for axis in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
             return Chosen(choice, reasons)
-        for axis in torn:  # a window or an arange runs over channels that would not stay next to each other
-            reasons.update({atom: role("a window slides over it") for atom in atoms(axis) if atom not in reasons})
+        why = role("a window or a range runs over it, and the positions that stay would not be the first ones")
+        reasons.update({atom: why for axis in torn for atom in atoms(axis) if atom not in reasons})
 
 
 def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
@@ -193,6 +195,8 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> set
             if len(free) > 1:
                 products[tuple(free)] = None
             elif free and isinstance(free[0], Atom):
+                if free[0].grouping == "heads" and demand.heads == "inside":
+                    reasons[free[0]] = role("it tells heads apart, and heads='inside' keeps all of them")
                 lone[free[0]] = None
 
     for found in solution.tensors.values():
@@ -277,37 +281,42 @@ def _components(products: list[_Digits]) -> list[list[_Digits]]:
 
 
 class Whole(NamedTuple):
-    """A hidden width that stays whole although it was to shrink: what a module makes along one axis."""
+    """A hidden width that stays whole although it was to shrink.
+
+    Attributes:
+        module: whose layer makes it.
+        tensor, shape, axis: a tensor that lies along it.
+        size: how many positions it has.
+        why: the reason.
+    """
 
     module: str
+    tensor: str
+    shape: tuple[int, ...]
+    axis: int
     size: int
     why: Why
 
     def __str__(self) -> str:
-        return f"{self.module or 'the model itself'} makes {self.size}: {self.why.text}"
+        return f"axis {self.axis} of {self.tensor} {self.shape} stays whole: {self.why.text}"
 
 
 def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Whole]:
-    """The hidden widths that stay whole although they were to shrink, with the reasons.
+    """The hidden widths that stay whole although they were to shrink, with the reasons; each width once.
 
     Classes, and whatever else is only an output, were not to shrink; an output that other layers read was.
     """
-    found: dict[Whole, None] = {}
+    found: dict[tuple[Atom, ...], Whole] = {}
+    read = summed_over(solution)
     for module, axis in solution.made:
         free = [atom for atom in atoms(axis) if demand.share(atom.size, demand.rate_of(atom)) < atom.size]
-        if not free or size_of(axis, chosen.choice) < axis.size:
+        if not free or tuple(free) in found or size_of(axis, chosen.choice) < axis.size:
             continue
-        why = max((chosen.why(atom) for atom in free if chosen.why(atom)), key=lambda why: why.kind, default=None)
-        if why is None:
-            why = lost("another digit of the same width shrinks, or none can")
-        hidden = why.kind is not Kind.DATA or any(_is_read(solution, atom) for atom in free)
-        if hidden and why.kind is not Kind.ASKED:
-            found[Whole(module, axis.size, why)] = None
-    return list(found)
-
-
-def _is_read(solution: Solution, atom: Atom) -> bool:
-    """Whether a layer that does not make the width has a matrix along it."""
-    return any(
-        len(solution.tensors[key]) > 1 and key[0] not in atom.makers for key, _ in solution.members.get(atom, ())
-    )
+        why = firmest(*map(chosen.why, free)) or lost("another digit of the same width shrinks, or none can")
+        hidden = why.kind is not Kind.DATA or any(atom in read for atom in free)
+        held = [place for atom in free for place in solution.members.get(atom, ())]
+        if hidden and why.kind is not Kind.ASKED and held:
+            key, position = next((place for place in held if place[0][0] == module), held[0])
+            shape = tuple(axis.size for axis in solution.tensors[key])
+            found[tuple(free)] = Whole(module, joined(*key), shape, position, axis.size, why)
+    return list(found.values())

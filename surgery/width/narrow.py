@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from surgery.width.corner import corner
 from surgery.width.plan import plan_of
 from surgery.width.repair import couple, repaired
 from surgery.width.solved import solve
-from surgery.width.trace import traced
+from surgery.width.trace import Step, traced
 from surgery.width.why import Why, lost
 
 _PATIENCE = 4  # couplings that may fail to bring the narrow model further
@@ -90,7 +91,7 @@ def narrow(
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
     search = _Search(model, example, demand, output, strict)
     plan = search.plan()
-    if whole := stayed_whole(search.solution, demand, search.chosen):
+    if whole := search.whole():
         if strict or not search.chosen.choice:
             raise SurgeryError(_told(model, whole))
         _log.warning(_told(model, whole))
@@ -103,7 +104,7 @@ def _told(model: nn.Module, whole: Sequence[Whole]) -> str:
     if len(whole) > _TOLD:
         lines.append(f"  and {len(whole) - _TOLD} more; surgery.widths lists all")
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
-    return f"{some} of {type(model).__name__} cannot shrink:\n" + "\n".join(lines)
+    return "\n".join([f"{some} of {type(model).__name__} cannot shrink:", *lines])
 
 
 class _Search:
@@ -125,10 +126,23 @@ class _Search:
     def trace_anew(self) -> None:
         """Trace the model, note what was found to stay whole, and choose."""
         self.trace, self.ghost, self.example, *_ = traced(self.model, self.given, self.output)
-        for step, why in self.left.items():
-            for axis in self.trace.steps[step].axes():
-                fix(axis, why)
+        for first, why in self.left.items():
+            for step in self.same_code(first):
+                for axis in step.axes():
+                    fix(axis, why)
         self.solve()
+
+    def same_code(self, step: int) -> list[Step]:
+        """The operations at this place of the code of the step's module, in all modules of its class."""
+        modules, calls, places = dict(self.ghost.named_modules()), Counter(), []
+        for one in self.trace.steps:
+            places.append((type(modules[one.module]), calls[one.module], one.name))
+            calls[one.module] += 1
+        return [one for one, place in zip(self.trace.steps, places) if place == places[step]]
+
+    def whole(self) -> list[Whole]:
+        """The hidden widths that stay whole although they were to shrink."""
+        return stayed_whole(self.solution, self.demand, self.chosen)
 
     def solve(self) -> None:
         """Solve the trace, and choose."""
@@ -151,8 +165,9 @@ class _Search:
             further = best is None or outcome.step > best.step
             best, patience = (outcome, _PATIENCE) if further else (best, patience - 1)
             if patience and couple(self.trace, self.solution, outcome.step, choice):
+                before = len(self.whole())
                 self.solve()
-                if self.chosen.choice:
+                if self.chosen.choice and len(self.whole()) <= before:
                     continue
             if self.strict or best.step in self.left or len(self.left) == _MOST_LEFT:
                 raise SurgeryError(best.message)

@@ -1,6 +1,7 @@
 """From a choice of positions to a plan."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 
 from torch import Tensor, nn
 
@@ -19,9 +20,9 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
         solution, choice: the axes of its tensors, and which of their positions stay.
     """
     held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
-    entries, slices, done = {}, [], set()
+    entries, slices, done, index = {}, [], set(), indices(choice)
     for (module, attribute), tensor in named_tensors(model):
-        where = index_of(solution.tensors[module, attribute], choice)
+        where = index(solution.tensors[module, attribute])
         if id(tensor) in held:
             name = held[id(tensor)]
             entries[name] = (Source(name, where),)
@@ -35,7 +36,11 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
     return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model))
 
 
-def index_of(found: Axes, choice: Choice) -> Index:
-    """The positions that stay of each axis of a tensor; None for an axis that stays whole."""
-    every = [(axis.size, runs_of(axis, choice)) for axis in found]
-    return tuple(None if runs == ((0, size),) else runs for size, runs in every)
+def indices(choice: Choice) -> Callable[[Axes], Index]:
+    """A function from a tensor's axes to the positions that stay of each; None for an axis that stays whole."""
+    places = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
+
+    def index(found: Axes) -> Index:
+        return tuple(None if places(axis) == ((0, axis.size),) else places(axis) for axis in found)
+
+    return index

@@ -16,7 +16,7 @@ from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.submodel import Source, Submodel
 from surgery.width.corner import corner
-from surgery.width.plan import index_of
+from surgery.width.plan import indices
 from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
@@ -59,9 +59,10 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
 
     def plan(by: int) -> Submodel:
         choice = {atom: sorted((by + i) % atom.size for i in range(n)) for atom, n in kept.items() if n < atom.size}
-        entries = {name: (Source(name, index_of(where[name], choice)),) for name in base.entries}
+        index = indices(choice)
+        entries = {name: (Source(name, index(where[name])),) for name in base.entries}
         edits = [
-            {**edit, "index": index_of(where[joined(edit["module"], edit["attribute"])], choice)}
+            {**edit, "index": index(where[joined(edit["module"], edit["attribute"])])}
             if edit["do"] == "slice"
             else edit
             for edit in base.edits

@@ -5,7 +5,8 @@ atoms or products, and each atom is one object wherever it lies. A *choice* says
 everything else follows from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -119,7 +120,9 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
     """The positions that stay, as ranges."""
     if isinstance(axis, Atom):
         kept = choice.get(axis)
-        return ((0, axis.size),) if kept is None else as_runs(kept)
+        if kept is None:
+            return ((0, axis.size),)
+        return ((kept.start, kept.stop),) if isinstance(kept, range) and kept.step == 1 else as_runs(kept)
     found = [(part.size, runs_of(part, choice)) for part in axis.parts]
     if isinstance(axis, Sum):
         starts = accumulate((size for size, _ in found), initial=0)
@@ -170,7 +173,7 @@ class Solution:
 
 def solve(trace: Trace) -> Solution:
     """What a trace shows now. Solve again after two of its axes were unified."""
-    freeze = _Freezer(trace)
+    freeze = Solver(trace.tensors.values(), trace.made, trace.ordered)
     tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
     members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
     for key, found in tensors.items():
@@ -189,15 +192,40 @@ def solve(trace: Trace) -> Solution:
     )
 
 
-class _Freezer:
-    """Gives each class of axes of a trace its solved axis."""
+_SUMS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "addmv", "linear", "convolution", "_convolution"}
 
-    def __init__(self, trace: Trace):
+
+def summed_over(solution: Solution) -> set[Atom]:
+    """The atoms that matrix products and convolutions sum over: the widths that layers read."""
+    found = set()
+    for step in solution.steps:
+        if step.name in _SUMS:
+            count = Counter(atom for tensor in step.inputs for axis in tensor for atom in atoms(axis))
+            count.subtract(atom for tensor in step.outputs for axis in tensor for atom in atoms(axis))
+            found |= {atom for atom, times in count.items() if times > 1}
+    return found
+
+
+class Solver:
+    """Gives each class of axes its solved axis.
+
+    Args:
+        held: the axes of tensors that a model holds; of these an atom that nothing makes must stay whole.
+        made: (module, axis) for each axis that a module makes.
+        ordered: axes whose kept positions must be the first ones.
+    """
+
+    def __init__(
+        self,
+        held: Iterable[Sequence[axes.Axis]] = (),
+        made: Iterable[tuple[str, axes.Axis]] = (),
+        ordered: Iterable[axes.Axis] = (),
+    ):
         self._known: dict[axes.Axis, Axis] = {}
-        self._held = {atom for found in trace.tensors.values() for axis in found for atom in axes.atoms(axis)}
-        self._ordered = {atom for axis in trace.ordered for atom in axes.atoms(axis)}
+        self._held = {atom for found in held for axis in found for atom in axes.atoms(axis)}
+        self._ordered = {atom for axis in ordered for atom in axes.atoms(axis)}
         self._makers: dict[axes.Axis, dict[str, None]] = {}
-        for module, axis in trace.made:
+        for module, axis in made:
             for atom in axes.atoms(axis):
                 self._makers.setdefault(atom, {})[module] = None
 

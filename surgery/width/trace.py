@@ -139,7 +139,7 @@ class _Follow(TorchDispatchMode):
         trace.replacing = func._schema.name.removeprefix("aten::") in REPLACING
         if rule is None:
             for axis in (axis for found in before for axis in found):
-                axes.fix(axis, lost(f"cannot be followed through {name}"))
+                axes.fix(axis, lost(f"cannot be followed through {name} (surgery.register_rule can teach it)"))
             for tensor in outputs:
                 trace.assign(tensor, [Axis(size, lost(f"a result of {name}")) for size in tensor.shape])
         else:

@@ -18,8 +18,6 @@ from surgery.width.axes import (
     fix,
     is_fixed,
     mark_grouping,
-    new_size,
-    positions,
     product,
     regroup,
     segment,
@@ -27,27 +25,44 @@ from surgery.width.axes import (
     terms,
     unify,
 )
+from surgery.width.solved import Solver, size_of
+from surgery.width.solved import positions as solved_positions
+from surgery.width.why import Kind, Why, lost, role
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 10**6)
 
 
+WHOLE = role("whole")
+
+
 def keeper(seed):
-    """Any number of positions of each atom; those that are fixed stay whole."""
+    """Any number of positions of each atom, in any order; those that are fixed stay whole."""
     random_number, chosen = random.Random(seed), {}
 
     def keep(atom):
         assert atom is find(atom)
         assert atom.kind == "atom"
         if atom not in chosen:
-            chosen[atom] = atom.size if atom.fixed else random_number.randint(1, atom.size)
+            kept = random_number.sample(range(atom.size), random_number.randint(1, atom.size))
+            chosen[atom] = range(atom.size) if atom.why else kept
         return chosen[atom]
 
     return keep
 
 
 def half(atom):
-    return atom.size if atom.fixed else math.ceil(atom.size / 2)
+    return range(atom.size if atom.why else math.ceil(atom.size / 2))
+
+
+def positions(axis, keep):
+    """The positions that stay of an axis, solved as it is now."""
+    solver = Solver()
+    return solved_positions(solver(axis), {solver(atom): keep(atom) for atom in map(find, atoms(axis))})
+
+
+def new_size(axis, keep):
+    return len(positions(axis, keep))
 
 
 def factorisation(generator, size):
@@ -67,7 +82,7 @@ def random_axis(generator, depth=2, size=None):
     size = size or generator.choice([4, 6, 8, 12, 24])
     kind = generator.choice(["atom", "product", "sum"]) if depth and size > 1 else "atom"
     if kind == "atom":
-        return Axis(size, fixed="whole" if generator.random() < 0.2 else "")
+        return Axis(size, WHOLE if generator.random() < 0.2 else None)
     if kind == "product":
         return product([random_axis(generator, depth - 1, n) for n in factorisation(generator, size)])
     first = generator.randint(1, size - 1)
@@ -96,7 +111,7 @@ class Program:
     def input(self, sizes):
         start = 1000 * len(self.arrays)
         array = np.arange(start, start + math.prod(sizes)).reshape(sizes)
-        self.add(array, [Axis(n, fixed="whole" if self.generator.random() < 0.15 else "") for n in sizes], None)
+        self.add(array, [Axis(n, WHOLE if self.generator.random() < 0.15 else None) for n in sizes], None)
 
     def reshape(self):
         i = self.pick()
@@ -189,25 +204,31 @@ def test_a_narrow_program_computes_the_kept_positions_of_the_full_one(program, s
 
 @many
 @given(seeds, seeds)
-def test_positions_ascend_lie_inside_and_are_as_many_as_new_size(seed, choice):
+def test_positions_lie_inside_are_as_many_as_size_of_and_ascend_if_the_choice_does(seed, choice):
     axis, keep = random_axis(random.Random(seed), 3), keeper(choice)
-    found = positions(axis, keep)
-    assert found == sorted(set(found))
+    solver = Solver()
+    solved, chosen = solver(axis), {solver(atom): keep(atom) for atom in atoms(axis)}
+    found = solved_positions(solved, chosen)
+    assert len(set(found)) == len(found) == size_of(solved, chosen)
     assert set(found) <= set(range(axis.size))
-    assert len(found) == new_size(axis, keep)
-    assert positions(axis, lambda atom: atom.size) == list(range(axis.size))
+    assert sorted(found) == solved_positions(solved, {atom: sorted(kept) for atom, kept in chosen.items()})
+    assert solved_positions(solved, {}) == list(range(axis.size))
 
 
 @many
 @given(seeds, seeds)
-def test_fix_keeps_every_position_and_its_first_reason(seed, choice):
+def test_fix_keeps_every_position_and_the_first_of_the_firmest_reasons(seed, choice):
     axis = random_axis(random.Random(seed), 3)
-    before = {atom: atom.fixed for atom in atoms(axis)}
+    before = {atom: atom.why for atom in atoms(axis)}
     assert is_fixed(axis) == all(before.values())
-    fix(axis, "because")
-    assert positions(axis, keeper(choice)) == list(range(axis.size))
-    assert is_fixed(axis)
-    assert {atom: atom.fixed for atom in atoms(axis)} == {atom: why or "because" for atom, why in before.items()}
+    for why in (lost("no rule"), role("because"), lost("no rule")):
+        fix(axis, why)
+        assert positions(axis, keeper(choice)) == list(range(axis.size))
+        assert is_fixed(axis)
+    assert {atom: atom.why for atom in atoms(axis)} == {atom: why or role("because") for atom, why in before.items()}
+    data = Why(Kind.DATA, "an output")
+    fix(axis, data)
+    assert {atom.why for atom in atoms(axis)} == {data}
 
 
 @many
@@ -253,11 +274,11 @@ def test_fixed_atoms_never_shrink_whatever_is_learned_later(seed, choice):
     generator = random.Random(seed)
     axis = Axis(24)
     digit = generator.choice(regroup([axis], [2, 3, 4]))
-    fix(digit, "needed")
+    fix(digit, role("needed"))
     unify(axis, random_axis(generator, size=24))
     segment(axis, 5, 24)
     assert is_fixed(digit)
-    fix(axis, "needed")
+    fix(axis, role("needed"))
     unify(axis, random_axis(generator, 3, size=24))
     regroup([axis], [4, 6])
     assert positions(axis, keeper(choice)) == list(range(24))
@@ -312,10 +333,10 @@ def test_a_split_atom_has_two_free_digits_and_a_split_sum_equal_groups():
 
 def test_split_fixed_digits_and_cut_fixed_axes_stay_fixed():
     for split in (lambda axis: split_digit(axis, 2), lambda axis: cut(axis, 3)):
-        axis = Axis(8, fixed="whole")
+        axis = Axis(8, WHOLE)
         split(axis)
         assert axis.kind != "atom"
-        assert all(atom.fixed == "whole" for atom in atoms(axis))
+        assert all(atom.why == WHOLE for atom in atoms(axis))
 
 
 def test_a_reshape_that_mixes_axes_fixes_them():
@@ -323,7 +344,7 @@ def test_a_reshape_that_mixes_axes_fixes_them():
     new = regroup(old, [6, 4])
     assert all(map(is_fixed, (*old, *new)))
     assert [axis.size for axis in new] == [6, 4]
-    assert next(atoms(old[0])).fixed.startswith("cannot")
+    assert next(atoms(old[0])).why.text.startswith("cannot")
 
 
 def test_a_reshape_that_only_joins_and_divides_fixes_nothing():
@@ -333,21 +354,47 @@ def test_a_reshape_that_only_joins_and_divides_fixes_nothing():
     assert one.size == 1
     assert digits(joined) == [find(old[0]), digits(old[1])[0]]
     assert digits(old[1])[1] is last
-    assert regroup([Axis(0), Axis(3)], [3, 0])[1].fixed == "an empty tensor"
+    assert regroup([Axis(0), Axis(3)], [3, 0])[1].why.text == "an empty tensor"
 
 
-def test_whole_neighbours_become_one_digit():
-    axis = regroup([Axis(2, fixed="a"), Axis(3, fixed="b"), Axis(4)], [24])[0]
-    assert [digit.size for digit in digits(axis)] == [6, 4]
+def test_whole_neighbours_become_one_digit_only_where_a_reshape_mixes_them():
+    whole = [Axis(2, role("a")), Axis(3, role("b"))]
+    axis = regroup([*whole, Axis(4)], [24])[0]
+    assert digits(axis)[:2] == whole
     assert positions(axis, half) == [4 * i + j for i in range(6) for j in range(2)]
-
-
-def test_a_cut_product_is_a_sum_of_equal_terms():
-    axis = product([Axis(3), Axis(4)])
-    first, rest = segment(axis, 0, 4), segment(axis, 4, 12)
-    assert positions(first, half) == [0, 1]
+    first, rest = regroup([*whole, Axis(4)], [3, 8])
+    assert is_fixed(first)
+    assert [digit.size for digit in digits(rest)] == [2, 4]
     assert positions(rest, half) == [0, 1, 4, 5]
-    assert positions(axis, half) == [0, 1, 4, 5, 8, 9]
+
+
+def test_a_cut_between_positions_of_the_first_digit_divides_that_digit():
+    axis = product([Axis(6), Axis(4)])
+    first, rest = segment(axis, 0, 8), segment(axis, 8, 24)
+    assert [digit.size for digit in digits(first)] == [2, 4]
+    assert [digit.size for digit in digits(rest)] == [4, 4]
+    assert digits(first)[1] is digits(rest)[1]
+    assert not any(atom.why for atom in atoms(axis))
+    assert positions(axis, half) == [0, 1, 8, 9, 12, 13]
+
+
+def test_a_cut_inside_of_the_rest_fixes_the_first_digit():
+    axis = product([Axis(3), Axis(4)])
+    cut(axis, 6)
+    assert [term.size for term in terms(axis)] == [2, 2] * 3
+    assert positions(axis, half) == [0, 2, 4, 6, 8, 10]
+
+
+def test_units_of_halving_and_shuffling_one_after_the_other_stay_free():
+    """ShuffleNetV2's: half of the channels passes, and is interleaved with new ones as wide."""
+    channels = concatenation([Axis(16), Axis(16)])
+    for _ in range(3):
+        group, within = regroup([channels], [2, 16])
+        channels = product([within, group])
+        passed, _ = segment(channels, 0, 16), segment(channels, 16, 32)
+        channels = concatenation([passed, Axis(16)])
+    assert len(positions(channels, half)) == 16
+    assert not any(atom.why for atom in atoms(channels) if atom.size > 2)
 
 
 def test_sizes_of_one_and_nothing_are_no_digits_and_no_terms():
@@ -372,20 +419,20 @@ def test_unify_refines_both_to_their_common_digits_and_terms():
     a, b = product([Axis(2), Axis(12)]), product([Axis(8), Axis(3)])
     unify(a, b)
     assert [digit.size for digit in digits(a)] == [digit.size for digit in digits(b)] == [2, 4, 3]
-    assert not any(atom.fixed for atom in atoms(a))
+    assert not any(atom.why for atom in atoms(a))
     assert len(positions(a, half)) == 1 * 2 * 2
     a, b = concatenation([Axis(2), Axis(10)]), concatenation([Axis(8), Axis(4)])
     unify(a, b)
     assert [term.size for term in terms(a)] == [term.size for term in terms(b)] == [2, 6, 4]
-    assert not any(atom.fixed for atom in atoms(b))
+    assert not any(atom.why for atom in atoms(b))
 
 
 def test_a_fixed_side_fixes_the_other():
     for flipped in (False, True):
         for other in (Axis(4), product([Axis(2), Axis(2)]), concatenation([Axis(1), Axis(3)])):
-            a, b = (other, Axis(4, fixed="whole")) if flipped else (Axis(4, fixed="whole"), other)
+            a, b = (other, Axis(4, WHOLE)) if flipped else (Axis(4, WHOLE), other)
             unify(a, b)
-            assert all(atom.fixed == "whole" for atom in (*atoms(a), *atoms(b)))
+            assert all(atom.why == WHOLE for atom in (*atoms(a), *atoms(b)))
 
 
 def test_grouping_is_kept_by_split_and_unify():
@@ -405,4 +452,4 @@ def test_grouping_is_kept_by_split_and_unify():
 
 
 def test_printing_shows_digits_terms_and_what_is_fixed():
-    assert repr(product([Axis(2), concatenation([Axis(3, fixed="whole"), Axis(1)])])) == "(2*(3!+1))"
+    assert repr(product([Axis(2), concatenation([Axis(3, WHOLE), Axis(1)])])) == "(2*(3!+1))"

@@ -10,7 +10,7 @@ import surgery
 import zoo
 from surgery import SurgeryError, corner, load, rolling, state
 from surgery.submodel import Submodel
-from surgery.width import roll as module
+from surgery.width import plan as module
 from zoo import Spec
 
 SPECS = {
@@ -115,8 +115,8 @@ def test_every_width_is_windowed_once_a_plan_and_models_stay(monkeypatch):
         full, small = (zoo.create("mobilenetv2", width=width) for width in (1.0, 0.5))
     full, small = full.to_empty(device="cpu"), small.to_empty(device="cpu")
     before = copy.deepcopy(full.state_dict())
-    axes, new_window = [], module._new_window
-    monkeypatch.setattr(module, "_new_window", lambda axis, *rest: (axes.append(axis), new_window(axis, *rest))[1])
+    axes, runs_of = [], module.runs_of
+    monkeypatch.setattr(module, "runs_of", lambda axis, choice: (axes.append(axis), runs_of(axis, choice))[1])
     plan = rolling(full, small, example=torch.zeros(2, 3, 64, 64))
     for by in range(3):
         axes.clear()
