@@ -1162,13 +1162,20 @@ def adversarial(name):
     return model, x, rate, elements, refuses and refuses.replace("{shape}", str(tuple(model.a.weight.shape)))
 
 
+ONLY_REFUSED = {ADVERSARIAL[name][2] for name in ("branch_swaps",)}  # others run with that width whole
+
+
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_never_a_wrong_model(name, caplog):
     model, x, rate, left, refuses = adversarial(name)
     if refuses:
         with pytest.raises(SurgeryError, match=re.escape(refuses)):
             narrow(model, rate=rate, example=x, strict=True)
-    small, plan = narrow(model, rate=rate, example=x)
+    try:
+        small, plan = narrow(model, rate=rate, example=x)
+    except SurgeryError:
+        assert refuses in ONLY_REFUSED
+        return
     assert_zero_oracle(model, small, plan, x)
     assert_plan(model, small, plan)
     if refuses:
