@@ -12,7 +12,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from surgery.errors import SurgeryError
 from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
-from surgery.width.trace import INPUT, Step
+from surgery.width.trace import Step
+from surgery.width.why import Kind
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
@@ -306,7 +307,7 @@ def _parts(axis: Axis) -> Iterator[_Part]:
 
 
 def _is_of_input(digit: Axis) -> bool:
-    return all(atom.why and atom.why.text == INPUT for atom in atoms(digit))
+    return all(atom.why and atom.why.kind is Kind.INPUT for atom in atoms(digit))
 
 
 def _grouping(part: _Part) -> bool:

@@ -196,7 +196,7 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> set
                 products[tuple(free)] = None
             elif free and isinstance(free[0], Atom):
                 if free[0].grouping == "heads" and demand.heads == "inside":
-                    reasons[free[0]] = role("it tells heads apart, and heads='inside' keeps all of them")
+                    reasons[free[0]] = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of them")
                 lone[free[0]] = None
 
     for found in solution.tensors.values():
@@ -313,7 +313,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
         if not free or tuple(free) in found or size_of(axis, chosen.choice) < axis.size:
             continue
         why = firmest(*map(chosen.why, free)) or lost("another digit of the same width shrinks, or none can")
-        hidden = why.kind is not Kind.DATA or any(atom in read for atom in free)
+        hidden = why.kind < Kind.OUTPUT or (why.kind is Kind.OUTPUT and any(atom in read for atom in free))
         held = [place for atom in free for place in solution.members.get(atom, ())]
         if hidden and why.kind is not Kind.ASKED and held:
             key, position = next((place for place in held if place[0][0] == module), held[0])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from surgery.edits import set_attribute
 from surgery.errors import first_line
@@ -18,7 +19,7 @@ from surgery.submodel import Submodel
 from surgery.width import attributes, axes
 from surgery.width.attributes import Sizes
 from surgery.width.rules import LAYOUT
-from surgery.width.solved import Axis, Choice, Solution, is_whole, size_of
+from surgery.width.solved import Axes, Axis, Choice, Solution, is_whole, size_of
 from surgery.width.trace import Origins, Step, Trace, bind, operation_name, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
@@ -171,6 +172,10 @@ class _Predicted(TorchDispatchMode):
         step = self.solution.steps[self.done]
         if step.name != name:
             raise _Diverged(self.done, f"{name} instead of {step.name}")
+        if step.decided is not None and self._stays(step.outputs):
+            # Numbers differ, so what they decide may: which expert gets which token. Both models are to run alike.
+            result = tree_map(lambda old, new: new if old is None else old, step.decided, result, is_leaf=_is_none)
+            outputs = tensors_in(result)
         for found, tensor in zip(step.outputs, outputs):
             expected = [size_of(axis, self.choice) for axis in found]
             if expected != list(tensor.shape):
@@ -186,6 +191,9 @@ class _Predicted(TorchDispatchMode):
         self.origins.made(self.done, outputs)
         self.done += 1
         return result
+
+    def _stays(self, tensors: list[Axes]) -> bool:
+        return all(size_of(axis, self.choice) == axis.size for found in tensors for axis in found)
 
     def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], given: list[Tensor]) -> None:
         """An argument that was the size of an axis must be its new size."""
@@ -213,6 +221,10 @@ class _Predicted(TorchDispatchMode):
             return new in sizes.get(old, ())
         shares = [n / size for size, news in sizes.items() for n in news if size]
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
+
+
+def _is_none(part: Any) -> bool:
+    return part is None
 
 
 def _difference(small: nn.Module, solution: Solution, choice: Choice, example: Any) -> _Diverged | None:

@@ -251,6 +251,7 @@ class Solver:
             {key: number(axis) for key, axis in step.numbers.items()},
             step.scalars,
             list(self.all(step.summed)),
+            step.decided,
         )
 
     def _new(self, axis: axes.Axis) -> Axis:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from surgery.errors import InternalError, SurgeryError
@@ -21,8 +22,6 @@ from surgery.width.axes import Axis
 from surgery.width.ledger import Axes, Ledger
 from surgery.width.rules import ALIASES, CREATION, LAYOUT, REPLACING, SIZES, rule_for
 from surgery.width.why import Kind, Why, lost
-
-INPUT, OUTPUT = "it is an axis of the input", "it is an axis of the output"
 
 
 @dataclass
@@ -36,6 +35,8 @@ class Step:
         numbers: arguments, or attributes of torch's own modules, that are sizes of these axes.
         scalars: the call's other numbers, strings and flags.
         summed: the axes that were summed to compute the inputs; a scale may come from their sizes.
+        decided: what it decided by looking at numbers (indices, masks, how many there are), in place of its result's
+            other parts None. None if it decides nothing, or on the meta device.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Step:
     numbers: dict[str, Axis | list[Axis]]
     scalars: dict[str, Any]
     summed: list[Axis]
+    decided: Any = None
 
     def axes(self) -> list[Axis]:
         """The axes of all tensors that it took and returned."""
@@ -81,7 +83,7 @@ class Trace(Ledger):
         self.give(tensors_in(example))
         for tensor in tensors_in(example):
             for axis in self.axes_of(tensor):
-                axes.fix(axis, Why(Kind.DATA, INPUT))
+                axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
         origins = Origins(model)
         self.touched: set[int] = set()
@@ -94,7 +96,7 @@ class Trace(Ledger):
                 raise SurgeryError(f"{what} no tensor, so the shape of its output is not known")
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
-                axes.fix(axis, Why(Kind.DATA, OUTPUT))
+                axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         self.unused = [name for name, tensor in model.named_parameters() if id(tensor) not in self.touched]
 
 
@@ -156,8 +158,18 @@ class _Follow(TorchDispatchMode):
         after = [trace.axes_of(tensor) for tensor in outputs]
         sources, scalars = self.origins.of(given), scalars_of(name, bound)
         self.origins.made(len(trace.steps), outputs)
-        trace.steps.append(Step(name, self.where[-1], before, after, sources, numbers, scalars, summed))
+        trace.steps.append(
+            Step(name, self.where[-1], before, after, sources, numbers, scalars, summed, decisions(func, given, result))
+        )
         return result
+
+
+def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
+    """The parts of a result that numbers decided: what is no floating-point tensor though the operation takes one."""
+    if func._schema.is_mutable or not any(t.is_floating_point() and not t.is_meta for t in given):
+        return None
+    parts = tree_map(lambda part: None if isinstance(part, Tensor) and part.is_floating_point() else part, result)
+    return parts if any(part is not None for part in tree_leaves(parts)) else None
 
 
 def operation_name(func: Any) -> str:

@@ -17,8 +17,10 @@ class Kind(IntEnum):
     """No layer with weights makes the axis: it counts tokens, pixels or rows."""
     ASKED = 5
     """The caller asked for it."""
-    DATA = 6
-    """It is an axis of the model's input or output."""
+    OUTPUT = 6
+    """It is an axis of what the model returns."""
+    INPUT = 7
+    """It is an axis of what the model is given."""
 
 
 class Why(NamedTuple):

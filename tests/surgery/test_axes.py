@@ -226,7 +226,7 @@ def test_fix_keeps_every_position_and_the_first_of_the_firmest_reasons(seed, cho
         assert positions(axis, keeper(choice)) == list(range(axis.size))
         assert is_fixed(axis)
     assert {atom: atom.why for atom in atoms(axis)} == {atom: why or role("because") for atom, why in before.items()}
-    data = Why(Kind.DATA, "an output")
+    data = Why(Kind.OUTPUT, "an output")
     fix(axis, data)
     assert {atom.why for atom in atoms(axis)} == {data}
 
