@@ -1,0 +1,207 @@
+"""What the caller may ask of `narrow`, and what is said where it cannot be done."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from surgery import SurgeryError, narrow, state
+from surgery.width.choose import exact_covers, matches
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.layer1 = nn.ModuleDict({"a": nn.Conv2d(8, 12, 1), "b": nn.Conv2d(12, 8, 1)})
+        self.layer2 = nn.ModuleDict({"a": nn.Conv2d(8, 20, 1)})
+        self.head = nn.Linear(20, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.layer1["b"](self.layer1["a"](x).relu())
+        return self.head(self.layer2["a"](x).relu().mean((2, 3)))
+
+
+IMAGE = torch.zeros(2, 3, 6, 6)
+
+
+def sizes(model, **options):
+    small, plan = narrow(model, example=IMAGE, **options)
+    assert torch.equal(plan.extract(state(model))["head.weight"], state(small)["head.weight"])
+    assert small(torch.randn(2, 3, 6, 6)).shape == (2, 5)
+    return small.stem.out_channels, small.layer1["a"].out_channels, small.layer2["a"].out_channels
+
+
+def test_rates_are_for_what_the_named_modules_make():
+    model = Residual()
+    assert sizes(model, rate=0.5) == (4, 6, 10)
+    assert sizes(model, rates={"layer2": 0.25}) == (8, 12, 5)
+    assert sizes(model, rates={"layer1.a": 0.25, "layer1": 0.5}) == (
+        4,
+        3,
+        20,
+    )  # the first that matches; b and the stem are added
+    assert sizes(model, rate=0.5, rates={"*.a": 0.75}) == (4, 9, 15)
+    with pytest.raises(SurgeryError, match=r"0.5 of 'stem' and 0.25 of 'layer1.b', but both make one width of 8"):
+        narrow(model, rates={"stem": 0.5, "layer1": 0.25}, example=IMAGE)
+
+
+def test_modules_that_are_kept_keep_all_their_tensors(caplog):
+    model = Residual()
+    assert sizes(model, rate=0.5, keep=["layer1"], strict=True) == (8, 12, 10)
+    assert sizes(model, rate=0.5, keep=["stem"]) == (8, 6, 10)
+    assert sizes(model, rate=0.5, keep=["layer2.a"]) == (8, 6, 20)
+    assert not caplog.records
+
+
+def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
+    model = Residual()
+    for options, message in {
+        (("keep", ("layer3",)),): "no module of Residual matches 'layer3': did you mean 'layer",
+        (("keep", "layer1"),): "keep is a list of names of modules, got 'layer1'",
+        (("rate", 1.5),): "in \\(0, 1\\], got 1.5",
+        (("rate", "half"),): "in \\(0, 1\\], got half",
+        (("rounding", 8),): "rounding is a function",
+        (("rounding", lambda share: 0),): "a width keeps at least 1 position: round up",
+        (("rounding", lambda share: None),): "give a function that returns a whole number",
+        (("heads", "outside"),): "choose inside or drop",
+    }.items():
+        with pytest.raises(SurgeryError, match=message):
+            narrow(model, **{"rate": 0.5, "example": IMAGE, **dict(options)})
+    for options, message in (({"rates": {"layer1": 0}}, "got 0"), ({"rate": {"layer1": 0.5}}, "rates={...}")):
+        with pytest.raises(SurgeryError, match=message):
+            narrow(model, example=IMAGE, **options)
+    assert sizes(model, rate=0.1, rounding=math.floor) == (1, 1, 2)
+
+
+def test_matches():
+    assert matches("a.b.c", "a.*")
+    assert matches("a.b.c", "?.b")
+    assert not matches("", "a")
+    assert not matches("ab.c", "a")
+
+
+class Several(nn.Module):
+    """Also returns its hidden features."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = self.a(x).relu()
+        return {"logits": self.b(hidden), "hidden": hidden}
+
+
+def test_output_says_what_keeps_its_shape(caplog):
+    x = torch.randn(2, 6)
+    with pytest.raises(SurgeryError, match=r"axis 0 of a.weight \(8, 6\) stays whole: it is an axis of the output"):
+        narrow(Several(), rate=0.5, example=x)
+    small, _ = narrow(Several(), rate=0.5, example=x, output=lambda out: out["logits"], strict=True)
+    assert {name: tuple(t.shape) for name, t in small(x).items()} == {"logits": (2, 3), "hidden": (2, 4)}
+    with pytest.raises(SurgeryError, match="`output` gives no tensor"):
+        narrow(Several(), rate=0.5, example=x, output=lambda out: None)
+
+
+class Gate(nn.Module):
+    """The best of four experts for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(6, 4), nn.Linear(6, 10)
+        self.experts = nn.ModuleList(nn.Linear(10, 6) for _ in range(4))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        weight, best = self.gate(x).softmax(-1).max(-1)
+        out, hidden = torch.zeros_like(x), self.up(x)
+        for i, expert in enumerate(self.experts):
+            where = (best == i).nonzero()[:, 0]
+            out = out.index_add(0, where, expert(hidden[where]) * weight[where, None])
+        return self.head(out + x)
+
+
+def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
+    torch.manual_seed(0)
+    model, x = Gate(), torch.randn(20, 6)
+    small, _ = narrow(model, rate=0.5, example=x)
+    assert small.gate.out_features == 4
+    assert small.up.out_features == small.experts[3].in_features == 5
+    assert "a hidden width of Gate cannot shrink" in caplog.text
+    assert "axis 0 of gate.weight (4, 6) stays whole: the order of its positions matters" in caplog.text
+    with pytest.raises(SurgeryError, match="gate"):
+        narrow(model, rate=0.5, example=x, strict=True)
+
+
+class Masked(nn.Module):
+    """A masked autoregressive layer (MADE), as users write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 5)
+        self.register_buffer("first", torch.ones(8, 5).tril())
+        self.second = torch.ones(5, 8).tril()
+
+    def forward(self, x):
+        return F.linear(F.linear(x, self.a.weight * self.first, self.a.bias).relu(), self.b.weight * self.second)
+
+
+def test_weights_times_a_mask_make_a_width():
+    model = Masked()
+    small, plan = narrow(model, rate=0.5, example=torch.zeros(2, 5), strict=True)
+    assert small.a.weight.shape == small.first.shape == (4, 5)
+    assert small.second.shape == (5, 4)
+    assert torch.equal(plan.build(model).second, model.second[:, :4])
+
+
+class Hidden(nn.Module):
+    """A width in a constant that nothing can see, in blocks of one class."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 6)
+
+        def forward(self, x):
+            return x + self.b(self.a(x).view(-1, 3, 4).flatten(1))
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(self.Block() for _ in range(12)))
+        self.stem, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)))
+
+
+def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
+    small, _ = narrow(Hidden(), rate=0.5, example=torch.zeros(3, 4))
+    assert small.stem.out_features == 3
+    assert {block.a.out_features for block in small.blocks} == {12}
+    assert "12 hidden widths of Hidden cannot shrink" in caplog.text
+    assert "the code there does not run with fewer" in caplog.text
+    assert "and 7 more" in caplog.text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6))
+def test_exact_covers_are_all_there_are(seed):
+    generator = random.Random(seed)
+    products = [tuple(generator.choices("abcdef", k=generator.randint(1, 4))) for _ in range(generator.randint(1, 4))]
+    letters = sorted({letter for product in products for letter in product})
+    expected = {
+        frozenset(chosen)
+        for n in range(len(letters) + 1)
+        for chosen in itertools.combinations(letters, n)
+        if all(sum(letter in chosen for letter in product) == 1 for product in products)
+    }
+    found = list(exact_covers(products))
+    assert {frozenset(cover) for cover in found} == expected
+    assert len(found) == len(expected)
