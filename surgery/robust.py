@@ -13,9 +13,10 @@ from torch import Tensor
 from surgery.averaging import checked_mask, fallback_row, weight_rows
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, compute_dtype, stack_size
-from surgery.submodel import Submodel, pieces
-from surgery.submodel_checks import check_clients, client_scales, client_weights
+from surgery.states import Stack, State, as_state, compute_dtype, stack_size
+from surgery.submodel import Submodel
+from surgery.submodel_checks import check_clients, client_scales, client_states, client_weights
+from surgery.submodel_index import ascending, pieces
 from surgery.transfer import upload
 
 _SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU many more, to save launches
@@ -110,25 +111,28 @@ def trimmed_mean_submodels(
     >>> trimmed_mean_submodels(states, [narrow, wide, wide], trim=0.5, fallback={"w": torch.zeros(2)})
     {'w': tensor([2., 5.])}
     """
+    states, fallback = client_states(states), as_state(fallback, "the fallback")
     check_clients(states, plans, fallback)
     scales = client_scales(factors, len(states), fallback)
     cuts = _cuts(trim, len(states))
     row = client_weights(weights, len(states))
-    parts = {name: [] for name in fallback}
+    parts = {name: {} for name in fallback}  # by client what it has of the tensor
     for k in row.nonzero().flatten().tolist():
         for name, sources in plans[k].entries.items():
             for source in sources:
-                parts[source.name].append((k, states[k][name].detach(), source.index))
+                parts[source.name].setdefault(k, []).append((states[k][name].detach(), source.index))
     result = {}
     with torch.no_grad():
         for name, keep in fallback.items():
             values = keep.new_zeros(len(parts[name]), *keep.shape)
             covered = torch.zeros_like(values, dtype=torch.bool)
-            for i, (k, small, index) in enumerate(parts[name]):
+            found = [(i, k, *part) for i, (k, own) in enumerate(parts[name].items()) for part in own]
+            for i, k, small, index in found:
                 if small.is_floating_point() != keep.is_floating_point():
                     raise SurgeryError(f"tensor {name!r} is {keep.dtype} in the fallback and {small.dtype} in a state")
                 if name in scales and keep.is_floating_point():
                     small = small * scales[name][k]
+                small, index = ascending(small, index)
                 for place, piece in pieces(values[i], small, index):
                     place.copy_(piece)
                 for place, _ in pieces(covered[i], small, index):

@@ -67,6 +67,40 @@ def state(model: nn.Module) -> State:
     return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
+def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
+    """The state that was given, or that of a module; SurgeryError for anything else, which `what` names.
+
+    >>> list(as_state(nn.Linear(1, 1)))
+    ['weight', 'bias']
+    """
+    if isinstance(values, nn.Module):
+        return state(values)
+    if not isinstance(values, Mapping):
+        raise SurgeryError(
+            f"{what} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
+            f"{type(values).__name__}"
+            + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else "")
+        )
+    if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor)]:
+        raise SurgeryError(
+            f"{odd[0]!r} of {what} is a {type(values[odd[0]]).__name__}: give tensors (torch.as_tensor makes them)"
+        )
+    return values
+
+
+def as_stack(models: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor] | nn.Module]) -> Mapping[str, Tensor]:
+    """The stack that was given, or that of a list of states or modules; SurgeryError for anything else.
+
+    >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
+    torch.Size([2, 2])
+    """
+    if isinstance(models, list | tuple):
+        return stack(models)
+    if isinstance(models, nn.Module):
+        raise SurgeryError(f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them")
+    return as_state(models, "a stack")
+
+
 def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     """Copy a state into `model`, in place, and return the model. Tied tensors are set through one of their names.
 

@@ -241,7 +241,8 @@ PLAN = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3.*expected .* version 1 or 2"),
+        ({"version": True}, "version True"),
         ({"version": None}, "version None"),
         ({"format": "zip"}, "'zip'"),
         ({"full": {"w": [4]}}, "fingerprint"),
@@ -250,7 +251,14 @@ PLAN = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
         ({"full": {"w": 3}}, "not a submodel plan"),
         ({"full": [3]}, "not a submodel plan"),
         ({"fingerprint": "0"}, "fingerprint"),
-        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "ascending ranges"),
+        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "no ranges in an axis of 3 positions of 'w'"),
+        ({"entries": {"w": [["w", [[[0, 1.5]]]]]}}, "not a submodel plan"),
+        ({"entries": {"w": [[3, [None]]]}}, "not a submodel plan"),
+        ({"structure": 3}, "not a submodel plan"),
+        ({"dtypes": ["float32"]}, "not a submodel plan"),
+        ({"dtypes": {"w": "float99"}}, "'float99'"),
+        ({"dtypes": {"w": "nn"}}, "'nn'"),
+        ({"dtypes": {"v": "float32"}}, "'v'"),
         ({"entries": {"w": [["v", [None]]]}}, "'v'"),
         ({"entries": {"w": []}}, "no source"),
         ({"entries": {"w": [["w", [[[0]]]]]}}, "not a submodel plan"),
@@ -279,7 +287,7 @@ def test_other_text_is_refused_in_one_line(text, tmp_path):
         Submodel.load(tmp_path / "plan")
 
 
-@pytest.mark.parametrize("missing", ["format", "version", "fingerprint", "full", "entries", "edits"])
+@pytest.mark.parametrize("missing", ["format", "version", "fingerprint", "full", "entries", "edits", "dtypes"])
 def test_json_without_a_key_is_refused(missing):
     data = json.loads(PLAN.to_json())
     del data[missing]
@@ -300,11 +308,15 @@ TWO = {"v": (2,), "w": (3, 4)}
         ({"v": (Source("v", ()),)}, "'v' has 0 axes, the tensor 1"),
         ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "axis of 4 positions of 'w'"),
         ({"w": (Source("w", (((-1, 2),), None)),)}, "axis of 3 positions of 'w'"),
-        ({"w": (Source("w", (((1, 2), (0, 1)), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", (((0, 2), (1, 3)), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", (((1, 1),), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", ((), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", (((2, 1),), None)),)}, "not ascending ranges"),
+        ({"w": (Source("w", (((1, 1),), None)),)}, "no ranges in an axis of 3"),
+        ({"w": (Source("w", ((), None)),)}, "no ranges in an axis of 3"),
+        ({"w": (Source("w", (((2, 1),), None)),)}, "no ranges in an axis of 3"),
+        (
+            {"a": (Source("w", (((0, 2),), None)),), "b": (Source("w", (((2, 3), (1, 2)), None)),)},
+            "'b' and 'a' are both written to 'w'",
+        ),
+        ({"v": Source("v", (None,))}, "a Submodel takes entries"),
+        ({"v": (Source("v", (3,)),)}, "a Submodel takes entries"),
         ({"a": (Source("v", (None,)), Source("w", (None, None)))}, r"'a' have different shapes \[\(2,\), \(3, 4\)\]"),
     ],
 )
