@@ -8,12 +8,12 @@ from fractions import Fraction
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from surgery.averaging import checked_mask, fallback_row, weight_rows
+from surgery.averaging import checked_models, fallback_row, weight_rows
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, as_state, compute_dtype, stack_size
+from surgery.states import Models, Stack, State, as_state, compute_dtype, stack_size
 from surgery.submodel import Submodel
 from surgery.submodel_checks import check_clients, client_scales, client_states, client_weights
 from surgery.submodel_index import ascending, pieces
@@ -24,12 +24,12 @@ _SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU 
 
 @formerly("models trim weights mask fallback")
 def trimmed_mean(
-    models: Mapping[str, Tensor],
+    models: Models,
     *,
     trim: float,
     weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
-    mask: Mapping[str, Tensor] | None = None,
-    fallback: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+    fallback: Mapping[str, Tensor] | nn.Module | None = None,
 ) -> State | Stack:
     """The mean over a stack's K models without the share `trim` of the smallest and of the largest values.
 
@@ -38,7 +38,7 @@ def trimmed_mean(
     its number of samples. NaN counts as infinity, so that it is trimmed as well.
 
     Args:
-        models: a stack, tensors [K, *S], none of them complex.
+        models: a stack, tensors [K, *S], none of them complex; or a list of K states or modules.
         trim: in [0, 0.5]; 0 is the plain mean.
         weights, mask, fallback: as for `average`, but only whether a weight is zero matters: such models are ignored.
             Weights [C, K] give a stack of C results.
@@ -54,12 +54,10 @@ def trimmed_mean(
     >>> trimmed_mean(models, trim=0.25), trimmed_mean(models, trim=0.5, weights=[1, 1, 1, 0])
     ({'w': tensor([4.])}, {'w': tensor([2.])})
     """
+    models, mask, fallback = checked_models(models, mask, fallback)
     k = stack_size(models)
     cuts = _cuts(trim, k)
     rows = weight_rows(weights, k, fallback is not None)
-    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
-    if mask and fallback is None:
-        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
     results = []
     for c, row in enumerate(rows if rows.ndim == 2 else rows[None]):
         keep = None if fallback is None else fallback_row(fallback, models, c, rows.shape[:-1])

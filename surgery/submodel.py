@@ -6,6 +6,7 @@ HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which t
 """
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ class Submodel:
                 "entries": {
                     n: tuple(Source(s.name, as_index(s.index)) for s in own) for n, own in self.entries.items()
                 },
-                "shapes": {name: tuple(shape) for name, shape in self.shapes.items()},
+                "shapes": {name: tuple(map(operator.index, shape)) for name, shape in self.shapes.items()},
                 "edits": tuple(json.loads(json.dumps([dict(edit) for edit in self.edits]))),
                 "dtypes": dict(self.dtypes),
             }

@@ -76,8 +76,8 @@ def average_submodels(
     >>> average_submodels(states, [narrow, wide], fallback={"w": torch.tensor([7.0, 8.0, 9.0])})
     {'w': tensor([2., 4., 9.])}
     """
-    if dtype not in (None, torch.float32, torch.float64):
-        raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64)):
+        raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {str(dtype)[:40]}")
     states, fallback = client_states(states), as_state(fallback, "the fallback")
     check_clients(states, plans, fallback)
     row = client_weights(weights, len(states))

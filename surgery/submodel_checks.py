@@ -24,7 +24,10 @@ def client_scales(
     factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
 ) -> dict[str, list[float]]:
     """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
-    factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+    try:
+        factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise SurgeryError(f"factors are numbers [{k}] by name, as submodel_factors gives them: {error}") from None
     for name, factor in factors.items():
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor")

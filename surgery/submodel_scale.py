@@ -62,8 +62,8 @@ def submodel_factors(
     >>> submodel_factors(states, [narrow, wide], q=1.0)["w"]
     tensor([1.3333, 0.8000], dtype=torch.float64)
     """
-    if measure not in ("norm", "rms"):
-        raise SurgeryError(f"unknown measure {measure!r}: choose norm or rms")
+    if not isinstance(measure, str) or measure not in ("norm", "rms"):
+        raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms")
     states = client_states(states)
     check_clients(states, plans)
     members = client_weights(weights, len(states)).nonzero().flatten().tolist()
