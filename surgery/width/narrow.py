@@ -126,7 +126,8 @@ def _plan(model: nn.Module, values: Mapping[str, Tensor], trace: Trace, keep: Ke
             done.add((owner, attribute))  # a module may be registered under several names
             slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model))
+    dtypes = {name: tensor.dtype for name, tensor in values.items()}
+    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
 
 
 def _runs(axis: Axis, keep: Keep) -> Runs | None:

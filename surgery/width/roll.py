@@ -69,7 +69,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
             {**edit, "index": index(joined(edit["module"], edit["attribute"]))} if edit["do"] == "slice" else edit
             for edit in base.edits
         ]
-        return Submodel(entries, base.shapes, tuple(edits), base.structure)
+        return Submodel(entries, base.shapes, tuple(edits), base.structure, base.dtypes)
 
     for name, sources in plan(0).entries.items():
         if sources != base.entries[name]:

@@ -372,6 +372,49 @@ def test_what_is_dropped_comes_back_as_zeros_of_its_namesakes_dtype():
     }
 
 
+def test_a_plan_with_dtypes_gives_what_is_dropped_its_own():
+    shapes = {"a.w": (2,), "a.steps": (), "b.w": (3,), "b.steps": (), "c.w": (1,), "d.mask": (1,), "e.w": (1,)}
+    kinds = dict.fromkeys(shapes, torch.float32) | {"a.steps": torch.int64, "b.steps": torch.float32}
+    kinds |= {"c.w": torch.float64, "d.mask": torch.bool}
+    del kinds["e.w"]
+    held = {"a.w": (Source("a.w", (((0, 1),),)),), "a.steps": (Source("a.steps", ()),)}
+    plan = Submodel(held, shapes, dtypes=kinds)
+    for lead in ((), (2,)):
+        small = {"a.w": torch.ones(*lead, 1), "a.steps": torch.full(lead, 7)}
+        full, _ = Submodel.from_json(plan.to_json()).embed(small)
+        assert {n: t.dtype for n, t in full.items()} == kinds | {"e.w": torch.float32}
+        assert {n: tuple(t.shape) for n, t in full.items()} == {n: (*lead, *s) for n, s in shapes.items()}
+    halved = {"a.w": torch.ones(1).bfloat16(), "a.steps": torch.tensor(7)}  # a model that was converted as a whole
+    full, _ = plan.embed(halved)
+    assert (full["b.w"].dtype, full["b.steps"].dtype, full["c.w"].dtype) == (*[torch.bfloat16] * 2, torch.float64)
+    whole = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in plan.small_shapes.items()}, plan.small_shapes)
+    assert plan.compose(whole).dtypes == kinds
+    assert plan.fingerprint == Submodel(held, shapes).fingerprint
+
+
+def test_a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_write_into():
+    plan = Submodel({n: (Source("w", (((i, i + 1),),)),) for i, n in enumerate("ab")}, {"w": (2,)})
+    small = {"a": torch.ones(1), "b": torch.ones(1).half()}
+    with pytest.raises(surgery.SurgeryError, match=r"'w' is made of 'a' .*float32.* and 'b' .*float16.*`into`"):
+        plan.embed(small)
+    assert plan.embed(small, into={"w": torch.zeros(2)})[0]["w"].tolist() == [1, 1]
+
+
+def test_what_makes_plans_stores_dtypes():
+    net = nn.Sequential(nn.Linear(3, 4), *(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)) for _ in range(2)))
+    net[1].bfloat16()
+    image, known = torch.zeros(1, 3), {name: tensor.dtype for name, tensor in surgery.state(net).items()}
+    _, depth = surgery.ungraft(net, keep=[1])
+    deeper, onto = surgery.graft(net, depths=[3])
+    assert depth.dtypes == surgery.ungraft(surgery.state(net), keep=[1])[1].dtypes == known
+    assert onto.dtypes == {name: tensor.dtype for name, tensor in surgery.state(deeper).items()}
+    plain = net.float()
+    small, width = surgery.narrow(plain, rate=0.5, example=image)
+    rolled = surgery.rolling(plain, small, example=image)(1)
+    floats = dict.fromkeys(known, torch.float32)
+    assert width.dtypes == surgery.corner(plain, small)[1].dtypes == rolled.dtypes == floats
+
+
 def test_values_written_into_a_state_take_its_dtype():
     shapes = {"whole": (2,), "part": (3,)}
     plan = Submodel({"whole": (Source("whole", (None,)),), "part": (Source("part", (((0, 2),),)),)}, shapes)
