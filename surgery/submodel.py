@@ -24,13 +24,13 @@ from surgery.edits import apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.fingerprints import fingerprint, has_structure, structure
 from surgery.states import Stack, State, as_state, check_same, owners, state
+from surgery.submodel_embed import embedded
 from surgery.submodel_index import (
     Index,
     Runs,
     Source,
     as_index,
     as_runs,
-    ascending,
     chain,
     merged,
     overlapping,
@@ -187,52 +187,7 @@ class Submodel:
             into = as_state(into, "`into`")
             if _check(into, self.shapes, "`into`") != lead:
                 raise SurgeryError("the small model and `into` must both be states or both be stacks")
-        held: dict[str, list[tuple[str, Index]]] = {}
-        for name, sources in self.entries.items():
-            for source in sources:
-                held.setdefault(source.name, []).append((name, source.index))
-        absent = self._absent(small) if into is None else {}
-        values, mask = {}, {}
-        for target, shape in self.shapes.items():
-            parts = held.get(target, [])
-            if len(parts) == 1 and all(runs is None for runs in parts[0][1]):
-                tensor = small[parts[0][0]]
-                values[target] = tensor.clone() if into is None else tensor.to(into[target], copy=True)
-                mask[target] = torch.ones(shape, dtype=torch.bool, device=tensor.device)
-                continue
-            like = small[parts[0][0]] if parts else absent.get(target)
-            if into is None and (odd := [n for n, _ in parts if small[n].dtype != like.dtype]):
-                raise SurgeryError(
-                    f"{target!r} is made of {parts[0][0]!r} ({like.dtype}) and {odd[0]!r} ({small[odd[0]].dtype}): "
-                    "give a full state as `into`, whose dtype is taken"
-                )
-            values[target] = _zeros(like, (*like.shape[:lead], *shape)) if into is None else into[target].clone()
-            device = like.device if parts else values[target].device
-            mask[target] = torch.zeros(shape, dtype=torch.bool, device=device)
-            for name, index in parts:
-                tensor, places = ascending(small[name], index, lead)
-                for part, piece in pieces(values[target], tensor, places, lead):
-                    part.copy_(piece)
-                for part, _ in pieces(mask[target], mask[target].new_empty(tensor.shape[lead:]), places):
-                    part.fill_(True)
-        return values, mask
-
-    def _absent(self, small: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For each tensor that the small model has nothing of one with the dtype, device and leading axis for it."""
-        namesakes: dict[Any, Tensor] = {}  # by last name, by that and the plan's dtype, and by the latter
-        for name, tensor in reversed(small.items()):
-            dtype, last = self.dtypes.get(self.entries[name][0].name), name.rpartition(".")[2]
-            namesakes |= {last: tensor, (last, dtype): tensor, dtype: tensor}
-        whatever = next(iter(small.values()), torch.empty(0))
-        written = {source.name for sources in self.entries.values() for source in sources}
-        result = {}
-        for target in self.shapes.keys() - written:
-            last, dtype = target.rpartition(".")[2], self.dtypes.get(target)
-            result[target] = namesakes.get(last, whatever)
-            if dtype is not None:
-                like = namesakes.get((last, dtype), namesakes.get(dtype))
-                result[target] = result[target].to(dtype) if like is None else like
-        return result
+        return embedded(self.entries, self.shapes, self.dtypes, small, into, lead)
 
     def compose(self, inner: "Submodel") -> "Submodel":
         """The plan from this plan's full model to `inner`'s small one; `inner`'s full model must be this plan's small
@@ -327,17 +282,6 @@ class Submodel:
           of the full model 2d876cd494474ac0; .describe() lists everything
         """
         return submodel_text.describe(self.entries, self.shapes, self.small_shapes, self.edits)
-
-
-def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    zeros = like.new_zeros(shape)
-    if (
-        zeros.ndim == like.ndim == 4
-        and like.is_contiguous(memory_format=torch.channels_last)
-        and like.shape[2:].numel() > 1
-    ):
-        zeros = zeros.to(memory_format=torch.channels_last)
-    return zeros
 
 
 def _check(values: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> int:

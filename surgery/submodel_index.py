@@ -1,7 +1,7 @@
 """Positions along the axes of a tensor, as ranges in any order, and the reading and writing of tensors there."""
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -22,6 +22,10 @@ class Source(NamedTuple):
 
     name: str
     index: Index
+
+
+Entries: TypeAlias = Mapping[str, tuple[Source, ...]]  # by small tensor, as in `Submodel.entries`
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def as_runs(positions: Iterable[int]) -> Runs:

@@ -2,16 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from surgery.errors import SurgeryError
 from surgery.fingerprints import fingerprint
-from surgery.submodel_index import Index, Runs, Source, repeats
-
-Entries: TypeAlias = Mapping[str, tuple[Source, ...]]
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+from surgery.submodel_index import Entries, Index, Runs, Shapes, Source, repeats
 
 _FORMAT, _VERSION, _READ = "layer-surgery submodel", 2, (1, 2)
 
