@@ -172,6 +172,7 @@ def _pairs(weights: list[Tensor | None]) -> Tensor:
 def convolutions(values: Mapping[str, Tensor]) -> list[str]:
     """Names of the weights of convolutions (those with three or more axes); if there are none, of linear layers.
 
+    >>> from surgery.states import state
     >>> convolutions(state(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))))
     ['0.weight']
     """
