@@ -349,3 +349,16 @@ def test_a_plan_of_version_1_is_read_builds_and_refuses_another_model(tmp_path):
             read.build(net)
         net[0].stride = (2, 2)
     assert json.loads((tmp_path / "again").read_text())["version"] == 2
+
+
+def test_tensors_outside_of_the_state_are_sliced_in_any_order():
+    net = nn.Module()
+    net.register_buffer("table", torch.arange(6).view(2, 3), persistent=False)
+    edit = {"do": "slice", "module": "", "attribute": "table", "index": [as_runs([1, 0, 1]), as_runs([2, 0])]}
+    assert Submodel({}, {}, (edit,)).build(net).table.tolist() == [[5, 3], [2, 0], [5, 3]]
+    edit["index"] = [as_runs([1, 2]), None]
+    with pytest.raises(surgery.SurgeryError, match="no ranges in an axis of 2 positions of 'table'"):
+        Submodel({}, {}, (edit,)).build(net)
+    edit["index"] = [None]
+    with pytest.raises(surgery.SurgeryError, match="'table' has 1 axes, the tensor 2"):
+        Submodel({}, {}, (edit,)).build(net)
