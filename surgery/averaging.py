@@ -3,33 +3,33 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, check_same, compute_dtype, stack_size
+from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size
 from surgery.transfer import upload
 
 
 @formerly("models weights mask fallback")
 def average(
-    models: Mapping[str, Tensor],
+    models: Models,
     *,
     weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
-    mask: Mapping[str, Tensor] | None = None,
-    fallback: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+    fallback: Mapping[str, Tensor] | nn.Module | None = None,
 ) -> State | Stack:
     """The weighted mean over the K models of a stack, element by element.
 
     Args:
-        models: a stack, tensors [K, *S].
+        models: a stack, tensors [K, *S], or a list of K states or modules.
         weights: non-negative, not all zero; they need not sum to one. None gives all models the same weight. Weights
             [K] give a state; weights [C, K] give a stack of C means (clustering: row c has the weights of the members
             of cluster c). A model of weight 0 is ignored, even if it holds NaN. Give weights on the CPU: they are read
             on the host, which would have to wait for an accelerator.
         mask: boolean tensors [K, *S] (or a shape that broadcasts to it), True where model k covers the element. The
             mean of an element is taken over the models that cover it. Tensors without a mask are covered entirely.
-            Needs `fallback`.
+            Needs `fallback`. A list of K masks, as `embed` gives them, is stacked.
         fallback: a state (or a stack of C states) with the values for elements that no model with weight covers.
 
     Returns:
@@ -45,11 +45,9 @@ def average(
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[[1, 1], [0, 2]])["w"].tolist()
     [[2.0], [4.0]]
     """
+    models, mask, fallback = checked_models(models, mask, fallback)
     k = stack_size(models)
     rows = weight_rows(weights, k, fallback is not None)
-    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
-    if mask and fallback is None:
-        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
     clustered = rows.ndim == 2
     result = {name: [] for name in models}
     for c, row in enumerate(rows if clustered else rows[None]):
@@ -87,7 +85,7 @@ def weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
         return torch.ones(k, dtype=torch.float64)
     try:
         rows = weights.detach().cpu() if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SurgeryError(f"weights must be numbers of shape [{k}] or [C, {k}]: {error}") from None
     if rows.is_complex() or rows.ndim not in (1, 2) or rows.shape[-1] != k or not len(rows):
         raise SurgeryError(f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models")
@@ -97,6 +95,20 @@ def weight_rows(weights, k: int, has_fallback: bool) -> Tensor:
     if not has_fallback and bool((rows.sum(-1) == 0).any()):
         raise SurgeryError("weights sum to zero: give values for that case as `fallback`")
     return rows
+
+
+def checked_models(
+    models: Models,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None,
+    fallback: Mapping[str, Tensor] | nn.Module | None,
+) -> tuple[Mapping[str, Tensor], dict[str, Tensor], Mapping[str, Tensor] | None]:
+    """The stack, its masks [K, *S], and the fallback; SurgeryError if they do not fit."""
+    models = as_stack(models)
+    stack_size(models)
+    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
+    if mask and fallback is None:
+        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
+    return models, mask, None if fallback is None else as_state(fallback, "the fallback")
 
 
 def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:

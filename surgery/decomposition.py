@@ -1,5 +1,6 @@
 """The decomposition of a network into the pieces that surgery moves around."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import nn
@@ -8,10 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.deprecated import formerly
 from surgery.depth.sections import sections
+from surgery.depth.state_tree import as_module
 from surgery.errors import SurgeryError
 from surgery.forward import call, in_mode, observed, tensors_in
 from surgery.names import is_inside
-from surgery.states import owners, state
+from surgery.states import State, as_state, owners, state
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
@@ -25,11 +27,12 @@ class Layer(NamedTuple):
 
 
 @formerly("model example unit")
-def layers(model: nn.Module, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
+def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 
     Args:
-        model: any module. Without an example no forward pass is run, and meta tensors are enough.
+        model: any module, or a state, whose layers are the modules that its names tell of, all of the kind "Part".
+            Without an example no forward pass is run, and meta tensors are enough.
         unit: what counts as one piece.
             `layer`: a module that owns tensors, with everything that it owns: weight, bias, norm statistics. If a
             module with children also has tensors of its own (a position embedding, a class token), these are one more
@@ -44,7 +47,7 @@ def layers(model: nn.Module, *, example: Any = None, unit: Unit = "layer") -> li
         tensor that several modules share belongs to the first of them.
 
     Raises:
-        SurgeryError: if the unit is unknown, or is `block` and the model has no blocks.
+        SurgeryError: if the unit is unknown, or is `block` and the model has no blocks; for an example with a state.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     >>> for layer in layers(net): print(layer.name, layer.kind, len(layer.tensors))
@@ -52,9 +55,11 @@ def layers(model: nn.Module, *, example: Any = None, unit: Unit = "layer") -> li
     1 BatchNorm1d 5
     3 Linear 2
     """
-    pieces = _pieces(model, unit)
+    pieces = _pieces(model if isinstance(model, nn.Module) else as_module(as_state(model, "what has layers")), unit)
     if example is None:
         return pieces
+    if not isinstance(model, nn.Module):
+        raise SurgeryError("a state cannot run on an example: give the module, or leave the example out")
     order = _first_use(model, example)
     return sorted(pieces, key=lambda piece: min(order.get(name, len(order)) for name in piece.tensors))
 
@@ -62,10 +67,10 @@ def layers(model: nn.Module, *, example: Any = None, unit: Unit = "layer") -> li
 def _pieces(model: nn.Module, unit: Unit) -> list[Layer]:
     """The layers in registration order."""
     values = state(model)
+    if not isinstance(unit, str) or unit not in ("layer", "block", "tensor"):
+        raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor")
     if unit == "tensor":
         return [Layer(name, "tensor", (name,)) for name in values]
-    if unit not in ("layer", "block"):
-        raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor")
     blocks = [block for section in sections(model) for block in section.blocks] if unit == "block" else []
     if unit == "block" and not blocks:
         raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
@@ -75,6 +80,22 @@ def _pieces(model: nn.Module, unit: Unit) -> list[Layer]:
         name = _parametrized(name, modules)
         pieces.setdefault(next((block for block in blocks if is_inside(name, block)), name), []).extend(own)
     return [Layer(name, type(modules[name]).__name__, tuple(names)) for name, names in pieces.items()]
+
+
+def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") -> list[tuple[str, ...]]:
+    """Groups of names of tensors as tuples; SurgeryError for anything else, which `what` names.
+
+    >>> checked_segments([["a.weight", "a.bias"]])
+    [('a.weight', 'a.bias')]
+    """
+    listed = isinstance(segments, list | tuple)
+    if listed and any(isinstance(segment, Layer) for segment in segments):
+        raise SurgeryError(f"{what} are groups of names, not layers: call surgery.segments(layers) first")
+    if not listed or not all(
+        isinstance(segment, list | tuple) and all(isinstance(name, str) for name in segment) for segment in segments
+    ):
+        raise SurgeryError(f"{what} are a list of groups of tensors' names, as surgery.segments(layers) gives them")
+    return [tuple(segment) for segment in segments]
 
 
 def _first_use(model: nn.Module, example: Any) -> dict[str, int]:

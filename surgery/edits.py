@@ -7,10 +7,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
+from surgery.names import joined
+from surgery.submodel_index import as_index, selected, take
 
 
 class Chain(nn.Sequential):
@@ -79,7 +80,7 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
     arguments = {key: value for key, value in edit.items() if key != "do"}
     try:
         _EDITS[edit["do"]](model, **arguments)
-    except (AttributeError, KeyError, IndexError, TypeError, RuntimeError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise SurgeryError(f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}") from error
 
 
@@ -90,13 +91,11 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
 
 
 def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
-    """Keep some positions of a tensor that is not in the state: a non-persistent buffer or a plain attribute."""
+    """Take positions, in any order, of a tensor that is not in the state: a non-persistent buffer or an attribute."""
     owner = model.get_submodule(module)
-    tensor = getattr(owner, attribute)
-    for axis, runs in enumerate(index):
-        if runs is not None:
-            tensor = torch.cat([tensor.narrow(axis, start, stop - start) for start, stop in runs], axis)
-    setattr(owner, attribute, tensor)
+    tensor, index = getattr(owner, attribute), as_index(index)
+    selected(joined(module, attribute), index, tuple(tensor.shape))
+    setattr(owner, attribute, take(tensor, index))
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,10 @@ def check_named(name: str) -> tuple[str, str]:
     >>> check_named("timm:resnet18")
     ('timm', 'resnet18')
     """
+    if not isinstance(name, str):
+        raise SurgeryError(
+            f"a model's name is timm:NAME or torchvision:NAME (timm:resnet18), not a {type(name).__name__}"
+        )
     library, _, model = name.partition(":")
     if library not in _LIBRARIES or not model:
         near = difflib.get_close_matches(library, _LIBRARIES, n=1)
@@ -62,6 +67,10 @@ def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
     >>> example_input(named("torchvision:resnet18")).shape
     torch.Size([2, 3, 224, 224])
     """
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"an example input is made for a module, not for a {type(model).__name__}")
+    if not isinstance(batch, Integral) or batch < 0:
+        raise SurgeryError(f"batch is the number of images, got {repr(batch)[:40]}")
     return torch.zeros(batch, *input_size(model))
 
 

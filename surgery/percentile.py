@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Real
 
 import numpy as np
 import torch
@@ -56,8 +57,8 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def check_quantile(q: float) -> None:
     """SurgeryError unless q is in [0, 1]."""
-    if not 0 <= q <= 1:
-        raise SurgeryError(f"q must be a quantile in [0, 1], got {q}")
+    if not isinstance(q, Real) or not 0 <= q <= 1:
+        raise SurgeryError(f"q must be a quantile in [0, 1], got {repr(q)[:40]}")
 
 
 def _common(job: Sequence[Tensor]) -> torch.dtype:

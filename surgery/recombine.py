@@ -9,16 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
 
-from surgery.decomposition import Layer
+from surgery.decomposition import Layer, checked_segments
 from surgery.deprecated import formerly
 from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, check_same, owners, stack_size, state
+from surgery.states import Stack, State, as_state, check_same, owners, stack_size, state
 from surgery.transfer import upload
 
 Segment: TypeAlias = tuple[str, ...]
@@ -46,8 +47,10 @@ def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]
     >>> len(segments(five)), len(segments(five, fraction=1.0))
     (5, 1)
     """
-    if not 0 <= fraction <= 1:
-        raise SurgeryError(f"fraction must be a share of the layers in [0, 1], got {fraction}")
+    if not isinstance(layers, list | tuple) or not all(isinstance(layer, Layer) for layer in layers):
+        raise SurgeryError("segments takes a list of layers: call surgery.layers(model) first")
+    if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
+        raise SurgeryError(f"fraction must be a share of the layers in [0, 1], got {repr(fraction)[:40]}")
     # A Fraction, because 3 / (0.1 * 30) must be 1; in floating point it may be a little more.
     size = max(Fraction(fraction).limit_denominator(10**6) * len(layers), Fraction(1))
     groups: dict[int, list[str]] = {}
@@ -60,13 +63,22 @@ def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]
 def permutations(n: int, k: int, *, generator: torch.Generator | None = None, derange: bool = False) -> Tensor:
     """n independent uniform permutations of k slots: [n, k], int64, on the generator's device.
 
-    With `derange` they are uniform derangements: no slot keeps what it has. SurgeryError if k is 1, which has none.
+    With `derange` they are uniform derangements: no slot keeps what it has. SurgeryError if k is 1, which has none, and
+    for numbers that are not whole or negative.
 
     >>> permutations(3, 4, generator=torch.Generator().manual_seed(0)).sort(1).values[0]
     tensor([0, 1, 2, 3])
     >>> permutations(2, 2, derange=True).tolist()
     [[1, 0], [1, 0]]
     """
+    for name, value in (("n", n), ("k", k)):
+        if not isinstance(value, Integral) or value < 0:
+            meaning = "segments" if name == "n" else "models"
+            raise SurgeryError(f"{name} is the number of {meaning}, a whole number; got {repr(value)[:40]}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise SurgeryError(
+            f"generator is a torch.Generator (torch.Generator().manual_seed(0)), not {repr(generator)[:40]}"
+        )
     if derange and k == 1:
         raise SurgeryError("a single model has no derangement: derange=True needs k of 2 or more")
     device = "cpu" if generator is None else generator.device
@@ -85,6 +97,8 @@ def inverse(permutations: Tensor) -> Tensor:
     >>> inverse(torch.tensor([[2, 0, 1]]))
     tensor([[1, 2, 0]])
     """
+    if not isinstance(permutations, Tensor) or not permutations.ndim:
+        raise SurgeryError("inverse takes permutations [n, k] as a tensor: see surgery.permutations")
     return permutations.argsort(dim=-1)
 
 
@@ -116,8 +130,8 @@ def shuffle(models, *, segments, permutations, inplace=False):
         once. Without `inplace` the input is unchanged and shares no memory with the result.
 
     Raises:
-        SurgeryError: if the segments miss a tensor, repeat one or name an unknown one; if the permutations are not
-            permutations; if listed models differ in shape, dtype or device; if rows cannot be permuted in place
+        SurgeryError: if the segments miss a tensor, repeat one, name an unknown one or are layers; if the permutations
+            are not permutations; if listed models differ in shape, dtype or device; if rows cannot be permuted in place
             (broadcast views, tensors that share memory or require grad). Permutations on an accelerator are checked
             for their shape only, unless models are listed, since reading them back would stall it.
 
@@ -180,6 +194,7 @@ def _permute_rows(models: Mapping[str, Tensor], owner: Mapping[str, int], permut
 
 
 def _shuffle_states(models, segments, permutations) -> list[State]:
+    models = [as_state(values, f"state {k}") for k, values in enumerate(models)]
     for k, other in enumerate(models):
         check_same(models[0], other, "state 0", f"state {k}")
         for name, tensor in other.items():
@@ -218,6 +233,7 @@ def _ties(model: nn.Module) -> dict[str, str]:
 def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:
     """The segment that holds each name; SurgeryError if the segments or the permutations do not fit."""
     owner: dict[str, int] = {}
+    segments = checked_segments(segments)
     for s, members in enumerate(segments):
         for name in members:
             if name in owner:

@@ -8,14 +8,15 @@ from fractions import Fraction
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from surgery.averaging import checked_mask, fallback_row, weight_rows
+from surgery.averaging import checked_models, fallback_row, weight_rows
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, compute_dtype, stack_size
-from surgery.submodel import Submodel, pieces
-from surgery.submodel_checks import check_clients, client_scales, client_weights
+from surgery.states import Models, Stack, State, as_state, compute_dtype, stack_size
+from surgery.submodel import Submodel
+from surgery.submodel_checks import check_clients, client_scales, client_states, client_weights
+from surgery.submodel_index import ascending, pieces
 from surgery.transfer import upload
 
 _SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU many more, to save launches
@@ -23,12 +24,12 @@ _SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU 
 
 @formerly("models trim weights mask fallback")
 def trimmed_mean(
-    models: Mapping[str, Tensor],
+    models: Models,
     *,
     trim: float,
     weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
-    mask: Mapping[str, Tensor] | None = None,
-    fallback: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+    fallback: Mapping[str, Tensor] | nn.Module | None = None,
 ) -> State | Stack:
     """The mean over a stack's K models without the share `trim` of the smallest and of the largest values.
 
@@ -37,7 +38,7 @@ def trimmed_mean(
     its number of samples. NaN counts as infinity, so that it is trimmed as well.
 
     Args:
-        models: a stack, tensors [K, *S], none of them complex.
+        models: a stack, tensors [K, *S], none of them complex; or a list of K states or modules.
         trim: in [0, 0.5]; 0 is the plain mean.
         weights, mask, fallback: as for `average`, but only whether a weight is zero matters: such models are ignored.
             Weights [C, K] give a stack of C results.
@@ -53,12 +54,10 @@ def trimmed_mean(
     >>> trimmed_mean(models, trim=0.25), trimmed_mean(models, trim=0.5, weights=[1, 1, 1, 0])
     ({'w': tensor([4.])}, {'w': tensor([2.])})
     """
+    models, mask, fallback = checked_models(models, mask, fallback)
     k = stack_size(models)
     cuts = _cuts(trim, k)
     rows = weight_rows(weights, k, fallback is not None)
-    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
-    if mask and fallback is None:
-        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
     results = []
     for c, row in enumerate(rows if rows.ndim == 2 else rows[None]):
         keep = None if fallback is None else fallback_row(fallback, models, c, rows.shape[:-1])
@@ -110,25 +109,28 @@ def trimmed_mean_submodels(
     >>> trimmed_mean_submodels(states, [narrow, wide, wide], trim=0.5, fallback={"w": torch.zeros(2)})
     {'w': tensor([2., 5.])}
     """
+    states, fallback = client_states(states), as_state(fallback, "the fallback")
     check_clients(states, plans, fallback)
     scales = client_scales(factors, len(states), fallback)
     cuts = _cuts(trim, len(states))
     row = client_weights(weights, len(states))
-    parts = {name: [] for name in fallback}
+    parts = {name: {} for name in fallback}  # by client what it has of the tensor
     for k in row.nonzero().flatten().tolist():
         for name, sources in plans[k].entries.items():
             for source in sources:
-                parts[source.name].append((k, states[k][name].detach(), source.index))
+                parts[source.name].setdefault(k, []).append((states[k][name].detach(), source.index))
     result = {}
     with torch.no_grad():
         for name, keep in fallback.items():
             values = keep.new_zeros(len(parts[name]), *keep.shape)
             covered = torch.zeros_like(values, dtype=torch.bool)
-            for i, (k, small, index) in enumerate(parts[name]):
+            found = [(i, k, *part) for i, (k, own) in enumerate(parts[name].items()) for part in own]
+            for i, k, small, index in found:
                 if small.is_floating_point() != keep.is_floating_point():
                     raise SurgeryError(f"tensor {name!r} is {keep.dtype} in the fallback and {small.dtype} in a state")
                 if name in scales and keep.is_floating_point():
                     small = small * scales[name][k]
+                small, index = ascending(small, index)
                 for place, piece in pieces(values[i], small, index):
                     place.copy_(piece)
                 for place, _ in pieces(covered[i], small, index):

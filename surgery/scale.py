@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from surgery.averaging import checked_mask
+from surgery.decomposition import checked_segments
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.percentile import check_quantile, joint_norms, norm_dtype
-from surgery.states import Stack, stack_size
+from surgery.states import Models, Stack, as_stack, stack_size
 from surgery.transfer import upload
 
 _NOTHING = 1e-6  # times the largest norm; a bias that has hardly left 0 may have less
@@ -44,6 +45,8 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
     tensor([5., 2.])
     """
     check_quantile(q)
+    if not isinstance(tensor, Tensor):
+        raise SurgeryError(f"a {type(tensor).__name__} has no percentile norm: give one tensor")
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise SurgeryError(f"a tensor of {tensor.dtype} has no percentile norm: convert it to float first")
     if stacked and not tensor.ndim:
@@ -58,9 +61,9 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
 
 @formerly("models mask q groups")
 def match_norms(
-    models: Mapping[str, Tensor],
+    models: Models,
     *,
-    mask: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
     q: float = 0.95,
     groups: Sequence[Sequence[str]] | None = None,
 ) -> tuple[Stack, dict[str, Tensor]]:
@@ -71,7 +74,7 @@ def match_norms(
     19-22.
 
     Args:
-        models: a stack, tensors [K, *S].
+        models: a stack, tensors [K, *S], or a list of K states or modules.
         mask: boolean tensors as `average` takes them. A model's norm is that of the elements that it covers; all of its
             elements are scaled. Tensors without a mask are covered entirely.
         q: the quantile, in [0, 1].
@@ -93,9 +96,10 @@ def match_norms(
     >>> factors["w"], scaled["w"].norm(dim=1)
     (tensor([1.5000, 0.7500]), tensor([7.5000, 7.5000]))
     """
+    models = as_stack(models)
     k = stack_size(models)
     check_quantile(q)
-    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in mask.items()}
+    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
     result, factors = {}, {}
     floating = {name for name, tensor in models.items() if tensor.is_floating_point() or tensor.is_complex()}
     for group in checked_groups(groups, models, floating, "the stack"):
@@ -127,7 +131,7 @@ def checked_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
     """The groups without integer tensors and without empty groups; SurgeryError for unknown or repeated names."""
-    groups = [(name,) for name in names] if groups is None else [tuple(group) for group in groups]
+    groups = [(name,) for name in names] if groups is None else checked_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
         if name not in names:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from surgery.deprecated import formerly
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
-from surgery.states import State, state
+from surgery.states import State, as_state
 
 _TILE = 1 << 18  # correlations computed at once on the CPU, which fit into its cache
 _TILE_CUDA = 1 << 24  # so many that launches do not dominate the time
@@ -47,6 +47,8 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
     >>> round(filter_similarity(w, w[[2, 0, 3, 1]][:, [1, 2, 0]]), 5), round(filter_similarity(w, 5 * w + 1), 5)
     (1.0, 1.0)
     """
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        raise SurgeryError("filter_similarity compares two weights: give tensors, such as model.conv1.weight")
     if a.shape != b.shape or a.ndim < 2 or not a.numel():
         raise SurgeryError(
             f"weights of shapes {tuple(a.shape)} and {tuple(b.shape)} have no similarity: give two of one shape "
@@ -138,7 +140,7 @@ def block_similarity(model: nn.Module | State, *, first: bool = False) -> list[S
     >>> section.blocks, list(section.layers), section.layers["0.weight"].shape
     (('2', '3', '4'), ['0.weight', '2.weight'], torch.Size([3, 3]))
     """
-    values = state(model) if isinstance(model, nn.Module) else dict(model)
+    values = dict(as_state(model, "the model"))
     names = convolutions(values)
     result = []
     for section in sections(model):
@@ -170,6 +172,7 @@ def _pairs(weights: list[Tensor | None]) -> Tensor:
 def convolutions(values: Mapping[str, Tensor]) -> list[str]:
     """Names of the weights of convolutions (those with three or more axes); if there are none, of linear layers.
 
+    >>> from surgery.states import state
     >>> convolutions(state(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))))
     ['0.weight']
     """

@@ -6,6 +6,7 @@ input, except `load`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from surgery.names import joined
 
 State: TypeAlias = dict[str, Tensor]
 Stack: TypeAlias = dict[str, Tensor]
+Models: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor] | nn.Module]  # a stack, or what makes one
 
 
 def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
@@ -53,6 +55,9 @@ def state(model: nn.Module) -> State:
     >>> list(state(net))[:3], state(net)["0.weight"].shape
     (['0.weight', '0.bias', '1.weight'], torch.Size([3, 2]))
     """
+    if not isinstance(model, nn.Module):
+        hint = "a state dict is a state already: give it as it is" if isinstance(model, Mapping) else "give one module"
+        raise SurgeryError(f"state takes the state of a module, not of a {type(model).__name__}: {hint}")
     registered = set()
     for name, module in model.named_modules(remove_duplicate=False):
         tensors = {**module._parameters, **module._buffers}
@@ -67,8 +72,43 @@ def state(model: nn.Module) -> State:
     return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
-def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a state into `model`, in place, and return the model. Tied tensors are set through one of their names.
+def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
+    """The state that was given, or that of a module; SurgeryError for anything else, which `what` names.
+
+    >>> list(as_state(nn.Linear(1, 1)))
+    ['weight', 'bias']
+    """
+    if isinstance(values, nn.Module):
+        return state(values)
+    if not isinstance(values, Mapping):
+        raise SurgeryError(
+            f"{what} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
+            f"{type(values).__name__}"
+            + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else "")
+        )
+    if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
+        kind = type(values[odd[0]]).__name__
+        raise SurgeryError(f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)")
+    return values
+
+
+def as_stack(models: Models) -> Mapping[str, Tensor]:
+    """The stack that was given, or that of a list of states or modules; SurgeryError for anything else.
+
+    >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
+    torch.Size([2, 2])
+    """
+    if isinstance(models, list | tuple):
+        return stack(models)
+    if isinstance(models, nn.Module):
+        raise SurgeryError(f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them")
+    return as_state(models, "a stack")
+
+
+def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Module:
+    """Copy a state, or that of another module, into `model`, in place, and return the model.
+
+    Tied tensors are set through one of their names.
 
     Raises SurgeryError if a name is missing or unknown, if a shape differs, if floating-point numbers would go into an
     integer tensor, or if one side has no data (meta device).
@@ -77,7 +117,11 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     >>> torch.equal(load(b, state(a)).weight, a.weight)
     True
     """
-    own = state(model)
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(
+            f"load copies a state into a module, not into a {type(model).__name__}: give the module first"
+        )
+    own, values = state(model), as_state(values, "what is loaded")
     check_same(own, values, "the model", "the given state")
     for name, tensor in own.items():
         if tensor.is_meta or values[name].is_meta:
@@ -90,15 +134,20 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def stack(states: Sequence[Mapping[str, Tensor]]) -> Stack:
-    """Stack K states of one architecture: tensors of shape S become [K, *S]. `unstack` is the inverse.
+def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
+    """Stack K states, or those of modules, of one architecture: tensors of shape S become [K, *S].
+
+    `unstack` is the inverse.
 
     >>> stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"]
     tensor([[0., 0.],
             [1., 1.]])
     """
+    if not isinstance(states, list | tuple):
+        raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}: stack([a, b])")
     if not states:
         raise SurgeryError("cannot stack zero states: give at least one")
+    states = [as_state(values, f"state {k}") for k, values in enumerate(states)]
     for k, other in enumerate(states[1:], 1):
         check_same(states[0], other, "state 0", f"state {k}")
     return {name: torch.stack([s[name] for s in states]) for name in states[0]}
@@ -119,21 +168,29 @@ def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
     >>> broadcast({"w": torch.ones(2)}, 3)["w"].shape
     torch.Size([3, 2])
     """
-    if k < 1:
-        raise SurgeryError(f"a stack holds at least one model, got k={k}")
-    return {name: tensor.expand(k, *tensor.shape) for name, tensor in values.items()}
+    if not isinstance(k, Integral) or k < 1:
+        raise SurgeryError(f"a stack holds at least one model, got k={repr(k)[:40]}")
+    return {name: tensor.expand(k, *tensor.shape) for name, tensor in as_state(values).items()}
 
 
 def stack_size(models: Mapping[str, Tensor]) -> int:
-    """K, the number of models in a stack; SurgeryError if the tensors disagree.
+    """K, the number of models in a stack; SurgeryError if it is none, or the tensors disagree.
 
     >>> stack_size({"w": torch.zeros(5, 2)})
     5
     """
+    if not isinstance(models, Mapping):
+        raise SurgeryError(
+            f"a {type(models).__name__} is no stack: surgery.stack makes one of a list of states or modules"
+        )
+    models = as_state(models, "a stack")
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in models.values()}
     if len(sizes) != 1 or None in sizes:
         shapes = {name: tuple(tensor.shape) for name, tensor in list(models.items())[:4]}
-        raise SurgeryError(f"not a stack: every tensor needs one leading axis K of the same length, got {shapes}")
+        raise SurgeryError(
+            f"not a stack: every tensor needs one leading axis K of the same length, got {shapes}; surgery.stack makes "
+            "one of states"
+        )
     if sizes == {0}:
         raise SurgeryError("the stack holds no model (K = 0)")
     return sizes.pop()
@@ -142,11 +199,11 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
 count = former_name("count", stack_size)
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Euclidean distance between the models of two stacks, over all their floating-point tensors.
+def distance(a: Models, b: Models) -> Tensor:
+    """Euclidean distance between the models of two stacks or lists, over all their floating-point tensors.
 
     Args:
-        a: stack of K models. b: stack of M models of the same architecture.
+        a, b: stacks (or lists) of K and of M models of one architecture.
 
     Returns:
         [K, M], where entry (k, m) is ||a_k - b_m||.
@@ -160,8 +217,9 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     ).sqrt()
 
 
-def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Cosine similarity between the models of two stacks (or of one with itself), over all floating-point tensors.
+def cosine(a: Models, b: Models | None = None) -> Tensor:
+    """Cosine similarity between the models of two stacks or lists (or of one with itself), over all floating-point
+    tensors.
 
     Returns:
         [K, M] in [-1, 1]. The similarity with a model that is zero everywhere is 0.
@@ -185,8 +243,9 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor] | None = None) -> Te
     return torch.where(scale == 0, torch.zeros_like(dot), dot / scale).clamp(-1, 1)
 
 
-def _flat_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]):
+def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs ([K, n], [M, n]) of the floating-point tensors of two stacks."""
+    a, b = as_stack(a), as_stack(b)
     k, m = stack_size(a), stack_size(b)
     check_same({n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second")
     names = [name for name, tensor in a.items() if tensor.is_floating_point() and tensor[0].numel()]
@@ -210,6 +269,7 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
     Traceback (most recent call last):
     surgery.errors.SurgeryError: tensor 'w' has shape (2,) in a and (3,) in b: the architectures differ
     """
+    a, b = as_state(a, name_a), as_state(b, name_b)
     if missing := [name for name in a if name not in b]:
         raise SurgeryError(f"tensor {missing[0]!r} of {name_a} is missing in {name_b} ({len(missing)} missing)")
     if extra := [name for name in b if name not in a]:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.states import State, compute_dtype
-from surgery.submodel import Index, Runs, Submodel, pieces
-from surgery.submodel_checks import check_clients, client_scales, client_weights
+from surgery.states import State, as_state, compute_dtype
+from surgery.submodel import Submodel
+from surgery.submodel_checks import check_clients, client_scales, client_states, client_weights
+from surgery.submodel_index import Index, Runs, ascending, pieces
 from surgery.threads import in_threads
 from surgery.transfer import upload
 
@@ -45,10 +46,11 @@ def average_submodels(
     Equal to embedding every state by its plan and taking `average` with weights, masks and fallback, but in time linear
     in the number of elements of the states, and without more memory than that of the result. This is the aggregation of
     HeteroFL, NeFL and FedFA (Alg. 1, lines 16-22): a tensor with several sources, as in a grafted block, counts at each
-    of them. On the CPU several tensors are averaged at once, in as many threads as torch may use.
+    of them, and of positions that repeat (in a wider model) the first does. On the CPU several tensors are averaged at
+    once, in as many threads as torch may use. What is not in ascending order is first copied, one tensor at a time.
 
     Args:
-        states: K small models' states.
+        states: K small models' states (or the modules).
         plans: where each state lies, all in one full model.
         weights: [K], non-negative. None gives all clients the same weight. A client of weight 0 is ignored, even if it
             holds NaN.
@@ -74,8 +76,9 @@ def average_submodels(
     >>> average_submodels(states, [narrow, wide], fallback={"w": torch.tensor([7.0, 8.0, 9.0])})
     {'w': tensor([2., 4., 9.])}
     """
-    if dtype not in (None, torch.float32, torch.float64):
-        raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64)):
+        raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {str(dtype)[:40]}")
+    states, fallback = client_states(states), as_state(fallback, "the fallback")
     check_clients(states, plans, fallback)
     row = client_weights(weights, len(states))
     members = row.nonzero().flatten().tolist()
@@ -107,6 +110,9 @@ def _mean(name: str, keep: Tensor, parts: list[_Part], dtype: torch.dtype | None
             raise SurgeryError(f"tensor {name!r} is {keep.dtype} in the fallback and {part.values.dtype} in a state")
     if not parts or not keep.numel():
         return keep.clone()
+    for number, part in enumerate(parts):
+        values, index = ascending(part.values, part.index)
+        parts[number] = part._replace(values=values, index=index)
     result = torch.empty_like(keep)
     if not keep.ndim:
         keep, parts = keep[None], [p._replace(values=p.values[None], index=(None,)) for p in parts]

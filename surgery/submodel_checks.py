@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surgery.averaging import weight_rows
 from surgery.errors import SurgeryError
-from surgery.states import check_same
+from surgery.states import State, as_state, check_same
 from surgery.submodel import Submodel
 
 
@@ -24,7 +24,10 @@ def client_scales(
     factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
 ) -> dict[str, list[float]]:
     """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
-    factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+    try:
+        factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise SurgeryError(f"factors are numbers [{k}] by name, as submodel_factors gives them: {error}") from None
     for name, factor in factors.items():
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor")
@@ -38,10 +41,19 @@ def client_scales(
     return scales
 
 
+def client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[State]:
+    """A list of states, of which some may have been given as modules; SurgeryError for anything else."""
+    if not isinstance(states, list | tuple):
+        raise SurgeryError(f"give a list of states, one for each client, not a {type(states).__name__}")
+    return [as_state(values, f"state {k}") for k, values in enumerate(states)]
+
+
 def check_clients(
     states: Sequence[Mapping[str, Tensor]], plans: Sequence[Submodel], fallback: Mapping[str, Tensor] | None = None
 ) -> None:
     """SurgeryError unless each state matches its plan, and all plans (and the fallback) are of one full model."""
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Submodel) for plan in plans):
+        raise SurgeryError("give a list of plans (surgery.Submodel), one for each state")
     if len(states) != len(plans) or not states:
         raise SurgeryError(
             f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state"

@@ -1,7 +1,7 @@
 """FedFA's scaling factors of submodels. No model is ever embedded in full size."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,7 +11,10 @@ from surgery.errors import SurgeryError
 from surgery.percentile import joint_norms
 from surgery.scale import checked_groups, matching_factors
 from surgery.submodel import Submodel
-from surgery.submodel_checks import check_clients, client_weights
+from surgery.submodel_checks import check_clients, client_states, client_weights
+from surgery.submodel_index import Index, ascending, repeats
+
+_Part: TypeAlias = tuple[str, Index]
 
 
 @formerly("states plans q groups weights measure")
@@ -59,28 +62,46 @@ def submodel_factors(
     >>> submodel_factors(states, [narrow, wide], q=1.0)["w"]
     tensor([1.3333, 0.8000], dtype=torch.float64)
     """
-    if measure not in ("norm", "rms"):
-        raise SurgeryError(f"unknown measure {measure!r}: choose norm or rms")
+    if not isinstance(measure, str) or measure not in ("norm", "rms"):
+        raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms")
+    states = client_states(states)
     check_clients(states, plans)
     members = client_weights(weights, len(states)).nonzero().flatten().tolist()
-    small = [{source.name: name for name, own in plan.entries.items() for source in own} for plan in plans]
-    integers = {full for names, state in zip(small, states) for full, name in names.items() if not _real(state[name])}
+    parts = {id(plan): _parts(plan) for plan in plans}  # clients often share a plan
+    small = [parts[id(plan)] for plan in plans]
+    integers = {
+        full
+        for c, held in enumerate(small)
+        for full, own in held.items()
+        if not all(_real(states[c][n]) for n, _ in own)
+    }
     floating = {name: None for name in plans[0].shapes if name not in integers}
     groups = checked_groups(groups, plans[0].shapes, floating, "the full model")
     # A block that stands for others has the same norm everywhere, so it is computed only once.
-    rows: dict[tuple[int, tuple[str, ...]], int] = {}
+    rows: dict[tuple[int, tuple[_Part, ...]], int] = {}
     place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and client; 0 for none
     for g, group in enumerate(groups):
         for c in members:
-            if held := tuple(sorted(small[c][name] for name in group if name in small[c])):
+            own = (part for name in group for part in small[c].get(name, ()))
+            if held := tuple(sorted(own, key=lambda part: (part[0], str(part[1])))):
                 place[g, c] = rows.setdefault((c, held), len(rows) + 1)
-    found = joint_norms([[], *([states[c][name] for name in held] for c, held in rows)], q)
+    jobs = [[ascending(states[c][n].detach(), index)[0] for n, index in held] for c, held in rows]
+    found = joint_norms([[], *jobs], q)
     norms = found[:, 0] if measure == "norm" else found[:, 0] / found[:, 1].sqrt().clamp(min=1)
     alpha = matching_factors(norms[place])
     for g, c in norms[place].isnan().nonzero()[:1].tolist():
         raise SurgeryError(f"{', '.join(groups[g])} of state {c} hold NaN or infinity: give this client weight 0")
     factors = {name: row for group, row in zip(groups, alpha) for name in group}
     return {name: factors.get(name, torch.ones(len(states), dtype=torch.float64)) for name in floating}
+
+
+def _parts(plan: Submodel) -> dict[str, list[_Part]]:
+    """What the small model has of each of the full model's tensors."""
+    result: dict[str, list[_Part]] = {}
+    for name, sources in plan.entries.items():
+        for source in sources:  # an index matters only if it repeats positions, of which one counts
+            result.setdefault(source.name, []).append((name, source.index if repeats(source.index) else ()))
+    return result
 
 
 def _real(tensor: Tensor) -> bool:

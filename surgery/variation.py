@@ -14,6 +14,7 @@ from surgery.errors import SurgeryError
 from surgery.similarity import convolutions
 from surgery.states import check_same
 from surgery.submodel import Submodel
+from surgery.submodel_checks import client_states
 
 
 class Variation(NamedTuple):
@@ -58,6 +59,9 @@ def scale_variation(models: Sequence[Mapping[str, Tensor]], plans: Sequence[Subm
     >>> found.magnitude.item(), found.distance.item(), found.ratio.item()
     (4.0, 12.0, 3.0)
     """
+    models = client_states(models)
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Submodel) for plan in plans):
+        raise SurgeryError("give a list of plans (surgery.Submodel), one for each model after the first")
     if len(models) < 2 or len(plans) != len(models) - 1:
         raise SurgeryError(
             f"{len(models)} models and {len(plans)} plans: give the smallest model first, then larger ones, and for "

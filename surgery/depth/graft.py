@@ -82,12 +82,13 @@ def graft(
         zero_branches(model, deeper, made, example)
     elif example is not None:
         check_depth(root, deeper, example, {s: {s.blocks[-1]: depth - len(s.blocks)} for s, depth in asked})
+    dtypes = {name: tensor.dtype for name, tensor in tensors(deeper).items()}
     plan = Submodel(
-        {name: tuple(sources) for name, sources in entries.items()}, shapes, tuple(edits), structure(deeper)
+        {name: tuple(sources) for name, sources in entries.items()}, shapes, tuple(edits), structure(deeper), dtypes
     )
     if isinstance(model, nn.Module):
         return deeper, plan
-    return tensors(deeper), Submodel(plan.entries, plan.shapes)
+    return tensors(deeper), Submodel(plan.entries, plan.shapes, dtypes=dtypes)
 
 
 def _repeat(
@@ -177,13 +178,14 @@ def ungraft(
         for name, whole in left.items()
     }
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
+    dtypes = {name: tensor.dtype for name, tensor in full.items()}
     if isinstance(model, nn.Module):
-        plan = Submodel(entries, shapes, tuple(edits), structure(root))
+        plan = Submodel(entries, shapes, tuple(edits), structure(root), dtypes)
         small = plan.build(model)
         if example is not None:
             check_depth(root, small, example, changes)
         return small, plan
-    plan = Submodel(entries, shapes)
+    plan = Submodel(entries, shapes, dtypes=dtypes)
     return plan.extract(model), plan
 
 

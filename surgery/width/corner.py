@@ -41,7 +41,8 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Submodel]:
         )
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
-    plan = Submodel(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model))
+    dtypes = {name: tensor.dtype for name, tensor in full.items()}
+    plan = Submodel(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
     result = copy.deepcopy(small)
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
         return result, plan

@@ -33,7 +33,8 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
             done.add((owner, attribute))  # a module may be registered under several names
             slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model))
+    dtypes = {name: tensor.dtype for name, tensor in values.items()}
+    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
 
 
 def indices(choice: Choice) -> Callable[[Axes], Index]:

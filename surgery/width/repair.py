@@ -98,7 +98,7 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    return Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure)
+    return Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
 
 
 def _no_way_on(model: nn.Module, solution: Solution, difference: _Diverged) -> str:

@@ -67,7 +67,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
             else edit
             for edit in base.edits
         ]
-        return Submodel(entries, base.shapes, tuple(edits), base.structure)
+        return Submodel(entries, base.shapes, tuple(edits), base.structure, base.dtypes)
 
     for name, sources in plan(0).entries.items():
         if sources != base.entries[name]:

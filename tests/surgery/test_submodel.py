@@ -241,7 +241,8 @@ PLAN = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3.*expected .* version 1 or 2"),
+        ({"version": True}, "version True"),
         ({"version": None}, "version None"),
         ({"format": "zip"}, "'zip'"),
         ({"full": {"w": [4]}}, "fingerprint"),
@@ -250,7 +251,14 @@ PLAN = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
         ({"full": {"w": 3}}, "not a submodel plan"),
         ({"full": [3]}, "not a submodel plan"),
         ({"fingerprint": "0"}, "fingerprint"),
-        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "ascending ranges"),
+        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "no ranges in an axis of 3 positions of 'w'"),
+        ({"entries": {"w": [["w", [[[0, 1.5]]]]]}}, "not a submodel plan"),
+        ({"entries": {"w": [[3, [None]]]}}, "not a submodel plan"),
+        ({"structure": 3}, "not a submodel plan"),
+        ({"dtypes": ["float32"]}, "not a submodel plan"),
+        ({"dtypes": {"w": "float99"}}, "'float99'"),
+        ({"dtypes": {"w": "nn"}}, "'nn'"),
+        ({"dtypes": {"v": "float32"}}, "'v'"),
         ({"entries": {"w": [["v", [None]]]}}, "'v'"),
         ({"entries": {"w": []}}, "no source"),
         ({"entries": {"w": [["w", [[[0]]]]]}}, "not a submodel plan"),
@@ -279,7 +287,7 @@ def test_other_text_is_refused_in_one_line(text, tmp_path):
         Submodel.load(tmp_path / "plan")
 
 
-@pytest.mark.parametrize("missing", ["format", "version", "fingerprint", "full", "entries", "edits"])
+@pytest.mark.parametrize("missing", ["format", "version", "fingerprint", "full", "entries", "edits", "dtypes"])
 def test_json_without_a_key_is_refused(missing):
     data = json.loads(PLAN.to_json())
     del data[missing]
@@ -300,11 +308,15 @@ TWO = {"v": (2,), "w": (3, 4)}
         ({"v": (Source("v", ()),)}, "'v' has 0 axes, the tensor 1"),
         ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "axis of 4 positions of 'w'"),
         ({"w": (Source("w", (((-1, 2),), None)),)}, "axis of 3 positions of 'w'"),
-        ({"w": (Source("w", (((1, 2), (0, 1)), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", (((0, 2), (1, 3)), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", (((1, 1),), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", ((), None)),)}, "not ascending ranges"),
-        ({"w": (Source("w", (((2, 1),), None)),)}, "not ascending ranges"),
+        ({"w": (Source("w", (((1, 1),), None)),)}, "no ranges in an axis of 3"),
+        ({"w": (Source("w", ((), None)),)}, "no ranges in an axis of 3"),
+        ({"w": (Source("w", (((2, 1),), None)),)}, "no ranges in an axis of 3"),
+        (
+            {"a": (Source("w", (((0, 2),), None)),), "b": (Source("w", (((2, 3), (1, 2)), None)),)},
+            "'b' and 'a' are both written to 'w'",
+        ),
+        ({"v": Source("v", (None,))}, "a Submodel takes entries"),
+        ({"v": (Source("v", (3,)),)}, "a Submodel takes entries"),
         ({"a": (Source("v", (None,)), Source("w", (None, None)))}, r"'a' have different shapes \[\(2,\), \(3, 4\)\]"),
     ],
 )
@@ -358,6 +370,49 @@ def test_what_is_dropped_comes_back_as_zeros_of_its_namesakes_dtype():
         "b.w": [False] * 3,
         "b.steps": False,
     }
+
+
+def test_a_plan_with_dtypes_gives_what_is_dropped_its_own():
+    shapes = {"a.w": (2,), "a.steps": (), "b.w": (3,), "b.steps": (), "c.w": (1,), "d.mask": (1,), "e.w": (1,)}
+    kinds = dict.fromkeys(shapes, torch.float32) | {"a.steps": torch.int64, "b.steps": torch.float32}
+    kinds |= {"c.w": torch.float64, "d.mask": torch.bool}
+    del kinds["e.w"]
+    held = {"a.w": (Source("a.w", (((0, 1),),)),), "a.steps": (Source("a.steps", ()),)}
+    plan = Submodel(held, shapes, dtypes=kinds)
+    for lead in ((), (2,)):
+        small = {"a.w": torch.ones(*lead, 1), "a.steps": torch.full(lead, 7)}
+        full, _ = Submodel.from_json(plan.to_json()).embed(small)
+        assert {n: t.dtype for n, t in full.items()} == kinds | {"e.w": torch.float32}
+        assert {n: tuple(t.shape) for n, t in full.items()} == {n: (*lead, *s) for n, s in shapes.items()}
+    halved = {"a.w": torch.ones(1).bfloat16(), "a.steps": torch.tensor(7)}  # a model that was converted as a whole
+    full, _ = plan.embed(halved)
+    assert (full["b.w"].dtype, full["b.steps"].dtype, full["c.w"].dtype) == (*[torch.bfloat16] * 2, torch.float64)
+    whole = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in plan.small_shapes.items()}, plan.small_shapes)
+    assert plan.compose(whole).dtypes == kinds
+    assert plan.fingerprint == Submodel(held, shapes).fingerprint
+
+
+def test_a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_write_into():
+    plan = Submodel({n: (Source("w", (((i, i + 1),),)),) for i, n in enumerate("ab")}, {"w": (2,)})
+    small = {"a": torch.ones(1), "b": torch.ones(1).half()}
+    with pytest.raises(surgery.SurgeryError, match=r"'w' is made of 'a' .*float32.* and 'b' .*float16.*`into`"):
+        plan.embed(small)
+    assert plan.embed(small, into={"w": torch.zeros(2)})[0]["w"].tolist() == [1, 1]
+
+
+def test_what_makes_plans_stores_dtypes():
+    net = nn.Sequential(nn.Linear(3, 4), *(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)) for _ in range(2)))
+    net[1].bfloat16()
+    image, known = torch.zeros(1, 3), {name: tensor.dtype for name, tensor in surgery.state(net).items()}
+    _, depth = surgery.ungraft(net, keep=[1])
+    deeper, onto = surgery.graft(net, depths=[3])
+    assert depth.dtypes == surgery.ungraft(surgery.state(net), keep=[1])[1].dtypes == known
+    assert onto.dtypes == {name: tensor.dtype for name, tensor in surgery.state(deeper).items()}
+    plain = net.float()
+    small, width = surgery.narrow(plain, rate=0.5, example=image)
+    rolled = surgery.rolling(plain, small, example=image)(1)
+    floats = dict.fromkeys(known, torch.float32)
+    assert width.dtypes == surgery.corner(plain, small)[1].dtypes == rolled.dtypes == floats
 
 
 def test_values_written_into_a_state_take_its_dtype():

@@ -1,0 +1,178 @@
+"""Positions along the axes of a tensor, as ranges in any order, and the reading and writing of tensors there."""
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.transfer import upload
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, in the order of reading
+Index: TypeAlias = tuple[Runs | None, ...]  # one entry for each axis; None is the whole axis
+
+_FEW = 64  # up to so many ranges are read as views, more by one gather, which by then takes less time
+
+
+class Source(NamedTuple):
+    """A tensor of the full model, and positions along each of its axes."""
+
+    name: str
+    index: Index
+
+
+Entries: TypeAlias = Mapping[str, tuple[Source, ...]]  # by small tensor, as in `Submodel.entries`
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def as_runs(positions: Iterable[int]) -> Runs:
+    """Positions, in any order, as ranges.
+
+    >>> as_runs([0, 1, 2, 5, 6]), as_runs([3, 1, 2]), as_runs([0, 0])
+    (((0, 3), (5, 7)), ((3, 4), (1, 3)), ((0, 1), (0, 1)))
+    """
+    return merged((p, p + 1) for p in map(operator.index, positions))
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """The ranges in their order; those that continue the one before become one with it.
+
+    >>> merged([(0, 2), (2, 3), (5, 6)])
+    ((0, 3), (5, 6))
+    """
+    result: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if result and result[-1][1] == start:
+            start = result.pop()[0]
+        result.append((start, stop))
+    return tuple(result)
+
+
+def positions(runs: Runs) -> list[int]:
+    """The positions that ranges hold, in their order.
+
+    >>> positions(((3, 4), (1, 3)))
+    [3, 1, 2]
+    """
+    return [p for start, stop in runs for p in range(start, stop)]
+
+
+def as_index(index: Iterable) -> Index:
+    """An index of tuples of whole numbers, made of lists and any integers; TypeError or ValueError for other things."""
+    whole = operator.index
+    return tuple(None if runs is None else tuple((whole(a), whole(b)) for a, b in runs) for runs in index)
+
+
+def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what an index reads from a tensor of a shape; SurgeryError if it does not fit."""
+    if len(index) != len(shape):
+        raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}")
+    for runs, size in zip(index, shape):
+        if runs is not None and (not runs or any(not 0 <= start < stop <= size for start, stop in runs)):
+            shown = f"{list(runs)}" if len(runs) < 9 else f"{list(runs[:8])}..."
+            raise SurgeryError(
+                f"{shown} are no ranges in an axis of {size} positions of {name!r}: give pairs (start, stop) "
+                f"with 0 <= start < stop <= {size}, at least one"
+            )
+    return tuple(size if runs is None else sum(b - a for a, b in runs) for runs, size in zip(index, shape))
+
+
+def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
+    """The positions `inner` of the positions `outer` of a tensor of a shape.
+
+    >>> chain((((4, 8),), ((1, 2), (0, 1))), (((1, 3),), ((1, 2), (0, 1))), (8, 2))
+    (((5, 7),), None)
+    """
+    result = []
+    for first, second, size in zip(outer, inner, shape):
+        if first is None or second is None:
+            runs = merged(second or first or ((0, size),))
+        else:
+            among = positions(first)
+            runs = as_runs(among[p] for p in positions(second))
+        result.append(None if runs == ((0, size),) or not size else runs)
+    return tuple(result)
+
+
+def overlapping(a: Index, b: Index, shape: tuple[int, ...]) -> bool:
+    """Whether two indices of a tensor of a shape have an element in common.
+
+    >>> overlapping((((0, 2),), None), (((2, 3),), None), (3, 4)), overlapping((), (), ())
+    (False, True)
+    """
+    return all(
+        size and (x is None or y is None or not set(positions(x)).isdisjoint(positions(y)))
+        for x, y, size in zip(a, b, shape)
+    )
+
+
+def repeats(index: Index) -> bool:
+    """Whether an index holds a position of some axis more than once."""
+    return any(runs is not None and len(set(every := positions(runs))) < len(every) for runs in index)
+
+
+def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
+    """A copy of the elements at an index, whose axes come after `lead` others."""
+    for axis, runs in enumerate(index, lead):
+        if runs is not None:
+            full = _select(full, axis, runs)
+    return full.clone()
+
+
+def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index]:
+    """The tensor and its index with the positions of every axis in ascending order and each position once.
+
+    Of elements that lie at one position the first is kept. Nothing is copied where the order is ascending already.
+
+    >>> ascending(torch.tensor([5, 6, 7]), (((3, 4), (1, 2), (3, 4)),))
+    (tensor([6, 5]), (((1, 2), (3, 4)),))
+    """
+    result = list(index)
+    for axis, runs in enumerate(index):
+        if runs is not None and any(stop > start for (_, stop), (start, _) in pairwise(runs)):
+            first: dict[int, int] = {}
+            for place, position in enumerate(positions(runs)):
+                first.setdefault(position, place)
+            order = sorted(first)
+            small, result[axis] = _select(small, axis + lead, as_runs(map(first.get, order))), as_runs(order)
+    return small, tuple(result)
+
+
+def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of views (part of `full`, part of `small`) that together pair every element of `small` with its place.
+
+    With views, writing, adding and filling need no index tensors and are as fast as a copy. The index has to be an
+    ascending one.
+    """
+    many = [axis for axis, runs in enumerate(index) if runs is not None and len(runs) > 1]
+    for axis, runs in enumerate(index):
+        if runs is not None and len(runs) == 1:
+            full = full.narrow(axis + lead, runs[0][0], runs[0][1] - runs[0][0])
+    if not many:
+        yield full, small
+        return
+    axis, offset = many[0], 0
+    rest = tuple(None if i == axis or (runs is not None and len(runs) == 1) else runs for i, runs in enumerate(index))
+    for start, stop in index[axis]:
+        length = stop - start
+        part = full.narrow(axis + lead, start, length)
+        yield from pieces(part, small.narrow(axis + lead, offset, length), rest, lead)
+        offset += length
+
+
+def _select(tensor: Tensor, axis: int, runs: Runs) -> Tensor:
+    """The positions of one axis, in the tensor's memory format; a view if they are one range."""
+    if len(runs) == 1:
+        return tensor.narrow(axis, runs[0][0], runs[0][1] - runs[0][0])
+    if len(runs) <= _FEW:
+        return torch.cat([tensor.narrow(axis, start, stop - start) for start, stop in runs], axis)
+    chosen = upload(torch.tensor(positions(runs)), tensor.device)
+    if (
+        tensor.ndim in (4, 5) and tensor.stride(1) == 1 < tensor.shape[1]
+    ):  # channels last, which a gather would not keep
+        moved = {0: 0, 1: tensor.ndim - 1}.get(axis, axis - 1)
+        return tensor.movedim(1, -1).index_select(moved, chosen).movedim(-1, 1)
+    return tensor.index_select(axis, chosen)

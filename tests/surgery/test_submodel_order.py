@@ -1,0 +1,364 @@
+"""Positions in any order, repeated ones, and several sources in one tensor, against indexing in NumPy."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from oracles import average as slow_average
+from torch import nn
+
+import surgery
+from surgery.submodel import Source, Submodel, as_runs
+from surgery.submodel_index import overlapping, positions
+
+few = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 10**6)
+SIZES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=3)
+
+
+def draw_index(draw, shape, among=None):
+    """Any positions in any order, some of them several times."""
+    result = []
+    for axis, size in enumerate(shape):
+        allowed = range(size) if among is None else among[axis]
+        if not size or (among is None and draw(st.booleans())):
+            result.append(None)
+        else:
+            result.append(as_runs(draw(st.lists(st.sampled_from(list(allowed)), min_size=1, max_size=6))))
+    return tuple(result)
+
+
+def draw_plan(draw, shapes):
+    """Each full tensor is left out, has one source, or two in parts of it, of one small tensor or of two."""
+    entries = {}
+    for name, shape in shapes.items():
+        kind = draw(st.sampled_from(["none", "one", "one", "two", "several"]))
+        if kind == "one" or not shape or 0 in shape or shape[0] < 2:
+            if kind != "none":
+                entries[f"{name}"] = (Source(name, draw_index(draw, shape)),)
+        elif kind != "none":
+            cut = draw(st.integers(1, shape[0] - 1))
+            rest = [list(range(size)) for size in shape[1:]]
+            first = draw_index(draw, shape, [range(cut), *rest])
+            second = draw_index(draw, shape, [range(cut, shape[0]), *rest])
+            if kind == "two":
+                entries |= {f"{name}.a": (Source(name, first),), f"{name}.b": (Source(name, second),)}
+            else:  # as many positions in the other part
+                n = len(positions(first[0]))
+                there = draw(st.lists(st.integers(cut, shape[0] - 1), min_size=n, max_size=n))
+                entries[name] = (Source(name, first), Source(name, (as_runs(there), *first[1:])))
+    return Submodel(entries, shapes)
+
+
+@st.composite
+def plans(draw):
+    return draw_plan(draw, {f"t{i}": shape for i, shape in enumerate(draw(SIZES))})
+
+
+def values(shapes, seed=0, lead=(), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randint(-99, 99, (*lead, *s), generator=generator).to(dtype) for n, s in shapes.items()}
+
+
+def lists(index, shape):
+    return [list(range(n)) if runs is None else positions(runs) for runs, n in zip(index, shape)]
+
+
+def slow_extract(plan, full):
+    result = {}
+    for name, (first, *_) in plan.entries.items():
+        where = lists(first.index, plan.shapes[first.name])
+        result[name] = full[first.name].numpy()[np.ix_(*where)] if where else full[first.name].numpy()
+    return result
+
+
+def slow_embed(plan, small, into):
+    """One element after another, the last first, so that the first of those that repeat stays."""
+    full, mask = ({n: t.numpy().copy() for n, t in s.items()} for s in (into, values(plan.shapes, dtype=torch.bool)))
+    for array in mask.values():
+        array[...] = False
+    for name, sources in plan.entries.items():
+        for source in sources:
+            where = lists(source.index, plan.shapes[source.name])
+            for place in reversed(list(itertools.product(*map(range, small[name].shape)))):
+                there = tuple(row[p] for row, p in zip(where, place))
+                full[source.name][there] = small[name].numpy()[place]
+                mask[source.name][there] = True
+    return full, mask
+
+
+def assert_same(got, expected):
+    assert list(got) == list(expected)
+    for name, tensor in got.items():
+        assert np.array_equal(tensor.numpy(), np.asarray(expected[name])), name
+
+
+@few
+@given(plans(), seeds)
+def test_extract_and_embed_are_indexing(plan, seed):
+    full, small = values(plan.shapes, seed), values(plan.small_shapes, seed + 1)
+    assert_same(plan.extract(full), slow_extract(plan, full))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
+    for into, start in ((None, zeros), (full, full)):
+        got, mask = plan.embed(small, into=into)
+        expected, covered = slow_embed(plan, small, start)
+        assert_same(got, expected)
+        assert_same(mask, covered)
+
+
+@few
+@given(plans(), seeds)
+def test_each_undoes_the_other_as_far_as_it_can(plan, seed):
+    full, small = values(plan.shapes, seed), values(plan.small_shapes, seed + 1)
+    again = plan.extract(plan.embed(small)[0])
+    for name, (first, *_) in plan.entries.items():
+        # Of copies of one position the first is what all of them become.
+        where = lists(first.index, plan.shapes[first.name])
+        expected = (
+            small[name].numpy()[np.ix_(*([row.index(p) for p in row] for row in where))] if where else small[name]
+        )
+        assert np.array_equal(again[name].numpy(), np.asarray(expected))
+    equal = {}  # where several sources of one tensor are equal, nothing is lost in the other direction
+    for name, sources in plan.entries.items():
+        equal[name] = sources[:1]
+    one = Submodel(equal, plan.shapes)
+    back, mask = one.embed(one.extract(full))
+    for name, tensor in full.items():
+        assert torch.equal(back[name], torch.where(mask[name], tensor, 0))
+
+
+@few
+@given(plans(), seeds)
+def test_stacks_are_models_one_by_one(plan, seed):
+    full, small = values(plan.shapes, seed, (2,)), values(plan.small_shapes, seed + 1, (2,))
+    singles = [plan.extract(model) for model in surgery.unstack(full)]
+    assert_same(plan.extract(full), surgery.stack(singles) if plan.entries else {})
+    if plan.entries:
+        got, mask = plan.embed(small)
+        singles = [plan.embed(model) for model in surgery.unstack(small)]
+        assert_same(got, surgery.stack([single for single, _ in singles]))
+        assert_same(mask, singles[0][1])
+
+
+@st.composite
+def chains(draw):
+    """Three plans, each within the small model of the one before."""
+    shapes, found = {f"t{i}": shape for i, shape in enumerate(draw(SIZES))}, []
+    for _ in range(3):
+        found.append(draw_plan(draw, shapes))
+        shapes = found[-1].small_shapes
+    return found
+
+
+@few
+@given(chains(), seeds)
+def test_composition_is_associative_and_extracts_one_after_the_other(chain, seed):
+    a, b, c = chain
+    try:
+        left, right = a.compose(b).compose(c), a.compose(b.compose(c))
+    except surgery.SurgeryError:  # two tensors would share copies of one element
+        reject()
+    assert left == right
+    full, small = values(a.shapes, seed), values(c.small_shapes, seed + 1)
+    assert_same(left.extract(full), c.extract(b.extract(a.extract(full))))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
+    assert_same(left.embed(small)[0], slow_embed(left, small, zeros)[0])
+
+
+@few
+@given(plans(), seeds)
+def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
+    generator = torch.Generator().manual_seed(seed)
+    orders = {n: [torch.randperm(size, generator=generator) for size in shape] for n, shape in plan.shapes.items()}
+
+    def permuting(inverse):
+        return Submodel(
+            {
+                n: (Source(n, tuple(as_runs(o.argsort() if inverse else o) or None for o in own)),)
+                for n, own in orders.items()
+            },
+            plan.shapes,
+        )
+
+    there, back = permuting(False), permuting(True)
+    same = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in plan.shapes.items()}, plan.shapes)
+    assert there.compose(back) == back.compose(there) == same
+    full, small = values(plan.shapes, seed), values(plan.small_shapes, seed + 1)
+    assert_same(there.compose(plan).extract(full), plan.extract(there.extract(full)))
+    assert_same(there.compose(plan).embed(small)[0], there.embed(plan.embed(small)[0])[0])
+
+
+@st.composite
+def cohorts(draw):
+    shapes = {f"t{i}": shape for i, shape in enumerate(draw(SIZES))}
+    found = [draw_plan(draw, shapes) for _ in range(draw(st.integers(1, 3)))]
+    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=len(found), max_size=len(found)))
+    return found, weights
+
+
+@few
+@given(cohorts(), seeds, st.sampled_from([torch.float64, torch.int64]))
+def test_means_and_norms_are_those_of_the_embedded_models(cohort, seed, dtype):
+    found, weights = cohort
+    states = [values(plan.small_shapes, seed + k, dtype=dtype) for k, plan in enumerate(found)]
+    fallback = values(found[0].shapes, seed - 1, dtype=dtype)
+    pairs = [slow_embed(plan, state, fallback) for plan, state in zip(found, states)]
+    full, masks = ([{n: torch.as_tensor(a) for n, a in pair[i].items()} for pair in pairs] for i in (0, 1))
+    got = surgery.average_submodels(states, found, fallback=fallback, weights=weights)
+    trimmed = surgery.trimmed_mean_submodels(states, found, fallback=fallback, trim=0.4, weights=weights)
+    models, mask = surgery.stack(full), surgery.stack(masks)
+    slow = slow_average(full, weights, masks, fallback) if dtype.is_floating_point else None
+    for name, tensor in got.items():
+        expected = surgery.average(models, weights=weights, mask=mask, fallback=fallback)[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-12)
+        if slow is not None:
+            torch.testing.assert_close(tensor, slow[name], rtol=1e-12, atol=1e-12)
+        robust = surgery.trimmed_mean(models, trim=0.4, weights=weights, mask=mask, fallback=fallback)[name]
+        torch.testing.assert_close(trimmed[name], robust)
+    members = [k for k, weight in enumerate(weights) if weight]
+    if members and dtype.is_floating_point:
+        factors = surgery.submodel_factors(states, found, q=0.8, weights=weights)
+        kept = surgery.stack([full[k] for k in members]), surgery.stack([masks[k] for k in members])
+        _, expected = surgery.match_norms(kept[0], mask=kept[1], q=0.8)
+        for name in fallback:
+            torch.testing.assert_close(factors[name][members], expected[name], rtol=1e-9, atol=0)
+
+
+@few
+@given(plans())
+def test_json_keeps_orders_repeats_and_parts(plan):
+    again = Submodel.from_json(plan.to_json())
+    assert again == plan
+    assert again.describe() == plan.describe()
+
+
+@few
+@given(st.data(), st.lists(st.integers(0, 4), max_size=3).map(tuple))
+def test_overlap_is_a_common_element(data, shape):
+    a, b = (draw_index(data.draw, shape) for _ in range(2))
+    elements = [set(itertools.product(*lists(index, shape))) for index in (a, b)]
+    assert overlapping(a, b, shape) == bool(elements[0] & elements[1])
+
+
+def test_parts_that_overlap_are_refused_by_name():
+    def plan(*parts):
+        return Submodel({n: (Source("qkv", (as_runs(p), None)),) for n, p in zip("qkv", parts)}, {"qkv": (6, 2)})
+
+    split = plan([0, 1], [3, 2], [5, 4])
+    assert split.extract({"qkv": torch.arange(12).view(6, 2)})["k"].tolist() == [[6, 7], [4, 5]]
+    with pytest.raises(surgery.SurgeryError, match="'k' and 'q' are both written to 'qkv'"):
+        plan([0, 1], [2, 1])
+    twice = (Source("qkv", (as_runs([0, 1]), None)), Source("qkv", (as_runs([1, 2]), None)))
+    with pytest.raises(surgery.SurgeryError, match="'w' and 'w' are both written to 'qkv'"):
+        Submodel({"w": twice}, {"qkv": (6, 2)})
+    wider = Submodel({"w": (Source("w", (as_runs([0, 0]),)),)}, {"w": (1,)})
+    halves = Submodel({"a": (Source("w", (((0, 1),),)),), "b": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
+    with pytest.raises(surgery.SurgeryError, match="'b' and 'a' are both written to 'w'"):
+        wider.compose(halves)
+
+
+def test_long_orders_keep_memory_formats_and_stay_fast():
+    """More ranges than are read as views, along every axis, of every layout."""
+    generator = torch.Generator().manual_seed(0)
+    for shape, layout in (
+        ((3, 200, 2, 2), torch.channels_last),
+        ((200, 3, 2, 2), torch.channels_last),
+        ((2, 200), None),
+    ):
+        full = torch.randn(shape, generator=generator)
+        full = full if layout is None else full.to(memory_format=layout)
+        orders = [torch.randperm(size, generator=generator) for size in shape]
+        plan = Submodel({"w": (Source("w", tuple(map(as_runs, orders))),)}, {"w": shape})
+        small = plan.extract({"w": full})["w"]
+        assert small.stride() == full.stride()
+        assert torch.equal(small, full[torch.meshgrid(*orders, indexing="ij")])
+        assert torch.equal(plan.embed({"w": small})[0]["w"], full)
+        stacked = torch.func.vmap(lambda t, plan=plan: plan.extract({"w": t})["w"])(full[None])
+        assert torch.equal(stacked[0], small)
+
+
+def test_numbers_of_other_kinds_and_lists_become_plain():
+    order = np.array([2, 0, 1])
+    plan = Submodel({"w": [Source("w", [as_runs(torch.tensor(order)), None])]}, {"w": torch.Size([3, 2])})
+    assert plan == Submodel({"w": (Source("w", (as_runs([2, 0, 1]), None)),)}, {"w": (3, 2)})
+    assert plan == Submodel({"w": [Source("w", ([[np.int64(2), 3], [0, 2]], None))]}, {"w": (3, 2)})
+    assert Submodel.from_json(plan.to_json()) == plan
+
+
+def test_a_wider_model_is_built_and_computes_the_same():
+    net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+    wide = as_runs([0, 1, 1])
+    plan = Submodel(
+        {
+            "0.weight": (Source("0.weight", (wide, None)),),
+            "0.bias": (Source("0.bias", (wide,)),),
+            "2.weight": (Source("2.weight", (None, wide)),),
+            "2.bias": (Source("2.bias", (None,)),),
+        },
+        {name: tuple(tensor.shape) for name, tensor in surgery.state(net).items()},
+        (
+            {"do": "set", "module": "0", "attribute": "out_features", "value": 3},
+            {"do": "set", "module": "2", "attribute": "in_features", "value": 3},
+        ),
+        surgery.submodel.structure(net),
+    )
+    wider = plan.build(net)
+    with torch.no_grad():
+        wider[2].weight[:, 1:] /= 2  # Net2Net
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(wider(x), net(x))
+    assert "3 with repeats, 1 whole" in repr(plan)
+    assert "in another order" in repr(Submodel({"w": (Source("w", (as_runs([1, 0]),)),)}, {"w": (2,)}))
+
+
+def test_printing_shows_other_parts_and_what_is_left_out():
+    plan = Submodel({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
+    assert plan.describe().endswith("= [1:2|0:1] and w[3:4|2:3]")
+    assert "1 left out" in repr(plan)
+
+
+STORED = Path(__file__).parents[1] / "stored" / "plans" / "version1.json"
+
+
+def stored_model():
+    def block():
+        return nn.Sequential(nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False), nn.ReLU())
+
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 3))
+    return nn.Sequential(nn.Conv2d(2, 6, 3, stride=2), block(), block(), *head)
+
+
+def test_a_plan_of_version_1_is_read_builds_and_refuses_another_model(tmp_path):
+    plan, net = Submodel.load(STORED), stored_model()
+    shallow, depth = surgery.ungraft(net, keep=[1])
+    small, width = surgery.narrow(shallow, rate=0.5, example=torch.zeros(1, 2, 9, 9))
+    now = depth.compose(width)
+    assert (plan.entries, plan.shapes, plan.edits) == (now.entries, now.shapes, now.edits)
+    assert plan.dtypes == {}
+    x = torch.randn(2, 2, 9, 9)
+    plan.save(tmp_path / "again")  # as version 2, with what is known of it
+    for read in (plan, Submodel.load(tmp_path / "again")):
+        assert torch.equal(read.build(net).eval()(x), small.eval()(x))
+        net[0].stride = (1, 1)
+        with pytest.raises(surgery.SurgeryError, match="other classes or settings"):
+            read.build(net)
+        net[0].stride = (2, 2)
+    assert json.loads((tmp_path / "again").read_text())["version"] == 2
+
+
+def test_tensors_outside_of_the_state_are_sliced_in_any_order():
+    net = nn.Module()
+    net.register_buffer("table", torch.arange(6).view(2, 3), persistent=False)
+    edit = {"do": "slice", "module": "", "attribute": "table", "index": [as_runs([1, 0, 1]), as_runs([2, 0])]}
+    assert Submodel({}, {}, (edit,)).build(net).table.tolist() == [[5, 3], [2, 0], [5, 3]]
+    edit["index"] = [as_runs([1, 2]), None]
+    with pytest.raises(surgery.SurgeryError, match="no ranges in an axis of 2 positions of 'table'"):
+        Submodel({}, {}, (edit,)).build(net)
+    edit["index"] = [None]
+    with pytest.raises(surgery.SurgeryError, match="'table' has 1 axes, the tensor 2"):
+        Submodel({}, {}, (edit,)).build(net)

@@ -1,0 +1,173 @@
+"""Wrong but plausible arguments: they work where the meaning is beyond doubt, else the error says the way out."""
+
+import contextlib
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery.submodel import Submodel
+
+
+def make():
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)) for _ in range(3))
+    return nn.Sequential(nn.Linear(3, 4), *blocks, nn.Linear(4, 2))
+
+
+NET, OTHER = make(), nn.Sequential(*make().children())
+with torch.no_grad():
+    for parameter in OTHER.parameters():
+        parameter.add_(1)
+STATE, SECOND = surgery.state(NET), surgery.state(OTHER)
+STACK = surgery.stack([STATE, SECOND])
+LAYERS = surgery.layers(NET)
+SEGMENTS = surgery.segments(LAYERS)
+PERMUTATIONS = surgery.permutations(len(SEGMENTS), 2, generator=torch.Generator().manual_seed(0))
+SMALL, PLAN = surgery.ungraft(NET, keep=[1])
+MASK = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in STACK.items()}
+FACTORS = {"0.bias": [1.0]}
+
+CALLS = {
+    surgery.average: {"models": STACK, "weights": [1, 2], "mask": MASK, "fallback": STATE},
+    surgery.trimmed_mean: {"models": STACK, "trim": 0.1, "weights": [1, 2], "mask": MASK, "fallback": STATE},
+    surgery.match_norms: {"models": STACK, "mask": MASK, "q": 0.9, "groups": SEGMENTS},
+    surgery.percentile_norm: {"tensor": NET[0].weight.detach(), "q": 0.9},
+    surgery.average_submodels: {
+        "states": [surgery.state(SMALL)],
+        "plans": [PLAN],
+        "weights": [1],
+        "factors": FACTORS,
+        "fallback": STATE,
+        "dtype": None,
+    },
+    surgery.trimmed_mean_submodels: {
+        "states": [surgery.state(SMALL)],
+        "plans": [PLAN],
+        "trim": 0.1,
+        "weights": [1],
+        "factors": FACTORS,
+        "fallback": STATE,
+    },
+    surgery.submodel_factors: {
+        "states": [surgery.state(SMALL)],
+        "plans": [PLAN],
+        "q": 0.9,
+        "groups": SEGMENTS,
+        "weights": [1],
+        "measure": "rms",
+    },
+    surgery.scale_variation: {"models": [surgery.state(SMALL), STATE], "plans": [PLAN]},
+    surgery.block_similarity: {"model": NET},
+    surgery.filter_similarity: {"a": NET[0].weight, "b": NET[0].weight},
+    surgery.state: {"model": NET},
+    surgery.load: {"model": make(), "values": STATE},
+    surgery.stack: {"states": [STATE, SECOND]},
+    surgery.unstack: {"models": STACK},
+    surgery.stack_size: {"models": STACK},
+    surgery.broadcast: {"values": STATE, "k": 2},
+    surgery.distance: {"a": STACK, "b": STACK},
+    surgery.cosine: {"a": STACK, "b": STACK},
+    surgery.check_same: {"a": STATE, "b": SECOND, "name_a": "a", "name_b": "b"},
+    surgery.layers: {"model": NET, "unit": "layer"},
+    surgery.segments: {"layers": LAYERS, "fraction": 0.5},
+    surgery.permutations: {"n": 2, "k": 3, "generator": None},
+    surgery.inverse: {"permutations": PERMUTATIONS},
+    surgery.shuffle: {"models": STACK, "segments": SEGMENTS, "permutations": PERMUTATIONS},
+    surgery.named: {"name": "timm:resnet10t"},
+    surgery.example_input: {"model": NET, "batch": 2},
+    Submodel: {"entries": PLAN.entries, "shapes": PLAN.shapes, "edits": PLAN.edits, "dtypes": {}},
+    PLAN.extract: {"full": STATE},
+    PLAN.embed: {"small": surgery.state(SMALL), "into": STATE},
+    PLAN.compose: {"inner": Submodel({}, PLAN.small_shapes)},
+    Submodel.from_json: {"text": PLAN.to_json()},
+}
+WRONG = {
+    "a module": NET, "a state": STATE, "a stack": STACK, "states": [STATE, SECOND], "modules": [NET, OTHER],
+    "a tuple": (STATE,), "None": None, "a string": "layer", "an array": np.ones((2, 3)),
+    "arrays": {"0.bias": np.ones(4)},
+    "an int": 3, "-1": -1, "a float": 0.5, "nan": float("nan"), "a complex": 1j, "a tensor": NET[0].weight.detach(),
+    "layers": LAYERS, "a plan": PLAN, "plans": [PLAN], "ints": {"0.weight": 3}, "[]": [], "{}": {}, "strings": ["a"],
+    "nested": [[STATE]], "a class": nn.Linear, "numbered": {0: NET[0].weight}, "a set": {1}, "an object": object(),
+}  # fmt: skip
+
+
+def name_of(function):
+    return getattr(function, "__qualname__", str(function))
+
+
+@pytest.mark.parametrize("function", CALLS, ids=name_of)
+def test_no_wrong_argument_ends_in_a_raw_error(function):
+    right = CALLS[function]
+
+    def call(arguments):
+        parameters = inspect.signature(function).parameters.values()
+        first = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name in arguments]
+        function(*(arguments[n] for n in first), **{n: v for n, v in arguments.items() if n not in first})
+
+    call(right)
+    for name, value in itertools.product(right, WRONG.values()):
+        with contextlib.suppress(surgery.SurgeryError):  # any other error fails the test
+            call({**right, name: value})
+
+
+def test_lists_of_states_and_of_modules_stand_for_their_stack():
+    def same(a, b):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+    masks = [{name: tensor[k] for name, tensor in MASK.items()} for k in range(2)]
+    for models in ([STATE, SECOND], (NET, OTHER), [NET, SECOND]):
+        same(surgery.stack(models), STACK)
+        same(surgery.average(models, weights=[1, 3]), surgery.average(STACK, weights=[1, 3]))
+        covered = surgery.average(models, mask=masks, fallback=NET)
+        same(covered, surgery.average(STACK, mask=MASK, fallback=STATE))
+        same(surgery.trimmed_mean(models, trim=0.5), surgery.trimmed_mean(STACK, trim=0.5))
+        same(surgery.match_norms(models)[0], surgery.match_norms(STACK)[0])
+        assert torch.equal(surgery.distance(models, STACK), surgery.distance(STACK, STACK))
+        assert torch.equal(surgery.cosine(models), surgery.cosine(STACK))
+    same(surgery.average_submodels([SMALL], [PLAN], fallback=NET), PLAN.embed(SMALL, into=NET)[0])
+    same(PLAN.extract(NET), surgery.state(SMALL))
+    same(surgery.state(surgery.load(make(), OTHER)), SECOND)
+
+
+def test_a_state_has_the_layers_that_its_names_tell_of():
+    assert [(layer.name, layer.tensors) for layer in surgery.layers(STATE)] == [
+        (layer.name, layer.tensors) for layer in LAYERS
+    ]
+    assert [layer.name for layer in surgery.layers(STATE, unit="block")] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: surgery.state(STATE), "a state dict is a state already"),
+        (lambda: surgery.state([NET]), "give one module"),
+        (lambda: surgery.load(STATE, NET), "give the module first"),
+        (lambda: surgery.stack(NET), r"stack\(\[a, b\]\)"),
+        (lambda: surgery.unstack(NET), "surgery.stack makes one"),
+        (lambda: surgery.unstack(STATE), "surgery.stack makes one of states"),
+        (lambda: surgery.average(NET), "give a list of models"),
+        (lambda: surgery.average({"w": np.ones(3)}), "'w' of a stack is a ndarray: give tensors"),
+        (lambda: surgery.layers(STATE, example=torch.zeros(1, 3)), "a state cannot run on an example"),
+        (lambda: surgery.segments(NET), r"call surgery.layers\(model\) first"),
+        (
+            lambda: surgery.shuffle(STACK, segments=LAYERS, permutations=PERMUTATIONS),
+            r"not layers: call surgery.segments\(layers\) first",
+        ),
+        (lambda: surgery.match_norms(STACK, groups=LAYERS), r"call surgery.segments\(layers\) first"),
+        (lambda: surgery.permutations(2.5, 3), "n is the number of segments"),
+        (lambda: surgery.permutations(2, "3"), "k is the number of models"),
+        (lambda: surgery.permutations(2, 3, generator=3), "torch.Generator"),
+        (lambda: surgery.average_submodels(SMALL, PLAN, fallback=NET), "a list of states"),
+        (lambda: surgery.average_submodels([SMALL], [NET], fallback=NET), "a list of plans"),
+        (lambda: surgery.named(NET), "timm:NAME"),
+    ],
+)
+def test_errors_say_the_way_out(call, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        call()
