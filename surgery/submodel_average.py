@@ -3,7 +3,7 @@
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from surgery.errors import SurgeryError
 from surgery.states import State, as_state, compute_dtype
 from surgery.submodel import Submodel
 from surgery.submodel_checks import check_clients, client_scales, client_states, client_weights
-from surgery.submodel_index import Index, Runs, ascending, pieces
+from surgery.submodel_index import Index, Runs, ascending, grid, pieces, scattered
 from surgery.threads import in_threads
 from surgery.transfer import upload
 
@@ -151,8 +151,7 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
         else:
             if empty:
                 total.zero_()
-            for place, piece in _within(part, total, start):
-                place.add_(piece if piece.device == total.device else piece.to(total.device), alpha=alpha)
+            _update(total, part, start, lambda place, piece, alpha=alpha: place.add_(piece, alpha=alpha))
         empty = False
     return total
 
@@ -161,28 +160,38 @@ def _maximum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
     """The maximum of the slab that begins at `start`, computed as int64 in `total`."""
     total.fill_(torch.iinfo(total.dtype).min)
     for part in parts:
-        for place, piece in _within(part, total, start):
-            place.copy_(torch.maximum(place, piece.to(place)))
+        _update(total, part, start, lambda place, piece: place.copy_(torch.maximum(place, piece.to(place))))
     return total
 
 
-def _within(part: _Part, slab: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of views (of the slab, of the part's values); the slab begins at `start` of the first axis."""
+def _update(slab: Tensor, part: _Part, start: int, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Change the elements of a slab that a part has, in place; the slab begins at `start` of the first axis."""
+    found = _within(part, slab, start)
+    if found is None:
+        return
+    values, index = found
+    if values.device != slab.device:
+        values = values.to(slab.device)
+    if scattered(index):
+        where = grid(index, slab)
+        slab[where] = change(slab[where], values)
+        return
+    for place, piece in pieces(slab, values, index):
+        change(place, piece)
+
+
+def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | None:
+    """The part's values in a slab and their index in it; None if it has none."""
     length, first = slab.shape[0], part.index[0]
-    if part.values.shape[1:] == slab.shape[1:] and first is None:
-        yield slab, part.values[start : start + length]
-        return
     if first is None:
-        yield from pieces(slab, part.values.narrow(0, start, length), (None, *part.index[1:]))
-        return
+        return part.values.narrow(0, start, length), (None, *part.index[1:])
     runs = [
         (max(a, start) - start, min(b, start + length) - start) for a, b in first if a < start + length and b > start
     ]
     if not runs:
-        return
+        return None
     before = sum(min(b, start) - a for a, b in first if a < start)
-    values = part.values.narrow(0, before, sum(b - a for a, b in runs))
-    yield from pieces(slab, values, (tuple(runs), *part.index[1:]))
+    return part.values.narrow(0, before, sum(b - a for a, b in runs)), (tuple(runs), *part.index[1:])
 
 
 class _Mass:

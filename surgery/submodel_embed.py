@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.states import Stack, State
-from surgery.submodel_index import Entries, Index, Shapes, ascending, pieces
+from surgery.submodel_index import Entries, Index, Shapes, ascending, grid, pieces, scattered
 
 
 def embedded(
@@ -44,6 +44,10 @@ def embedded(
         mask[target] = torch.zeros(shape, dtype=torch.bool, device=device)
         for name, index in parts:
             tensor, places = ascending(small[name], index, lead)
+            if scattered(places):
+                values[target][grid(places, values[target], lead)] = tensor.to(values[target])
+                mask[target][grid(places, mask[target])] = True
+                continue
             for part, piece in pieces(values[target], tensor, places, lead):
                 part.copy_(piece)
             for part, _ in pieces(mask[target], mask[target].new_empty(tensor.shape[lead:]), places):

@@ -1,5 +1,6 @@
 """Positions along the axes of a tensor, as ranges in any order, and the reading and writing of tensors there."""
 
+import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -14,6 +15,7 @@ from surgery.transfer import upload
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, in the order of reading
 Index: TypeAlias = tuple[Runs | None, ...]  # one entry for each axis; None is the whole axis
 
+_MANY = 512  # up to so many pieces are written as views, more by one scatter
 _FEW = 64  # up to so many ranges are read as views, more by one gather, which by then takes less time
 
 
@@ -161,6 +163,24 @@ def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator
         part = full.narrow(axis + lead, start, length)
         yield from pieces(part, small.narrow(axis + lead, offset, length), rest, lead)
         offset += length
+
+
+def scattered(index: Index) -> bool:
+    """Whether an index has so many pieces that one gather takes less time than as many views."""
+    return math.prod(len(runs) for runs in index if runs is not None) > _MANY
+
+
+def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
+    """The index as index tensors: `full[grid(index, full)]` is a copy of its elements.
+
+    >>> full = torch.arange(6).reshape(2, 3)
+    >>> full[grid((None, ((0, 1), (2, 3))), full)]
+    tensor([[0, 2],
+            [3, 5]])
+    """
+    every = (*[None] * lead, *index)
+    places = [range(size) if runs is None else positions(runs) for runs, size in zip(every, like.shape)]
+    return torch.meshgrid(*(upload(torch.tensor(p), like.device) for p in places), indexing="ij")
 
 
 def _select(tensor: Tensor, axis: int, runs: Runs) -> Tensor:
