@@ -248,7 +248,8 @@ def test_real_models_grow_and_shrink_back(library, name, kind, mode):
     else:
         assert not torch.equal(out, expected)
     assert_equal_modules(plan.build(full), model)
-    assert_equal_modules(surgery.ungraft(full, keep=[len(s.blocks) for s in surgery.sections(model)])[0], model)
+    depths, shown = [len(s.blocks) for s in surgery.sections(model)], x if mode == "identity" else None
+    assert_equal_modules(surgery.ungraft(full, keep=depths, example=shown)[0], model)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "mobilenet_v2"])
@@ -384,6 +385,16 @@ class _Indexing(nn.Module):
         return x
 
 
+class _Reaching(_Indexing):
+    """A forward pass that also reaches into the children."""
+
+    def forward(self, x):
+        x = self.all[0](x)
+        for i in range(1, 4):
+            x = self.all[i][2](self.all[i][1](self.all[i][0](x)))
+        return self.all[4](x)
+
+
 def test_an_example_shows_what_is_no_section():
     for change in (
         lambda m: graft(m, depths=[4], example=torch.zeros(2, 4)),
@@ -392,9 +403,22 @@ def test_an_example_shows_what_is_no_section():
         with pytest.raises(SurgeryError, match="side by side"):
             change(_Experts())
     with pytest.raises(SurgeryError, match="depends on the number of blocks"):
-        graft(_Indexing(), depths=[4], example=torch.zeros(2, 3))
+        graft(_Reaching(), depths=[4], example=torch.zeros(2, 3))
     with pytest.raises(SurgeryError, match="does not run"):
-        ungraft(_Indexing(), keep=[2], example=torch.zeros(2, 3))
+        ungraft(_Reaching(), keep=[2], example=torch.zeros(2, 3))
+
+
+def test_containers_whose_code_indexes_them_keep_their_length():
+    net, x = _Indexing(), torch.randn(2, 3)
+    full, plan = graft(net, depths=[5], example=x)
+    blocks = [net.all[i] for i in (0, 1, 2, 3, 3, 3, 4)]
+    assert torch.equal(full(x), nn.Sequential(*blocks)(x))
+    assert [type(child) for child in full.all[3:]] == [Chain, nn.Linear]
+    assert_equal_modules(plan.build(full), net)
+    assert_equal_modules(ungraft(full, keep=[3], example=x)[0], net)
+    shallow, _ = ungraft(net, keep=[(0, 2)], example=x)
+    assert torch.equal(shallow(x), nn.Sequential(*(net.all[i] for i in (0, 1, 3, 4)))(x))
+    assert isinstance(shallow.all[2], Skip)
 
 
 def test_plans_build_only_from_modules_of_their_structure():
