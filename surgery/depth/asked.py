@@ -32,7 +32,7 @@ def asked(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]
-    if isinstance(depths, str) or not all(isinstance(n, int) for n in single):
+    if isinstance(depths, str) or not all(type(n) is int for n in single):
         raise SurgeryError(f"{depths!r} are not numbers of blocks: the model {have}")
     if isinstance(depths, Mapping):
         if unknown := [name for name in depths if name not in {section.name for section in found}]:

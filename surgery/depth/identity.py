@@ -1,8 +1,8 @@
 """Make grafted blocks start as the identity: zero the last tensors of their residual branches, and check by running."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from surgery.depth.tree_edits import runs_nothing
 from surgery.edits import clone
 from surgery.errors import SurgeryError
 from surgery.forward import arguments, tensors_in
+
+Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
+Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
 
 _TOLERANCE = 1e-5
 
@@ -43,91 +46,90 @@ def zero_branches(
     if offers_cache(model):
         kwargs["use_cache"] = False
     expected = clone(model).eval()(*args, **kwargs)
+    names = {id(module): name for name, module in deeper.named_modules()}
+    trial = clone(deeper).eval()
+    tried = {name: [trial.get_submodule(names[id(block)]) for block in copies] for name, copies in grafted.items()}
+    inputs = _inputs(trial, [blocks[0] for blocks in tried.values()], (args, kwargs))
+    for parameter in (p for blocks in tried.values() for block in blocks for p in block.parameters()):
+        parameter.zero_()
     for name, copies in grafted.items():
-        zero = _to_zero(name, deeper, copies, (args, kwargs), expected)
-        for block in copies:
-            for parameter, tensor in block.named_parameters():
-                if parameter in zero:
-                    tensor.zero_()
+        blocks = tried[name]
+        if runs_nothing(copies[0]):  # such as a list of two modules: only the model's outputs show what it does
+            runs = _model_runs(trial, (args, kwargs), expected)
+        elif id(blocks[0]) in inputs:
+            runs, blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
+        else:
+            raise SurgeryError(
+                f"block {name!r} is not called on the example, so its copies cannot be made the identity"
+            )
+        if runs is None:
+            raise SurgeryError(
+                f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no "
+                "residual branch): use mode='copy'"
+            )
+        zero = _to_zero(copies[0], blocks, runs)
+        for parameter in (p for block in copies for key, p in block.named_parameters() if key in zero):
+            parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'")
 
 
-def _to_zero(
-    name: str, deeper: nn.Module, copies: Sequence[nn.Module], given: tuple[tuple, dict], expected: Any
-) -> set[str]:
-    """Parameters that make the copies of a block the identity when they are zero: as few and as late as possible."""
-    names = {id(module): place for place, module in deeper.named_modules()}
-    whole = clone(deeper).eval()
-    blocks = [whole.get_submodule(names[id(block)]) for block in copies]
-    if runs_nothing(copies[0]):  # such as a list of an attention and a feed-forward: only the model's outputs show it
+def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:
+    """Run the model; None if its outputs are not the expected ones."""
 
-        def run() -> list[Tensor]:
-            return tensors_in(whole(*given[0], **given[1]))
+    def run() -> list[Tensor]:
+        return tensors_in(model(*given[0], **given[1]))
 
-        _zero(blocks)
-        silent = run()
-        identical = _close(silent, expected)
-    else:
-        inputs = _inputs(name, whole, blocks[0], given)
-        blocks = blocks[:1]
-        _zero(blocks)
-        args, kwargs = copy.deepcopy(inputs)
-        streams = _unchanged(blocks[0](*args, **kwargs), *inputs)
-        identical = 0 in streams
+    return run if _close(run(), expected) else None
 
-        def run() -> list[Tensor]:
-            args, kwargs = copy.deepcopy(inputs)  # a block may change a list or a cache that it is given
-            found = _entries(blocks[0](*args, **kwargs))
-            return tensors_in([found[i] for i in streams])
 
-        silent = run()
-    if not identical:
-        raise SurgeryError(
-            f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no residual "
-            "branch): use mode='copy'"
-        )
-    zero = set()
-    for parameter, value in copies[0].named_parameters():
-        for block in blocks:
-            block.get_parameter(parameter).copy_(value)
+def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Runs | None:
+    """Run a block for those of its outputs that equal inputs; None if the first does not."""
+
+    def outputs() -> Sequence[Any]:
+        given, named = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
+        output = block(*given, **named)
+        return output if isinstance(output, tuple) else [output]
+
+    inputs = (args[0] if isinstance(args[0], tuple) else args) if args else tensors_in(kwargs)
+    same = [i for i, (output, given) in enumerate(zip(outputs(), inputs)) if _close(output, given)]
+
+    def run() -> list[Tensor]:
+        found = outputs()
+        return tensors_in([found[i] for i in same])
+
+    return run if 0 in same else None
+
+
+def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
+    """The parameters of a block that must be zero, as few and as late ones as possible.
+
+    `zeroed` are copies of it that `run` runs, with zeros for parameters; the values of the others are put back.
+    """
+    silent, zero = run(), set()
+    for name, value in block.named_parameters():
+        for copied in zeroed:
+            copied.get_parameter(name).copy_(value)
         # If it is still multiplied by a zero later on, it changes nothing at all, so equality is exact.
         if not all(map(torch.equal, run(), silent)):
-            zero.add(parameter)
-            for block in blocks:
-                block.get_parameter(parameter).zero_()
+            zero.add(name)
+            for copied in zeroed:
+                copied.get_parameter(name).zero_()
     return zero
 
 
-def _zero(blocks: Sequence[nn.Module]) -> None:
-    for block in blocks:
-        for parameter in block.parameters():
-            parameter.zero_()
+def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[int, Call]:
+    """What the model calls blocks with, by their ids."""
+    seen: dict[int, Call] = {}
 
+    def note(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        seen.setdefault(id(block), copy.deepcopy((args, kwargs)))
 
-def _inputs(name: str, model: nn.Module, block: nn.Module, given: tuple[tuple, dict]) -> tuple[tuple, dict]:
-    """What the model calls a block with."""
-    seen: list[tuple[tuple, dict]] = []
-
-    def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
-        seen.append(copy.deepcopy((args, kwargs)))
-
-    handle = block.register_forward_pre_hook(note, with_kwargs=True)
+    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
     model(*given[0], **given[1])
-    handle.remove()
-    if not seen:
-        raise SurgeryError(f"block {name!r} is not called on the example, so its copies cannot be made the identity")
-    return seen[0]
-
-
-def _unchanged(output: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[int]:
-    """Which of a block's outputs equal the inputs in their places."""
-    inputs = (args[0] if isinstance(args[0], tuple) else args) if args else tensors_in(kwargs)
-    return [i for i, (out, given) in enumerate(zip(_entries(output), inputs)) if _close(out, given)]
-
-
-def _entries(output: Any) -> Sequence[Any]:
-    return output if isinstance(output, tuple) else [output]
+    for handle in handles:
+        handle.remove()
+    return seen
 
 
 def _close(a: Any, b: Any) -> bool:

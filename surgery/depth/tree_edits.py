@@ -75,8 +75,8 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> 
     block = owner._modules[child]
     if runs_nothing(block):
         raise SurgeryError(
-            f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can be chained to it: "
-            "give the model's input as example=..., so that the list around it can grow"
+            f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can be chained to it: only "
+            "the list around it could grow, which takes the model's input as example=..."
         )
     owner._modules[child] = Chain(block, *copies)
     owner._modules[child].training = block.training
@@ -120,7 +120,7 @@ def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list
         if runs_nothing(block):
             raise SurgeryError(
                 f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can take its place: "
-                "give the model's input as example=..., so that the list around it can shrink"
+                "only the list around it could shrink, which takes the model's input as example=..."
             )
         if returns_several(block):
             raise SurgeryError(

@@ -116,8 +116,8 @@ def _without(
         left[section] = [i for i, b in enumerate(section.blocks) if b in skipped or b not in dropped[section]]
         if section.blocks[0] in skipped and not runnable and (found := numbers(root, section)):
             raise SurgeryError(
-                f"the blocks of section {section.name!r} are numbered ({found[0][1]}), and code that looks up the first "
-                "number (a cache) would find nothing: give the model's input as example=..., or keep the first block"
+                f"the blocks of section {section.name!r} are numbered ({found[0][1]}), and code that looks up the "
+                "first number (a cache) would find nothing: give the model's input as example=..., or keep block 0"
             )
     shifts = {
         section: Shift(
