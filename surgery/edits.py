@@ -20,11 +20,23 @@ class Chain(nn.Sequential):
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         out, inputs = None, (x, *args)
         for block in self:
-            # A block may append to a list that it gets (aggregation trees do); the next one gets the list as it was.
-            given, named = tuple(map(_fresh, inputs)), {key: _fresh(value) for key, value in kwargs.items()}
+            before, named = (
+                tuple(map(_copied_list, inputs)),
+                {key: _copied_list(value) for key, value in kwargs.items()},
+            )
             out = block(*inputs, **kwargs)
-            inputs, kwargs = passed_on(out, given), named
+            inputs = passed_on(out, tuple(map(_as_before, inputs, before)))
+            kwargs = {key: _as_before(value, named[key]) for key, value in kwargs.items()}
         return out
+
+
+def _copied_list(value: Any) -> Any:
+    return list(value) if type(value) is list else value
+
+
+def _as_before(value: Any, before: Any) -> Any:
+    """A list without what a block appended to it (aggregation trees do that); slots that it filled stay (caches)."""
+    return before if type(value) is list and len(value) != len(before) else value
 
 
 def passed_on(out: Any, inputs: tuple) -> tuple:
@@ -174,10 +186,6 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     if child not in owner._modules:
         raise KeyError(name)
     owner._modules[child] = new
-
-
-def _fresh(value: Any) -> Any:
-    return list(value) if type(value) is list else value
 
 
 def _same_form(a: Any, b: Any) -> bool:

@@ -24,6 +24,14 @@ def offers_cache(model: nn.Module) -> bool:
     return "use_cache" in inspect.signature(model.forward).parameters
 
 
+def uncached(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
+    """What to call a model with for an example so that it does not cache: a deeper model's cache has more tensors."""
+    args, kwargs = arguments(example)
+    names = list(inspect.signature(model.forward).parameters)
+    named = "use_cache" in names[len(args) :]
+    return args, {**kwargs, "use_cache": False} if named else kwargs
+
+
 def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
     """Check that `after` gives the same outputs with its cache as without, if `before` does.
 

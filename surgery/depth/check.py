@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from surgery.depth.cache import uncached
 from surgery.depth.sections import Section
 from surgery.edits import Skip
 from surgery.errors import SurgeryError
-from surgery.forward import call, in_mode, observed, tensors_in
+from surgery.forward import in_mode, observed, tensors_in
 from surgery.names import is_inside
 
 
@@ -28,7 +29,7 @@ class Pass(NamedTuple):
 
 
 def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) -> Pass:
-    """Run a model once in evaluation mode, on the meta device if it can run there."""
+    """Run a model once in evaluation mode and without a cache, on the meta device if it can run there."""
     blocks = [block for section in changing for block in section.blocks]
 
     def watch(copy: nn.Module, given: Any) -> Pass:
@@ -42,8 +43,9 @@ def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) ->
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
             if name in blocks:
                 module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))
+        args, kwargs = uncached(copy, given)
         with in_mode(copy, training=False):
-            return Pass([tuple(tensor.shape) for tensor in tensors_in(call(copy, given))], calls, inputs)
+            return Pass([tuple(tensor.shape) for tensor in tensors_in(copy(*args, **kwargs))], calls, inputs)
 
     return observed(model, example, watch).found
 

@@ -41,9 +41,11 @@ def graft(
         mode: `copy` repeats the weights (FedFA, Algorithm 2). `identity` also zeroes the last tensors on the residual
             branches of the new blocks, so that the outputs stay the same (in evaluation mode, to 1e-5) and training can
             continue from there; it needs a module and an example.
-        example: the model's input, or a tuple of its inputs. `identity` needs it. With `copy` it is used to check that
-            blocks follow each other, that the new ones are called, and that the output keeps its shape (on the meta
-            device if the model runs there). Without an example, whatever looks like a section is taken for one.
+        example: the model's input: a tensor, a tuple of positional arguments or a mapping of keyword arguments. With it
+            the deeper model is tried: blocks have to follow each other, the new ones have to run, and the output has to
+            keep its shape (on the meta device if the model runs there). A model whose forward takes `use_cache` has to
+            give the same outputs with its cache as without (not on the meta device). `identity` needs an example.
+            Without one, whatever looks like a section is taken for one.
 
     Returns:
         The deeper model, and the plan in which the given model is the small one and the deeper one the full one:
@@ -51,12 +53,19 @@ def graft(
         copies, so `plan.embed(state(model))` is the deeper state. With `identity` the new blocks have no counterpart in
         the small model, and the mask of `embed` is False there.
 
-    In a plain numbered Sequential the new blocks become its children, and later children move up. Elsewhere the last
-    block is replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change. A state
-    does not show which is the case: numbered siblings are then taken for a Sequential, and the plan cannot `build`.
+    The new blocks become entries of the list that holds the last one, and later entries move up: always in a plain
+    numbered Sequential, and in a ModuleList if the example shows that the model then runs them. Elsewhere the last
+    block is replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change: code may
+    index a ModuleList, which cannot be known without an example. A state does not show which is the case: numbered
+    siblings are then taken for a Sequential, and the plan cannot `build`.
+
+    Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
+    blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
+    so; without an example, where the blocks are numbered. The given model's configuration is not changed.
 
     Raises:
-        SurgeryError: for a section that is deeper already, or whose last block cannot be repeated.
+        SurgeryError: for a section that is deeper already, or whose last block cannot be repeated; for a deeper model
+            that does not run as it should; for scripted, lazy and quantised models.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> deeper, plan = graft(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)), depths=[3])

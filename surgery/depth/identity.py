@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from surgery.depth.cache import offers_cache
+from surgery.depth.cache import uncached
 from surgery.depth.tree_edits import runs_nothing
 from surgery.edits import clone
 from surgery.errors import SurgeryError
-from surgery.forward import arguments, tensors_in
+from surgery.forward import tensors_in
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
 Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
@@ -38,13 +38,11 @@ def zero_branches(
         SurgeryError: if a block is not the identity when its weights are zero: it has no residual branch, or ends with
             a norm, as in post-norm transformers.
     """
-    args, kwargs = arguments(example)
+    args, kwargs = uncached(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
         raise SurgeryError(
             "mode='identity' compares outputs, but meta tensors have no values: move the model to another device"
         )
-    if offers_cache(model):
-        kwargs["use_cache"] = False
     expected = clone(model).eval()(*args, **kwargs)
     names = {id(module): name for name, module in deeper.named_modules()}
     trial = clone(deeper).eval()

@@ -42,15 +42,18 @@ def ungraft(
             corner [:C_o, :C_i, ...] of the tensor of the same name, if that is at least as large along every axis. So
             the first block of a section, whose input is narrower, covers what it can of the deeper ones (FedFA,
             Algorithm 1, lines 17-20, for a model that Algorithm 2 grafted). `none`: none (HeteroFL, NeFL).
-        example: the model's input, or a tuple of its inputs, for a check as in `graft`. Without it nothing is run.
+        example: the model's input, for a check as in `graft`. Without it nothing is run.
 
     Returns:
         The shallow model, and the plan in which it is the small one and the given model the full one. Blocks dropped
-        from a Sequential are removed, and later ones move up; elsewhere a `Skip` takes their place.
+        from a Sequential are removed, and later ones move up; so are those of a ModuleList if the example shows that
+        the model then runs. Elsewhere a `Skip` takes their place. Where blocks are removed, numbers and counts of
+        blocks follow as in `graft`.
 
     Raises:
         SurgeryError: for a depth below 1, for positions that a section does not have, for a section that is shallower
-            already, and if the dropped first block of a section is not known to keep the shape of its input.
+            already, if the dropped first block of a section is not known to keep the shape of its input, and as in
+            `graft`.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), block(), nn.Linear(4, 2))
