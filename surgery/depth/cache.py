@@ -21,15 +21,13 @@ def offers_cache(model: nn.Module) -> bool:
     >>> offers_cache(nn.Linear(2, 2))
     False
     """
-    return "use_cache" in inspect.signature(model.forward).parameters
+    return "use_cache" in _parameters(model)
 
 
 def uncached(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
     """What to call a model with for an example so that it does not cache: a deeper model's cache has more tensors."""
     args, kwargs = arguments(example)
-    names = list(inspect.signature(model.forward).parameters)
-    named = "use_cache" in names[len(args) :]
-    return args, {**kwargs, "use_cache": False} if named else kwargs
+    return args, {**kwargs, "use_cache": False} if "use_cache" in _parameters(model)[len(args) :] else kwargs
 
 
 def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
@@ -64,7 +62,7 @@ def _difference(model: nn.Module, example: Any) -> str:
                 return f"give other outputs with use_cache=True, by {far:.2g}"
             begin, rest = _split(given)
             first = _outputs(model(**{**begin, "use_cache": True})) if begin else {}
-            takes = inspect.signature(model.forward).parameters
+            takes = _parameters(model)
             carried = {key: value for key, value in first.items() if key in takes and key not in given}
             if carried and (far := _distance(_outputs(model(**{**rest, **carried, "use_cache": True})), expected)):
                 return f"give other outputs when it goes on from its cache, by {far:.2g}"
@@ -77,8 +75,15 @@ def _difference(model: nn.Module, example: Any) -> str:
 
 def _by_name(model: nn.Module, example: Any) -> dict[str, Any]:
     args, kwargs = arguments(example)
-    names = inspect.signature(model.forward).parameters
-    return {**dict(zip(names, args)), **kwargs}
+    return {**dict(zip(_parameters(model), args)), **kwargs}
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters of a model's forward; none if its signature cannot be read."""
+    try:
+        return list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

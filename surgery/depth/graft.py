@@ -53,11 +53,12 @@ def graft(
         copies, so `plan.embed(state(model))` is the deeper state. With `identity` the new blocks have no counterpart in
         the small model, and the mask of `embed` is False there.
 
-    The new blocks become entries of the list that holds the last one, and later entries move up: always in a plain
-    numbered Sequential, and in a ModuleList if the example shows that the model then runs them. Elsewhere the last
-    block is replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change: code may
-    index a ModuleList, which cannot be known without an example. A state does not show which is the case: numbered
-    siblings are then taken for a Sequential, and the plan cannot `build`.
+    The new blocks become entries of the list that holds the last one, and later entries move up: in a plain numbered
+    Sequential, and in a ModuleList if the example shows that the model then runs them. Elsewhere the last block is
+    replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change: in a ModuleList
+    without an example, since the code that runs its entries is not known and may index them, and in any list for which
+    the example shows that it does. A state does not show which is the case: numbered siblings are then taken for a
+    Sequential, and the plan cannot `build`.
 
     Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
     blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
@@ -91,7 +92,8 @@ def graft(
             check_cached(root, made.model, example)
         return made
 
-    ways = {s: forms(root, sections(root), s, _origins(s, depth), example) for s, depth in grown.items()}
+    found = sections(root)
+    ways = {s: forms(root, found, s, _origins(s, depth), example) for s, depth in grown.items()}
     made = first_that_works(ways, attempt)
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
     new = {id(tensor) for copies in made.copies.values() for block in copies for tensor in tensors(block).values()}

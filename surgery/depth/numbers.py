@@ -15,6 +15,11 @@ _NUMBER = re.compile(
     r"^_?((layer|block)(_?(idx|index|id|i|nr|no|num|number|pos|position))?|idx|index|number|position)$"
 )
 
+# What sizes are called: they may grow from block to block (dilations), but are no numbers of blocks.
+_SIZE = re.compile(
+    r"dim|size|width|height|channel|head|group|dilat|strid|kernel|pad|feature|rank|scale|factor|rate|hidden|len"
+)
+
 
 class Shift(NamedTuple):
     """How far numbers move: those of each block of a section, and those of the blocks that come after it."""
@@ -26,8 +31,9 @@ class Shift(NamedTuple):
 def numbers(model: nn.Module, section: Section) -> list[tuple[str, str]]:
     """(module inside the block, attribute) of each integer that numbers the section's blocks.
 
-    It goes up by one from block to block. Numbers may begin anywhere. With fewer than three blocks it must also be
-    called what numbers are called (`layer_idx`, `block_id`, `index`, ...); a single block's must also be its position.
+    It goes up by one from block to block, and is not called what sizes are called. Numbers may begin anywhere. With
+    fewer than three blocks it must also be called what numbers are called (`layer_idx`, `block_id`, `index`, ...); a
+    single block's must also be its position.
 
     >>> class Block(nn.Linear):
     ...     def __init__(self, i): super().__init__(2, 2); self.layer_idx, self.groups = i, 1
@@ -44,7 +50,9 @@ def numbers(model: nn.Module, section: Section) -> list[tuple[str, str]]:
             values = [value, *(vars(modules[path]).get(attribute) for modules in others if path in modules)]
             if all(type(v) is int for v in values) and values == [*range(value, value + len(section.blocks))]:
                 named = _NUMBER.match(attribute) is not None
-                if len(values) > 2 or (named and (len(values) == 2 or _is_position(model, section, value))):
+                if (len(values) > 2 and not _SIZE.search(attribute)) or (
+                    named and (len(values) == 2 or _is_position(model, section, value))
+                ):
                     found.append((path, attribute))
     return found
 

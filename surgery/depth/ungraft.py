@@ -94,9 +94,8 @@ def ungraft(
         return small, plan
 
     if isinstance(model, nn.Module):
-        return first_that_works(
-            {s: forms(root, sections(root), s, places, example) for s, places in kept.items()}, attempt
-        )
+        found = sections(root)
+        return first_that_works({s: forms(root, found, s, places, example) for s, places in kept.items()}, attempt)
     shallow, _ = _without(root, dropped, {section: Form(False, False) for section in dropped}, False)
     plan = Submodel(_entries(shallow, full, standing), {n: tuple(t.shape) for n, t in full.items()})
     return plan.extract(model), plan

@@ -185,7 +185,7 @@ class Numbered(nn.Module):
 def test_numbers_go_on_through_sections_and_begin_anywhere():
     net = nn.ModuleDict({"enc": nn.ModuleList(), "dec": nn.ModuleList(), "other": nn.ModuleList()})
     for key, values in {"enc": (1, 2), "dec": (3, 4, 5), "other": (0, 1)}.items():
-        net[key].extend(Numbered(layer_idx=i, width=2, depth=7 + i) for i in values)
+        net[key].extend(Numbered(layer_idx=i, width=2, depth=7 + i, drop_size=i) for i in values)
     first, second, third = surgery.sections(net)
     assert numbers(net, first) == [("", "layer_idx")]  # two blocks: a name has to say that it is a number
     assert numbers(net, second) == [("", "layer_idx"), ("", "depth")]
