@@ -8,6 +8,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
