@@ -9,7 +9,7 @@ from torch import nn
 from surgery.depth.counts import recounted
 from surgery.depth.numbers import numbers
 from surgery.depth.sections import Section
-from surgery.depth.tree_edits import is_list, is_sequential
+from surgery.depth.tree_edits import is_list, is_sequential, may_append
 from surgery.errors import SurgeryError
 
 T = TypeVar("T")
@@ -39,7 +39,8 @@ def forms(
     holder = model.get_submodule(section.name.partition("#")[0])
     counted = bool(recounted(model, found, {section: kept}))
     sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
-    resizable = is_list(holder) or (sequential and fewer)
+    last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
+    resizable = is_list(holder) or (sequential and fewer) or (last and may_append(holder))
     if example is None:
         return [Form(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])

@@ -1,5 +1,5 @@
 import copy
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import pytest
 import timm
@@ -312,6 +312,18 @@ def test_later_children_of_a_sequential_move_up():
     full, _ = surgery.graft(net, depths=[4, 3])
     assert [type(m).__name__ for m in full.flat] == ["Block"] * 4 + ["Tanh"] + ["Block"] * 3 + ["Tanh"]
     assert list(full.flat._modules) == [str(i) for i in range(9)]
+
+
+def test_a_sequential_of_numbered_names_grows_at_its_end():
+    def net(depth):
+        blocks = {f"layer_{i}": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for i in range(depth)}
+        return nn.ModuleDict({"layers": nn.Sequential(OrderedDict(blocks))})
+
+    full, plan = graft(net(2), depths=[4])
+    assert list(state(full)) == list(state(net(4)))
+    assert str(plan.build(full)) == str(ungraft(full, keep=[2])[0]) == str(net(2))
+    open_end = net(2)["layers"].append(nn.ReLU())
+    assert isinstance(graft(open_end, depths=[3])[0][1], Chain)
 
 
 class PostNorm(nn.Module):
