@@ -12,15 +12,17 @@ A model counts for an operation if
 - graft: one more block in every section that allows it, called once each, finite outputs, and undone bit for bit;
 - narrow: at rate 0.5 the output keeps its shape; a training step runs forward and backward with finite numbers;
   extract(embed(x)) is x bit for bit; and the widths are halved. For huggingface and handwritten that means: every
-  parameter and buffer has the shape that it has in the model that its own constructor makes half as wide, and this
-  model, given the same tensors, computes the same. For the other suites: every hidden width that a layer makes is
-  halved (rounded up; a product of heads and head dimension or of groups rounds its one digit), or is an axis of the
-  input or output;
+  parameter and buffer that the forward pass uses has the shape that it has in the model that its own constructor makes
+  half as wide, and this model, given the same tensors, computes the same ("half"). For the others (and models that
+  return hidden features): every hidden width that a layer makes is halved (rounded up; a product of heads and head
+  dimension or of groups rounds its one digit), or is an axis of the input or output. All of them are also compared with
+  the full model with zeros where the narrow one is not ("zeros"): a difference is a miss, unless the model counts
+  positions in a way that the comparison cannot correct (benchmarks/zeros.py);
 - torch-pruning: its own pruner, told to keep the first channels and given each attention's number of heads as its
-  documentation asks, is judged as narrow is, less the condition on extract.
+  documentation asks, is judged as narrow is, less extract and zeros.
 
 Each miss is printed with its reason. One thread a process. What takes longer than --seconds (torch-pruning: 60) is a
-miss.
+miss. benchmarks/coverage_table.py makes the tables of docs/results/surgery.md from what all suites have stored.
 """
 
 import argparse
@@ -95,9 +97,9 @@ def versions() -> dict[str, str]:
 
 
 def judge(name: str, operations: list[str], seconds: int, meta: bool) -> dict:
-    """{operation: "ok" or the reason for a miss} for one model."""
+    """For one model {operation: "ok" or the reason for a miss}, and what its numbers were compared with."""
     warnings.filterwarnings("ignore")
-    result = {}
+    result, compared = {}, {}
     for operation in operations:
         torch.manual_seed(0)
         try:
@@ -105,8 +107,10 @@ def judge(name: str, operations: list[str], seconds: int, meta: bool) -> dict:
                 chosen = case(name)
                 with torch.device("meta" if meta else "cpu"):
                     model = chosen.build()
-                JUDGES[operation](chosen, model, None if meta else chosen.example(model))
+                found = JUDGES[operation](chosen, model, None if meta else chosen.example(model))
             result[operation] = "ok"
+            if found is not None:
+                compared[operation] = found
         except NothingToDo:
             result[operation] = "nothing to do"
         except TimeoutError:
@@ -116,7 +120,7 @@ def judge(name: str, operations: list[str], seconds: int, meta: bool) -> dict:
         except Exception as error:
             text = str(error).strip().splitlines() or [""]
             result[operation] = f"{type(error).__name__}: {text[0][:300]}"
-    return {"name": name, "result": result}
+    return {"name": name, "result": result, "compared": compared}
 
 
 @contextmanager

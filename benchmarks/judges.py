@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import surgery
+from benchmarks import zeros
+from benchmarks.calls import call, outputs, tensors
 from benchmarks.models.case import Case
 
 # Why a whole axis is no miss: it belongs to the data, to a window or table, or tells heads and groups apart.
@@ -91,14 +92,34 @@ def graft(case: Case, model: nn.Module, example: Any) -> None:
         check(all(equal), "undone, the tensors differ")
 
 
-def narrow(case: Case, model: nn.Module, example: Any) -> None:
-    """Every hidden width is halved, the narrow model computes the right thing and trains, and the plan is exact."""
+def narrow(case: Case, model: nn.Module, example: Any) -> list[str]:
+    """Every hidden width is halved, the narrow model computes the right thing and trains, and the plan is exact.
+
+    Returns:
+        What its numbers were compared with: "half", the model that its constructor makes half as wide; "zeros", the
+        full model with zeros.
+    """
+    randomize(model)
     small, plan = surgery.narrow(model, rate=0.5, example=example)
     check_small(case, model, small, example)
+    same, operation = zeros.agrees(model, small, plan, example)
+    check(same or bool(operation), "other numbers than the full model with zeros where the narrow one is not")
     values = surgery.state(small)
     full, _ = plan.embed(values)
     back = plan.extract(full)
     check(all(same_bits(back[n], values[n]) for n in values), "extract(embed(x)) is not x")
+    return ["half"] * bool(case.half) + ["zeros"] * same
+
+
+def randomize(model: nn.Module) -> None:
+    """Add noise to all weights, so that none is a row of ones or zeros, which any other would match."""
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.randn_like(tensor))
+        for name, tensor in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                tensor.copy_(0.3 + torch.rand_like(tensor))
 
 
 def torch_pruning(case: Case, model: nn.Module, example: Any) -> None:
@@ -225,7 +246,7 @@ def check_halved(full: nn.Module, small: nn.Module, example: Any) -> None:
             elif reasons is None:
                 rightly = old in ({3} if axis else classes)
             else:
-                rightly = all(any(word in reason for word in RIGHTLY_WHOLE) for reason in reasons if reason)
+                rightly = all(any(word in reason for word in RIGHTLY_WHOLE) for reason in reasons)
             if not (halved(old, new) or (new == old and rightly)):
                 raise Miss(f"axis {axis} of {name}.weight went from {old} to {new}")
 
@@ -253,28 +274,6 @@ def check(condition: bool, reason: str) -> None:
     """Miss unless the condition holds."""
     if not condition:
         raise Miss(reason)
-
-
-def outputs(model: nn.Module, example: Any) -> list[Tensor]:
-    """The tensors that a model returns, without gradients."""
-    with torch.no_grad():
-        return tensors(call(model, example))
-
-
-def call(model: nn.Module, example: Any) -> Any:
-    """What a model makes of an example."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and mappings."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    return [t for item in tree for t in tensors(item)] if isinstance(tree, list | tuple) else []
 
 
 def finite(tensor: Tensor) -> bool:

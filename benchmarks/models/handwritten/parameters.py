@@ -167,7 +167,7 @@ class LowRank(nn.Module):
         self.rank, self.head = 4 * s, nn.Linear(12 * s, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.base(x) + (x @ self.a @ self.b) * (8 / self.rank)))
+        return self.head(torch.relu(self.base(x) + (x @ self.a @ self.b) * (6 / self.rank)))
 
 
 class Scripted(nn.Module):
