@@ -23,6 +23,7 @@ RIGHTLY_WHOLE = (
     "picked by an index",
     "no layer makes it",
     "pixels",
+    "sampled",
     "transform",
     "stacked",
     "heads or groups",
@@ -51,13 +52,13 @@ def decompose(case: Case, model: nn.Module, example: Any) -> None:
 def shuffle(case: Case, model: nn.Module, example: Any) -> None:
     """Three random instances, recombined layer by layer, run."""
     model.eval()
-    shapes = [t.shape for t in outputs(model, example)]
+    shapes = case.shapes(outputs(model, example))
     models = surgery.stack([surgery.state(net) for net in (model, case.build(), case.build())])
     parts = surgery.segments(surgery.layers(model))
     swaps = surgery.permutations(len(parts), 3, generator=torch.Generator().manual_seed(0))
     for mixed in surgery.unstack(surgery.shuffle(models, segments=parts, permutations=swaps, inplace=True)):
         found = outputs(surgery.load(model, mixed), example)
-        check([t.shape for t in found] == shapes, "another shape of the output")
+        check(case.shapes(found) == shapes, "another shape of the output")
         check(all(finite(t) for t in found), "the output is not finite")
 
 
@@ -176,7 +177,7 @@ def check_small(case: Case, full: nn.Module, small: nn.Module, example: Any) -> 
         check_like_half(case.half(), small, used(full, example), example)
     else:
         check_halved(full, small, example)
-    check_trains(full, small, example, case.training(small) if case.training else example)
+    check_trains(case, full, small, example)
 
 
 def check_like_half(half: nn.Module, small: nn.Module, names: set[str], example: Any) -> None:
@@ -257,12 +258,13 @@ def halved(old: int, new: int) -> bool:
     return old == new == 1 or digit or (new < old and 0 <= new - math.ceil(old / 2) < 8)
 
 
-def check_trains(full: nn.Module, small: nn.Module, example: Any, training: Any) -> None:
+def check_trains(case: Case, full: nn.Module, small: nn.Module, example: Any) -> None:
     """The output keeps its shape, and a training step has finite numbers."""
     full.eval(), small.eval()
-    shapes = [[t.shape for t in outputs(model, example)] for model in (full, small)]
+    shapes = [case.shapes(outputs(model, example)) for model in (full, small)]
     check(shapes[0] == shapes[1], "another output shape")
     small.train()
+    training = case.training(small) if case.training else example
     loss = sum(t.float().square().mean() for t in tensors(call(small, training)) if t.is_floating_point())
     loss.backward()
     check(math.isfinite(loss.item()), "the loss is not finite")

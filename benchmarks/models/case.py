@@ -1,10 +1,11 @@
 """A model to judge: how it is built, at full and at half width, and what it is called with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Case:
         half: the model as its own constructor makes it with half of every hidden width; None if that is not known.
         training: the input for a training step, where it is another one.
         blocks: whether it has a block that can be repeated.
+        detects: whether the first axis of its outputs is a number of detections, which depends on the weights.
     """
 
     build: Callable[[], nn.Module]
@@ -24,6 +26,11 @@ class Case:
     half: Callable[[], nn.Module] | None = None
     training: Callable[[nn.Module], Any] | None = None
     blocks: bool = True
+    detects: bool = False
+
+    def shapes(self, outputs: Iterable[Tensor]) -> list[torch.Size]:
+        """The shapes that outputs of this model have whatever its weights are."""
+        return [tensor.shape[1:] if self.detects else tensor.shape for tensor in outputs]
 
 
 def scaled(build: Callable[[int], nn.Module], example: Callable[[], Any], blocks: bool = False) -> Case:

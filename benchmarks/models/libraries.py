@@ -23,7 +23,8 @@ def library_case(name: str) -> Case:
         return Case(
             lambda: surgery.named(name, **sizes),
             lambda net: (pictures(),),
-            training=lambda net: (pictures(), [target(model) for _ in range(2)]),
+            training=lambda net: (pictures(), [target(model, image) for image in pictures()]),
+            detects=True,
         )
     if model.startswith("raft"):
         return Case(lambda: surgery.named(name), lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136)))
@@ -35,14 +36,12 @@ def pictures() -> list[Tensor]:
     return [torch.rand(3, 110, 150), torch.rand(3, 140, 100)]
 
 
-def target(model: str) -> dict[str, Any]:
+def target(model: str, image: Tensor) -> dict[str, Any]:
     """What a detector is to find in an image: two boxes, with masks or keypoints where it learns these."""
-    found = {
-        "boxes": torch.tensor([[10.0, 20.0, 60.0, 90.0], [30.0, 15.0, 95.0, 100.0]]),
-        "labels": torch.tensor([1, 1]),
-    }
+    boxes = torch.tensor([[10.0, 20.0, 60.0, 90.0], [30.0, 15.0, 95.0, 100.0]])
+    found = {"boxes": boxes, "labels": torch.tensor([1, 1])}
     if model.startswith("mask"):
-        found["masks"] = torch.ones(2, 110, 150, dtype=torch.uint8)
+        found["masks"] = torch.ones(2, *image.shape[1:], dtype=torch.uint8)
     if model.startswith("keypoint"):
         found["keypoints"] = torch.full((2, 17, 3), 40.0)
     return found
