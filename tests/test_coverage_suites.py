@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +101,11 @@ def test_the_table_counts_models_for_which_there_is_something_to_do(tmp_path):
     lines = coverage_table.tables(tmp_path).splitlines()
     assert lines[2] == "| written by hand (2) | - | - | 1 of 1 | 1 of 2, 1 compared in numbers | - |"
     assert lines[-1] == r"| `handwritten:b` | `narrow` | a \| b |"
+
+
+def test_the_page_has_the_tables_of_what_is_stored():
+    page = Path(__file__).parents[1] / "docs" / "results" / "surgery.md"
+    assert coverage_table.tables(coverage_table.RESULTS) in page.read_text()
 
 
 @pytest.mark.slow
