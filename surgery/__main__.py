@@ -16,6 +16,7 @@ from surgery.errors import SurgeryError
 from surgery.inspect.describe import describe
 from surgery.inspect.draw import check_picture, draw
 from surgery.inspect.report import inspect
+from surgery.inspect.steps import Steps
 from surgery.libraries import named
 
 _HELP = """\
@@ -68,6 +69,8 @@ class Inspect:
     """print one JSON object instead: all shapes, widths, sizes and fingerprints"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """draw the widths of all layers into a .png, .svg or .pdf file"""
+    seconds: float = 60
+    """limit of each step; what a step that is stopped would have found is missing, the rest is printed"""
 
     def run(self) -> None:
         """Carry out the command."""
@@ -75,8 +78,20 @@ class Inspect:
             check_picture(self.plot)
         if self.input is not None and any(size < 1 for size in self.input):
             raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes must be 1 or more")
+        if not self.seconds > 0:
+            raise SurgeryError(f"--seconds {self.seconds:g}: give more than 0")
+        steps = Steps(self.seconds, sys.stderr)
+        model = steps("building the model", lambda: named(self.model))
+        if model is None:
+            raise SurgeryError(f"building {self.model} took more than {self.seconds:g} s: give more --seconds")
         report = inspect(
-            named(self.model), width=self.width, depth=self.depth, heads=self.heads, shape=self.input, name=self.model
+            model,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            shape=self.input,
+            name=self.model,
+            steps=steps,
         )
         if self.plot:
             draw(report, self.plot)

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blueprint import Blueprint
@@ -53,8 +54,14 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
     On the CPU it stays a view, so that attention is plain matrix products: the fused kernel has no rule for vmap.
     """
-    result = x.unflatten(2, (-1, heads)).permute(0, 3, 1, 2)
+    result = rearrange(x, "n t (channel head) -> n head t channel", head=heads)
     return result.contiguous() if x.is_cuda else result
+
+
+@torch.fx.wrap
+def join_heads(x: Tensor) -> Tensor:
+    """[N, heads, T, channels] -> [N, T, channels x heads], the inverse of `split_heads`."""
+    return rearrange(x, "n head t channel -> n t (channel head)")
 
 
 class Attention(nn.Module):
@@ -72,7 +79,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split_heads(self.scaler(project(x)), self.heads) for project in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.scaler(self.out(out.permute(0, 2, 3, 1).flatten(2)))
+        return self.scaler(self.out(join_heads(out)))
 
 
 class Block(nn.Module):

@@ -45,6 +45,8 @@ def describe(report: Report) -> str:
         lines += [*_widths(report), ""]
     if report.problem:
         lines += [f"note: the model {report.problem}", ""]
+    if report.stopped:
+        lines += [f"note: stopped for taking too long: {', '.join(report.stopped)}; --seconds sets the limit", ""]
     if report.after:
         lines += _table(report.before, report.after)
     return "\n".join(lines).rstrip()

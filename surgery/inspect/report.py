@@ -13,7 +13,8 @@ from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError, first_line
-from surgery.forward import in_mode
+from surgery.forward import in_mode, observed
+from surgery.inspect.steps import Steps
 from surgery.libraries import example_input
 from surgery.names import is_inside
 from surgery.states import state
@@ -76,6 +77,7 @@ class Report:
         after: None if nothing was changed.
         widths: those of the model after its depth was changed.
         problem: why widths or MACs are not known, or "".
+        stopped: the steps that took too long, so that what they find is not in the report.
     """
 
     model: str
@@ -89,6 +91,7 @@ class Report:
     layers: tuple[Row, ...]
     widths: tuple[Width, ...]
     problem: str
+    stopped: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as plain data for JSON."""
@@ -103,6 +106,7 @@ def inspect(
     heads: str = "inside",
     shape: Sequence[int] | None = None,
     name: str = "",
+    steps: Steps | None = None,
 ) -> Report:
     """Describe a model, and with a width or depths also what surgery makes of it.
 
@@ -111,6 +115,7 @@ def inspect(
         depth: the number of blocks for each of `sections(model)`, which `graft` and `ungraft` bring about.
         heads: as for `surgery.narrow`.
         shape: of one input, without the batch; by default the one that the model was made for.
+        steps: shows the steps and limits their time; by default they are not shown and take as long as they need.
 
     Raises:
         SurgeryError: for a width or depth that is not possible for the model.
@@ -122,7 +127,8 @@ def inspect(
     (102, 24, 80, 16)
     """
     example = example_input(model) if shape is None else torch.zeros(2, *shape)
-    problem, before = _measured(model, example)
+    steps = steps or Steps()
+    problem, before = _measured(model, example, steps)
     if problem and width is not None:
         raise SurgeryError(f"{name or type(model).__name__} {problem}")
     found = sections(model)
@@ -130,24 +136,24 @@ def inspect(
     changed = model
     if depth is not None:
         have, check = [len(section.blocks) for section in found], None if problem else example
-        if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
-            changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=check)
-            places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}
-        changed, plan = ungraft(changed, keep=depth, example=check)
-        places = _through(places, plan)
-    coupled: list[Width] = []
-    if not problem:
+        deep = steps("changing the depth", lambda: _at_depth(model, depth, have, check))
+        changed, places = deep or (model, places)
+    coupled: list[Width] | None = None
+    as_asked = "changing the depth" not in steps.stopped
+    if as_asked and not problem:
+        rate = {"rate": 1.0} if width is None else {"rate": width, "heads": heads}
         try:
-            coupled = widths(changed, example=example, rate=1.0 if width is None else width, **_heads(width, heads))
+            coupled = steps("following the widths", lambda: widths(changed, example=example, **rate))
         except SurgeryError as error:
             problem = f"has widths that cannot be followed: {error}"
         if width is not None:
-            changed, _ = narrow(changed, rate=width, example=example, heads=heads)
+            small = steps("narrowing", lambda: narrow(changed, example=example, **rate))
+            changed = small[0] if small else changed
     after = None
     if changed is not model:
-        failed, after = _measured(changed, example)
+        failed, after = _measured(changed, example, steps)
         problem = problem or failed
-    depths = [len(section.blocks) for section in found] if depth is None else depth
+    depths = [len(section.blocks) for section in found] if depth is None or not as_asked else depth
     return Report(
         name or type(model).__name__,
         type(model).__name__,
@@ -161,8 +167,9 @@ def inspect(
             for section, depth in zip(found, depths)
         ),
         tuple(_rows(model, changed, found, places)),
-        tuple(coupled),
+        tuple(coupled or ()),
         problem,
+        tuple(steps.stopped),
     )
 
 
@@ -179,24 +186,31 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def _heads(width: float | None, heads: str) -> dict[str, str]:
-    return {} if width is None else {"heads": heads}
-
-
-def _measured(model: nn.Module, example: Tensor) -> tuple[str, Size]:
+def _measured(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size]:
     """(why the model does not run, or ""; its size)."""
     values = state(model)
     problem, macs = "", None
-    try:
-        macs = count_macs(model, example[:1])
+    try:  # on the meta device if possible, where nothing is computed
+        seen = steps("counting operations", lambda: observed(model, example[:1], count_macs))
+        macs = seen.found if seen else None
     except Exception as error:  # a forward pass may raise anything
-        reason = first_line(error)
-        problem = (
-            f"does not run on {'x'.join(map(str, example.shape[1:]))}: {reason}; give the shape that it takes (--input)"
-        )
+        size, reason = "x".join(map(str, example.shape[1:])), first_line(error.__cause__ or error)
+        problem = f"does not run on {size}: {reason}; give the shape that it takes (--input)"
     shapes = {key: tuple(tensor.shape) for key, tensor in values.items()}
     total = sum(tensor.numel() * tensor.element_size() for tensor in values.values())
     return problem, Size(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes))
+
+
+def _at_depth(
+    model: nn.Module, depth: Sequence[int], have: Sequence[int], example: Tensor | None
+) -> tuple[nn.Module, dict[str, list[str]]]:
+    """The model with sections of these depths, and by its tensors' names what they are called there."""
+    places, changed = {key: [key] for key in state(model)}, model
+    if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
+        changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=example)
+        places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}
+    changed, plan = ungraft(changed, keep=depth, example=example)
+    return changed, _through(places, plan)
 
 
 def _through(places: Mapping[str, list[str]], plan: Submodel) -> dict[str, list[str]]:

@@ -1,4 +1,8 @@
+import copy
+import io
 import json
+import signal
+import time
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ from surgery import state
 from surgery.__main__ import main
 from surgery.inspect.describe import describe
 from surgery.inspect.report import count_macs, inspect
+from surgery.inspect.steps import Steps
 from surgery.libraries import named
 
 RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
@@ -137,6 +142,8 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
         ([*RESNET, "--depth", "1,2,0,1"], "keep at least 1"),
         ([*RESNET, "--plot", "model.bmp"], "pictures can be saved as .png, .svg, .pdf"),
         ([*RESNET, "--plot", "no/such/folder/model.png"], "there is no folder no/such/folder"),
+        ([*RESNET, "--seconds", "0"], "--seconds 0: give more than 0"),
+        ([*RESNET, "--seconds", "1e-6"], "building torchvision:resnet18 took more than 1e-06 s"),
         ([*RESNET, "--input", "3,0,32"], "--input 3,0,32"),
         ([*RESNET[:2], "--input", "1,32,32", "--width", "0.5"], "does not run on 1x32x32"),
     ],
@@ -156,3 +163,57 @@ def test_help(capsys):
         main(["inspect", "--help"])
     assert caught.value.code == 0
     assert "--plot FILE" in capsys.readouterr().out
+
+
+class Slow(nn.Module):
+    """Computes for as long as it is let."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Linear(2, 3)
+
+    def forward(self, x):
+        while True:
+            x = x + self.block.weight.sum()
+
+
+def test_a_step_that_takes_too_long_is_stopped_and_named_and_the_rest_is_shown():
+    begin = time.monotonic()
+    report = inspect(Slow(), shape=[2], steps=Steps(seconds=0.1))
+    assert time.monotonic() - begin < 5
+    assert report.stopped == ("counting operations", "following the widths")
+    text = describe(report)
+    assert "block  Linear  3x2" in text
+    assert "note: stopped for taking too long: counting operations, following the widths; --seconds" in text
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_nothing_is_narrowed_at_a_depth_that_was_not_asked_for(monkeypatch):
+    monkeypatch.setattr("surgery.inspect.report._at_depth", lambda *_: time.sleep(5))
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    net = nn.Sequential(nn.Linear(2, 4), block, copy.deepcopy(block), nn.Linear(4, 2))
+    report = inspect(net, width=0.5, depth=[1], shape=[2], steps=Steps(seconds=0.3))
+    assert report.stopped == ("changing the depth",)
+    assert report.after is None
+    assert report.sections[0].after == 2
+
+
+def test_steps_are_shown_on_a_terminal_only():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    file, terminal = io.StringIO(), Terminal()
+    for stream in (file, terminal):
+        inspect(nn.Linear(2, 3), width=1, shape=[2], steps=Steps(stream=stream))
+    assert file.getvalue() == ""
+    shown = [text for text in terminal.getvalue().split("\r\x1b[K") if text]
+    assert shown == [
+        f"{step} ..." for step in ("counting operations", "following the widths", "narrowing", "counting operations")
+    ]
+
+
+def test_operations_are_counted_without_computing():
+    net = nn.Sequential(nn.Conv2d(1, 256, 1), *(nn.Conv2d(256, 256, 5, padding=2) for _ in range(4)))  # minutes, if run
+    report = inspect(net, shape=[1, 2048, 2048])
+    assert report.before.macs == 2048 * 2048 * (256 + 4 * 256 * 256 * 25)
