@@ -67,13 +67,20 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode without gradients; every module's training flag is put back afterwards."""
+    """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
+
+    Attention and transformer layers run operation by operation: torch's fused kernels for evaluation are switched off,
+    which one of two widths may use and the other not.
+    """
     flags = {module: module.training for module in model.modules()}
+    fused = torch.backends.mha.get_fastpath_enabled()
     model.train(training)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module, flag in flags.items():
             module.training = flag
 

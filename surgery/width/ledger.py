@@ -34,6 +34,7 @@ class Learnt(NamedTuple):
         made: axes along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
         summed: the axis that was summed to compute the result.
+        learned: whether the result consists of weights, although data picked them.
     """
 
     axes: Sequence[Axis] | Sequence[Sequence[Axis]]
@@ -41,6 +42,7 @@ class Learnt(NamedTuple):
     made: Sequence[Axis] = ()
     ordered: Sequence[Axis] = ()
     summed: Axis | None = None
+    learned: bool = False
 
 
 class Ledger:

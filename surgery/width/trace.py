@@ -142,7 +142,10 @@ class _Follow(TorchDispatchMode):
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
         trace.made += [(self.where[-1], axis) for axis in learnt.made]
         trace.ordered += learnt.ordered
-        trace.derive(outputs, given)
+        if learnt.learned:
+            trace.learn(outputs)
+        else:
+            trace.derive(outputs, given)
         summed = [trace.summed[tensor] for tensor in given if tensor in trace.summed]
         if learnt.summed:
             trace.summed.update(dict.fromkeys(outputs, learnt.summed))

@@ -4,9 +4,20 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, find, fix, mark_grouping, product, unify
 from surgery.width.ledger import Axes, Learnt, View
-from surgery.width.rules.helpers import broadcast_axes, first, fitting, grouped, results, unify_last, windowed
+from surgery.width.rules.helpers import (
+    broadcast_axes,
+    first,
+    fitting,
+    fresh,
+    grouped,
+    results,
+    tensors,
+    told_apart,
+    unify_last,
+    windowed,
+)
 from surgery.width.rules.registry import rule
-from surgery.width.why import lost, role
+from surgery.width.why import lost, picked, role
 
 
 @rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")
@@ -57,11 +68,28 @@ def _bilinear(view, args, out):
     return Learnt(result, made=[axis for axis in result if axis in map(find, learned)])
 
 
+@rule("_grouped_mm")
+def _grouped_product(view, args, out):
+    """Rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
+    x, (groups, rows, columns) = view.axes_of(args["self"]), view.axes_of(args["mat2"])
+    if len(x) != 2 or args["bias"] is not None:
+        return told_apart(view, tensors(args), out)
+    unify(x[-1], rows)
+    fix(groups, role("each position is a matrix of its own"))
+    return Learnt([x[0], columns], made=[columns] if view.learned(args["mat2"]) else [], summed=rows)
+
+
 @rule("_cdist_forward _euclidean_dist")
 def _distances(view, args, out):
     x, y = view.axes_of(args["x1"]), view.axes_of(args["x2"])
     unify(x[-1], y[-1])
     return [*broadcast_axes([x[:-2], y[:-2]], out.shape[:-2]), x[-2], y[-2]]
+
+
+@rule("_pdist_forward")
+def _distances_within(view, args, out):
+    fix(view.axes_of(args["self"])[0], picked("its positions are compared in pairs"))
+    return fresh(out.shape, role("pairs of positions"))
 
 
 @rule(
@@ -110,7 +138,8 @@ def _deformed(view, args, out):
     for axis in x[2:]:
         fix(axis, role("its pixels are read one by one"))
     if args["offset_groups"] > 1:
-        fix(grouped(x[1], args["offset_groups"]), role("its groups are read at places of their own"))
+        which, _ = grouped(x[1], args["offset_groups"])
+        fix(which, role("its groups are read at places of their own"))
     learnt = _convolved(view, x, args["weight"], args["bias"], args["groups"], out)
     return learnt._replace(sizes={}, axes=[*learnt.axes[:2], *offset[2:]])
 
@@ -126,7 +155,7 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
     else:  # the axis that runs over all groups is (group, within); the other one is within a group only
         if transposed:
             unify(w[0], x[1])
-        which = grouped(w[0], groups)
+        which, _ = grouped(w[0], groups)
         result = product([which, w[1]]) if transposed else w[0]
         if not transposed:
             unify(x[1], product([which, w[1]]))

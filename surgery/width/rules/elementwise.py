@@ -13,7 +13,8 @@ from surgery.width.why import picked, role
 @rule(
     """
     where masked_fill lerp addcmul addcdiv fill zero _prelu_kernel rsub hardswish hardtanh hardsigmoid
-    leaky_relu elu gelu silu mish softplus log_sigmoid_forward relu6 celu clamp rrelu_with_noise threshold
+    leaky_relu elu gelu silu mish softplus log_sigmoid_forward relu6 celu clamp rrelu_with_noise threshold complex
+    polar floor_divide
     """,
     tag=torch.Tag.pointwise,
 )
@@ -26,8 +27,8 @@ def pointwise(view, args, out):
 @rule(
     """
     zeros_like ones_like full_like rand_like randn_like randint_like _softmax _log_softmax _safe_softmax softmax
-    native_dropout _fused_dropout bernoulli dropout constant normal uniform exponential random view_as to nan_to_num
-    isnan positive
+    native_dropout _fused_dropout bernoulli dropout constant normal uniform exponential cauchy geometric log_normal
+    random view_as to nan_to_num isnan positive embedding_renorm renorm
     """,
     sizes={"size"},
 )
@@ -36,7 +37,9 @@ def _same(view, args, out):
     return view.axes_of(source)
 
 
-@rule("cumsum cumprod cummax cummin flip roll sort argsort msort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
+@rule(
+    "cumsum cumprod cummax cummin flip roll rot90 sort argsort msort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp"
+)
 def _order_matters(view, args, out):
     """The shape stays the same, but along some axes the order of positions matters."""
     found = view.axes_of(args["self"])
@@ -81,7 +84,8 @@ def _create(view, args, out):
 @rule(
     """
     item _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata sym_size equal is_same_size
-    _has_compatible_shallow_copy_type is_nonzero _functional_assert_async
+    _has_compatible_shallow_copy_type is_nonzero allclose
+    _functional_assert_async _linalg_check_errors
     """
 )
 def _nothing(view, args, out):

@@ -85,11 +85,11 @@ def told_apart(view: View, given: Iterable[Tensor], out: Any) -> list[list[Axis]
     return [fresh(result.shape, why) for result in results(out)]
 
 
-def grouped(axis: Axis, groups: int) -> Axis:
-    """The digit of an axis that tells its groups apart."""
-    which, _ = regroup([axis], [groups, axis.size // groups])
+def grouped(axis: Axis, groups: int) -> list[Axis]:
+    """The two digits of an axis: which group, and which position within it."""
+    which, within = regroup([axis], [groups, axis.size // groups])
     mark_grouping(which, "groups")
-    return which
+    return [which, within]
 
 
 def windowed(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:

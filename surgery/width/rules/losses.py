@@ -11,7 +11,7 @@ from surgery.width.why import picked
 @rule(
     """
     mse_loss smooth_l1_loss huber_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss
-    kl_div
+    kl_div dist
     """
 )
 def _compare(view, args, out):

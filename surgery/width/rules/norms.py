@@ -42,7 +42,7 @@ def _group_norm(view, args, out):
     for name in ("weight", "bias"):
         if isinstance(args.get(name), Tensor):
             unify(found[1], view.axes_of(args[name])[0])
-    which = grouped(found[1], groups)
+    which, _ = grouped(found[1], groups)
     _, *statistics = results(out)
     sizes = {"num_channels": found[1], **({"group": which, "num_groups": which} if groups > 1 else {})}
     return Learnt([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)

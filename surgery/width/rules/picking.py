@@ -85,7 +85,8 @@ def _index(view, args, out):
         if masks:
             size = out.ndim - len(kept)
             together = fresh(out.shape[front : front + size], picked("chosen by a mask"))
-        return [*kept[:front], *together, *kept[front:]]
+        matrices = len(kept) > 1 and view.learned(args["self"])  # of a stack of them, as those of experts are
+        return Learnt([*kept[:front], *together, *kept[front:]], learned=matrices)
     given = view.axes_of(values)
     if masks:  # how many positions they choose is not known: their axis is what is left
         behind = kept[front:]

@@ -2,7 +2,7 @@
 
 from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment
 from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import fitting, fresh, told_apart, unify_all
+from surgery.width.rules.helpers import fitting, fresh, tensors, told_apart, unify_all
 from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
 
@@ -131,6 +131,36 @@ def _stack(view, args, out):
     result = list(found[0])
     result.insert(args["dim"] % out.ndim, Axis(len(found), role("tensors are stacked")))
     return result
+
+
+@rule("slice_scatter", sizes={"end"})
+def _slice_scatter(view, args, out):
+    found, given = list(view.axes_of(args["self"])), list(view.axes_of(args["src"]))
+    dim = args["dim"]
+    start, stop, step = slice(args["start"], args["end"], args["step"]).indices(found[dim].size)
+    if step != 1:
+        return told_apart(view, tensors(args), out)
+    unify_all([[*found[:dim], segment(found[dim], start, stop), *found[dim + 1 :]], given])
+    return Learnt(found, {"start": segment(found[dim], 0, start)} if start else {})
+
+
+@rule("select_scatter")
+def _select_scatter(view, args, out):
+    found = view.axes_of(args["self"])
+    rest = list(found)
+    fix(rest.pop(args["dim"]), role("one of its positions is picked"))
+    unify_all([rest, view.axes_of(args["src"])])
+    return found
+
+
+@rule("diag_embed")
+def _diagonal_matrix(view, args, out):
+    *found, axis = view.axes_of(args["self"])
+    if args["offset"]:
+        return told_apart(view, tensors(args), out)
+    for dim in sorted((args["dim1"] % out.ndim, args["dim2"] % out.ndim)):
+        found.insert(dim, axis)
+    return found
 
 
 @rule(

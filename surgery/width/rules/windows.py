@@ -4,7 +4,7 @@ from math import prod
 
 from surgery.width.axes import Axis, fix, product, regroup, unify
 from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import fresh, results, windowed
+from surgery.width.rules.helpers import fresh, grouped, results, unify_all, windowed
 from surgery.width.rules.registry import rule
 from surgery.width.why import role
 
@@ -15,7 +15,8 @@ from surgery.width.why import role
     adaptive_max_pool3d _adaptive_avg_pool3d max_pool3d_with_indices adaptive_avg_pool1d max_pool2d
     upsample_bilinear2d upsample_nearest2d upsample_bicubic2d upsample_linear1d upsample_nearest1d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa upsample_trilinear3d mkldnn_max_pool2d
-    _upsample_nearest_exact2d adaptive_avg_pool2d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_nearest3d
+    _upsample_lanczos2d_aa adaptive_avg_pool2d adaptive_max_pool1d adaptive_avg_pool3d
     """,
     sizes={"output_size"},
 )
@@ -24,6 +25,15 @@ def _pool(view, args, out):
     window = [1, 1, 2, 2, 2][: len(found)]  # windows of unknown length along all axes but batch and channels
     kept, ordered = zip(*(windowed(found, result.shape, window) for result in results(out)))
     return Learnt(kept, ordered=[axis for axes in ordered for axis in axes])
+
+
+@rule("max_unpool2d max_unpool3d", sizes={"output_size"})
+def _unpool(view, args, out):
+    found, pixels = view.axes_of(args["self"]), len(args["output_size"])
+    unify_all([found, view.axes_of(args["indices"])])
+    for axis in found[-pixels:]:
+        fix(axis, role("a window slides over it"))
+    return [*found[:-pixels], *fresh(out.shape[-pixels:], role("pixels"))]
 
 
 @rule("grid_sampler_2d grid_sampler_3d grid_sampler")
@@ -48,7 +58,7 @@ def _pixel_shuffle(view, args, out):
 @rule("channel_shuffle native_channel_shuffle")
 def _channel_shuffle(view, args, out):
     batch, c, *rest = view.axes_of(args["self"])
-    which, within = regroup([c], [args["groups"], c.size // args["groups"]])
+    which, within = grouped(c, args["groups"])
     return Learnt([batch, product([within, which]), *rest], {"groups": which})
 
 
