@@ -7,7 +7,11 @@ import torchvision
 from torch import nn
 
 import surgery
-from surgery import narrow
+from surgery import SurgeryError, narrow
+from surgery.depth import adapters
+from surgery.errors import InternalError
+from surgery.width import rules
+from surgery.width.rules import registry
 from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
 
 ops = torchvision.ops
@@ -329,3 +333,136 @@ def test_fused_transformer_layers_are_followed_and_stay_switched_on(fused):
         torch.backends.mha.set_fastpath_enabled(before)
     assert small.layers.layers[0].linear1.weight.shape == (12, 8)
     assert_plan(model, small, plan)
+
+
+# Rules and blocks of a user
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What a test registers goes away again."""
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr(adapters, "BLOCKS", dict(adapters.BLOCKS))
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Two operations that no rule knows: `norm`, whose name is also one of aten's, and `heads`."""
+
+    @torch.library.custom_op("testlib::norm", mutates_args=())
+    def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    @norm.register_fake
+    def _(x, scale):
+        return torch.empty_like(x)
+
+    @torch.library.custom_op("testlib::heads", mutates_args=())
+    def heads(x: torch.Tensor, heads: int, length: int) -> list[torch.Tensor]:
+        return [part.clone() for part in x.unflatten(-1, (heads, length)).unbind(-2)[:2]]
+
+    @heads.register_fake
+    def _(x, heads, length):
+        return [x.new_empty(*x.shape[:-1], length) for _ in range(2)]
+
+    return norm, heads
+
+
+def scaled(library):
+    model = Net(
+        lambda net, x: net.head(library[0](net.body(x), net.scale)),
+        body=nn.Linear(6, 8), head=nn.Linear(8, 3), scale=torch.zeros(8),
+    )  # fmt: skip
+    return randomized(model.double()).eval()
+
+
+def test_an_operation_of_a_user_is_not_taken_for_one_of_the_same_name(library, told):
+    """A norm would sum over all axes: a result without axes."""
+    with pytest.raises(SurgeryError, match="cannot be followed through testlib::norm"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+
+def test_a_rule_of_a_user_is_followed(library, told):
+    @surgery.register_rule("testlib::norm")
+    def rule(view, args, out):
+        *_, features = view.axes_of(args["x"])
+        rules.unify(features, *view.axes_of(args["scale"]))
+        return view.axes_of(args["x"])
+
+    assert_narrows(scaled(library), floats(2, 6), scale=(4,), head__weight=(3, 4))
+
+
+def test_sizes_and_lists_of_results(library, told):
+    @surgery.register_rule("testlib::heads", sizes={"length"})
+    def rule(view, args, out):
+        *outer, features = view.axes_of(args["x"])
+        which, within = rules.regroup([features], [args["heads"], args["length"]])
+        rules.fix(which, rules.role("two heads are picked"))
+        return rules.Learnt([*outer, within], sizes={"heads": which})
+
+    def function(net, x):
+        h = net.body(x)
+        return net.head(torch.stack(library[1](h, 2, h.shape[-1] // 2)).sum(0))
+
+    assert_narrows(
+        Net(function, body=nn.Linear(6, 8), head=nn.Linear(4, 3)),
+        floats(2, 6),
+        body__weight=(4, 6),
+        head__weight=(3, 2),
+    )
+
+
+def test_a_wrong_rule_is_named(library, told):
+    @surgery.register_rule("testlib::norm")
+    def short(view, args, out):
+        return view.axes_of(args["x"])[:1]
+
+    with pytest.raises(InternalError, match=r"the rule for testlib::norm \(.*short\) is wrong: .*shape \(2, 8\)"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+    @surgery.register_rule("testlib::norm", replace=True)
+    def misspelt(view, args, out):
+        return view.axes_of(args["y"])
+
+    with pytest.raises(InternalError, match=r"misspelt\) is wrong: 'y'"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+    @surgery.register_rule("testlib::norm", replace=True)
+    def several(view, args, out):
+        return [view.axes_of(args["x"])] * 2
+
+    with pytest.raises(InternalError, match="the axes of 2 results where there are 1"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+
+def test_names_of_rules(told):
+    with pytest.raises(SurgeryError, match="namespace::name"):
+        surgery.register_rule("norm")
+    with pytest.raises(SurgeryError, match="namespace::name"):
+        surgery.register_rule("mylib::norm.default")
+    with pytest.raises(SurgeryError, match="replace=True"):
+        surgery.register_rule("aten::cumsum_")
+    kept = surgery.register_rule("aten::cumsum", replace=True)(assert_plan)
+    assert kept is assert_plan
+    assert registry.RULES["cumsum"].function is assert_plan
+
+
+class Step(nn.Sequential):
+    """A block that stands under a name of its own."""
+
+
+def test_blocks_of_a_registered_class_are_found(told):
+    def step():
+        return Step(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    model = Net(lambda net, x: net.end(net.fine(net.coarse(x))), coarse=step(), fine=step(), end=nn.Linear(4, 4))
+    assert surgery.sections(model) == []
+    assert surgery.register_block(Step) is Step
+    assert surgery.sections(model) == [("", ("coarse", "fine"))]
+    shallow, _ = surgery.ungraft(model, keep=[1])
+    x = floats(2, 4).float()
+    torch.testing.assert_close(shallow(x), model.end(model.coarse(x)))
+    with pytest.raises(SurgeryError, match="not a class of modules"):
+        surgery.register_block(step())
+    inside = nn.Sequential(Step(step(), step()), Step(step(), step()))
+    assert [section.blocks for section in surgery.sections(inside)] == [("0", "1")]
