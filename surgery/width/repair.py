@@ -17,8 +17,9 @@ from surgery.names import is_inside
 from surgery.submodel import Submodel
 from surgery.width import attributes, axes
 from surgery.width.attributes import Sizes
+from surgery.width.rules.helpers import COUNTED
 from surgery.width.rules.registry import operation_name, rule_for
-from surgery.width.solved import Axis, Choice, Solution, is_whole, size_of
+from surgery.width.solved import Axis, Choice, Solution, atoms, is_whole, size_of
 from surgery.width.trace import Origins, Step, Trace, bind, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
@@ -173,7 +174,8 @@ class _Predicted(TorchDispatchMode):
             raise _Diverged(self.done, f"{name} instead of {step.name}")
         for found, tensor in zip(step.outputs, outputs):
             expected = [size_of(axis, self.choice) for axis in found]
-            if expected != list(tensor.shape):
+            fits = [size == new or _is_counted(axis) for size, new, axis in zip(expected, tensor.shape, found)]
+            if len(expected) != tensor.ndim or not all(fits):
                 raise _Diverged(self.done, f"a result of shape {list(tensor.shape)} where {expected} was expected")
         if sources != step.sources:
             raise _Diverged(self.done, f"{name} of other tensors")
@@ -213,6 +215,11 @@ class _Predicted(TorchDispatchMode):
             return new in sizes.get(old, ())
         shares = [n / size for size, news in sizes.items() for n in news if size]
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
+
+
+def _is_counted(axis: Axis) -> bool:
+    """Whether data decide how many positions an axis has: as many as a mask is true at, say."""
+    return any(atom.why is not None and atom.why.text == COUNTED.text for atom in atoms(axis))
 
 
 def _difference(small: nn.Module, solution: Solution, choice: Choice, example: Any) -> _Diverged | None:

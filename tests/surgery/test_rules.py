@@ -282,6 +282,27 @@ def test_experts_shrink_and_none_is_lost(dispatch):
     assert_narrows(Experts(dispatch), floats(5, 6), **shapes)
 
 
+def masked(net, h, weights, chosen):
+    high = h.sum(-1) > h.sum(-1).mean()
+    result = torch.zeros_like(h)
+    result[high] = F.linear(F.linear(h[high], net.up[0]).relu(), net.down[0])
+    return result
+
+
+def listed(net, h, weights, chosen):
+    high = (h.sum(-1) > h.sum(-1).mean()).nonzero().squeeze(1)
+    return torch.zeros_like(h).index_add(0, high, F.linear(F.linear(h[high], net.up[0]).relu(), net.down[0]))
+
+
+@pytest.mark.parametrize("dispatch", [one_by_one, masked, listed])
+def test_how_many_tokens_are_picked_may_differ_in_a_narrow_model(dispatch):
+    for seed in range(3):
+        model = randomized(Experts(dispatch).double(), seed).eval()
+        small, plan = narrow(model, rate=0.5, example=floats(5, 6))
+        assert small.up.shape == (4, 5, 4)
+        assert_zero_oracle(model, small, plan, floats(5, 6, seed=1))
+
+
 def test_grouped_products_follow_both_widths():
     model = Experts(None, 16, 32).bfloat16()  # torch wants rows of multiples of 16 bytes
     offsets = torch.tensor([1, 2, 4, 5], dtype=torch.int32)

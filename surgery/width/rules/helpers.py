@@ -9,6 +9,9 @@ from surgery.width.axes import Axis, find, fix, mark_grouping, regroup, unify
 from surgery.width.ledger import View
 from surgery.width.why import Why, picked, role
 
+COUNTED = picked("data decide how many positions it has")
+"""The reason of axes whose size may be another one in a narrow model."""
+
 
 def first(args: dict[str, Any], names: str) -> Any:
     """The first of these arguments that an operation has; variants of one operation name them differently."""
@@ -76,12 +79,13 @@ def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> lis
     return result[::-1]
 
 
-def told_apart(view: View, given: Iterable[Tensor], out: Any) -> list[list[Axis]]:
-    """Data or memory decide which positions are picked, so all axes stay whole."""
-    why = picked("positions are picked by data")
+def told_apart(
+    view: View, given: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
+) -> list[list[Axis]]:
+    """Data or memory decide which positions are picked, so all axes stay whole; `why` is the reason of the results'."""
     for tensor in given:
         for axis in view.axes_of(tensor):
-            fix(axis, why)
+            fix(axis, picked("positions are picked by data"))
     return [fresh(result.shape, why) for result in results(out)]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, fix, unify
 from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import broadcast, fresh, results, tensors, told_apart, unify_last
+from surgery.width.rules.helpers import COUNTED, broadcast, fresh, results, tensors, told_apart, unify_last
 from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
 
@@ -84,7 +84,7 @@ def _index(view, args, out):
     if values is None:
         if masks:
             size = out.ndim - len(kept)
-            together = fresh(out.shape[front : front + size], picked("chosen by a mask"))
+            together = fresh(out.shape[front : front + size], COUNTED)
         matrices = len(kept) > 1 and view.learned(args["self"])  # of a stack of them, as those of experts are
         return Learnt([*kept[:front], *together, *kept[front:]], learned=matrices)
     given = view.axes_of(values)
@@ -165,11 +165,11 @@ def _searched(view, args, out):
     return view.axes_of(source) if isinstance(source, Tensor) else []
 
 
-@rule(
-    """
-    nonzero nonzero_static masked_select masked_scatter take put _unique _unique2 unique_dim unique_consecutive
-    bincount histc histogram multinomial _ctc_loss
-    """
-)
+@rule("nonzero masked_select _unique _unique2 unique_dim unique_consecutive bincount torchvision::nms")
+def _counted(view, args, out):
+    return told_apart(view, tensors(args), out, COUNTED)
+
+
+@rule("nonzero_static masked_scatter take put histc histogram multinomial _ctc_loss")
 def _told_apart(view, args, out):
     return told_apart(view, tensors(args), out)

@@ -1,7 +1,7 @@
-"""torchvision's own operations: regions of an image, and boxes."""
+"""torchvision's own operations on regions of an image."""
 
 from surgery.width.axes import Axis, fix, regroup
-from surgery.width.rules.helpers import fresh, tensors, told_apart
+from surgery.width.rules.helpers import fresh
 from surgery.width.rules.registry import rule
 from surgery.width.why import role
 
@@ -33,8 +33,3 @@ def _region_by_position(view, args, out):
     for axis in positions:
         fix(axis, _REGION)
     return [boxes, channel, rows, columns]
-
-
-@rule("torchvision::nms")
-def _suppress(view, args, out):
-    return told_apart(view, tensors(args), out)
