@@ -331,6 +331,21 @@ def test_the_older_spectral_norm():
     assert small[0].weight_u.shape == (4,)
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_recurrent_layer_where_it_is(directions):
+    """In a model that looks at numbers, and so cannot run on the meta device, it is one operation."""
+    model = Net(
+        lambda net, x: net.head(net.layers(net.body(x))[0]) * (1 if x.sum().item() else 2),
+        body=nn.Linear(6, 8), head=nn.Linear(10 * directions, 3),
+        layers=nn.LSTM(8, 10, 2, batch_first=True, bidirectional=directions == 2),
+    )  # fmt: skip
+    model, x = randomized(model), floats(2, 5, 6)
+    small, plan = narrow(model, rate=0.5, example=x.float())  # with doubles it is many operations
+    assert (small.layers.input_size, small.layers.hidden_size) == (4, 5)
+    assert small.head.weight.shape == (3, 5 * directions)
+    assert_zero_oracle(model.double(), small.double(), plan, x)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_fused_transformer_layers_are_followed_and_stay_switched_on(fused):
     layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from surgery.width.axes import Axis, find, fix, mark_grouping, product, unify
+from surgery.width.axes import Axis, find, fix, mark_grouping, product, regroup, unify
 from surgery.width.ledger import Axes, Learnt, View
 from surgery.width.rules.helpers import (
     broadcast_axes,
@@ -13,6 +13,7 @@ from surgery.width.rules.helpers import (
     results,
     tensors,
     told_apart,
+    unify_all,
     unify_last,
     windowed,
 )
@@ -119,6 +120,24 @@ def _attention(view, args, out):
         unify_last(view.axes_of(mask), scores)
     _, *others = results(out)
     return [(*q[:-1], v[-1]), *(fitting(scores, other.shape) for other in others)]
+
+
+@rule("mkldnn_rnn_layer")
+def _recurrent(view, args, out):
+    """One layer and direction of an LSTM, whose weights are those of its four gates, one after the other."""
+    x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
+    hidden = of_hidden[1]
+    gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])
+    fix(gate, role("gates are told apart"))
+    unify(within, hidden)
+    unify(x[-1], of_input[1])
+    for rows in (of_input[0], *(view.axes_of(args[name])[0] for name in ("weight2", "weight3"))):
+        unify(rows, of_hidden[0])
+    states = [view.axes_of(args[name]) for name in ("hx_", "cx_")]
+    unify_all([(x[1], hidden), *(found[-2:] for found in states)])
+    _, _, _, *workspace = results(out)
+    found = [(*x[:-1], hidden), *states, *(fresh(tensor.shape) for tensor in workspace)]
+    return Learnt(found, {"hidden_size": hidden}, made=[hidden])
 
 
 @rule("convolution _convolution cudnn_convolution mkldnn_convolution convolution_overrideable")
