@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -65,22 +66,41 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
+class _Unfused:
+    """While several threads are inside, torch's fused attention is off; the last to leave puts the switch back."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_UNFUSED = _Unfused()
+
+
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
 
-    Attention and transformer layers run operation by operation: torch's fused kernels for evaluation are switched off,
-    which one of two widths may use and the other not.
+    Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation.
     """
     flags = {module: module.training for module in model.modules()}
-    fused = torch.backends.mha.get_fastpath_enabled()
     model.train(training)
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _UNFUSED:
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for module, flag in flags.items():
             module.training = flag
 

@@ -10,6 +10,7 @@ import surgery
 from surgery import SurgeryError, narrow
 from surgery.depth import adapters
 from surgery.errors import InternalError
+from surgery.forward import in_mode
 from surgery.width import rules
 from surgery.width.rules import registry
 from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
@@ -346,29 +347,60 @@ def test_a_recurrent_layer_where_it_is(directions):
     assert_zero_oracle(model.double(), small.double(), plan, x)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_transformer_layers_are_followed_and_stay_switched_on(fused):
-    layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
-    model = Net(
-        lambda net, x, mask: net.head(net.layers(net.body(x), mask)),
-        body=nn.Linear(6, 16), head=nn.Linear(16, 3),
-        layers=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
-    )  # fmt: skip
-    model = randomized(model.double()).eval()
-    x, mask, hidden = floats(2, 5, 6), floats(5, 5), torch.eye(5).bool().roll(1, 0)
+@pytest.fixture
+def fused():
+    """torch's fused attention is on, and is so again afterwards."""
     before = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        small, plan = narrow(model, rate=0.5, example=(x, mask))
-        assert torch.backends.mha.get_fastpath_enabled() is fused
-        with torch.no_grad():
-            y = small(x, hidden)  # torch's fused kernels give nan for a mask of floats
-            torch.backends.mha.set_fastpath_enabled(False)
-            torch.testing.assert_close(y, small(x, hidden))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    torch.backends.mha.set_fastpath_enabled(True)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+def encoder():
+    """A transformer layer in a model that looks at numbers, so that it runs where the fused kernels do."""
+
+    def function(net, x, mask=None):
+        more = {"mask": mask} if mask is not None and mask.is_floating_point() else {"src_key_padding_mask": mask}
+        return net.head(net.layers(net.body(x), **more)) * (1 if x.sum().item() else 2)
+
+    layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+    return Net(function, body=nn.Linear(6, 16), layers=nn.TransformerEncoder(layer, 1), head=nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    "mask", [None, floats(5, 5), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])], ids=["no", "float", "padding"]
+)
+def test_fused_transformer_layers_are_followed(mask, fused):
+    model = randomized(encoder().double()).eval()
+    x = floats(2, 5, 6)
+    small, plan = narrow(model, rate=0.5, example=x if mask is None else (x, mask))
+    assert torch.backends.mha.get_fastpath_enabled()
     assert small.layers.layers[0].linear1.weight.shape == (12, 8)
     assert_plan(model, small, plan)
+    with torch.no_grad():
+        y = small(x)
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.testing.assert_close(y, small(x))
+
+
+def test_fused_attention_is_followed(fused):
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    model = Net(
+        lambda net, x: net.head(net.mix(*[net.body(x)] * 3)[0]) * (1 if x.sum().item() else 2),
+        body=nn.Linear(6, 16), mix=attention, head=nn.Linear(16, 3),
+    )  # fmt: skip
+    assert_narrows(model, floats(2, 5, 6), head__weight=(3, 8))
+
+
+def test_fused_attention_comes_back_when_the_last_thread_is_done(fused):
+    model = nn.Linear(1, 1)
+    first, second = in_mode(model, False), in_mode(model, True)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 # Rules and blocks of a user
