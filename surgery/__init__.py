@@ -2,6 +2,7 @@
 
 from surgery.averaging import average
 from surgery.decomposition import Layer, layers
+from surgery.depth.adapters import register_block
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import Section, repeatable, sections
 from surgery.errors import SurgeryError
@@ -31,6 +32,7 @@ from surgery.variation import Variation, scale_variation
 from surgery.width.corner import corner
 from surgery.width.narrow import narrow
 from surgery.width.roll import rolling
+from surgery.width.rules import register_rule
 from surgery.width.widths import Width, widths
 
 __all__ = [
@@ -63,6 +65,8 @@ __all__ = [
     "narrow",
     "percentile_norm",
     "permutations",
+    "register_block",
+    "register_rule",
     "repeatable",
     "rolling",
     "scale_variation",

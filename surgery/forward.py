@@ -1,6 +1,7 @@
 """Running somebody's model to watch it: a copy of it, on the meta device if possible, with its flags put back."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -66,13 +67,39 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
+class _Unfused:
+    """While several threads are inside, torch's fused attention is off; the last to leave puts the switch back."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_UNFUSED = _Unfused()
+
+
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode without gradients; every module's training flag is put back afterwards."""
+    """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
+
+    Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation.
+    """
     flags = {module: module.training for module in model.modules()}
     model.train(training)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _UNFUSED:
             yield
     finally:
         for module, flag in flags.items():

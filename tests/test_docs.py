@@ -17,6 +17,8 @@ import surgery
 import zoo
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.data import DATASETS
+from surgery.depth.adapters import BLOCKS
+from surgery.width.rules.registry import RULES
 from zoo.members import MEMBERS
 
 METHODS = dict(ALGORITHMS)
@@ -24,8 +26,8 @@ METHODS = dict(ALGORITHMS)
 
 @pytest.fixture
 def registered():
-    """The methods that a page adds; they go away again, as do its data sets and models."""
-    tables = [ALGORITHMS, DATASETS, MEMBERS]
+    """The methods that a page adds; they go away again, as do its data sets, models, rules and blocks."""
+    tables = [ALGORITHMS, DATASETS, MEMBERS, RULES, BLOCKS]
     before, mixed = [dict(table) for table in tables], list(MIXED)
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):

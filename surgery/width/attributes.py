@@ -135,6 +135,11 @@ def _embedding(module: nn.Embedding, numbers: dict[str, Any], choice: Choice) ->
     return {"num_embeddings": module.weight.shape[0], "embedding_dim": module.weight.shape[1]}
 
 
+def _bilinear(module: nn.Bilinear, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    outputs, first, second = module.weight.shape
+    return {"out_features": outputs, "in1_features": first, "in2_features": second}
+
+
 def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     inputs = module.weight_ih_l0.shape[1]
     if module.proj_size:
@@ -174,7 +179,8 @@ def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> di
 _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str, Any]]], ...] = (
     (_ConvNd, _convolution),
     (nn.Linear, _linear),
-    (nn.Embedding, _embedding),
+    (nn.Bilinear, _bilinear),
+    ((nn.Embedding, nn.EmbeddingBag), _embedding),
     (nn.RNNBase, _recurrent),
     (nn.RNNCellBase, _recurrent_cell),
     (nn.PReLU, _prelu),

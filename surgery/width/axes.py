@@ -168,9 +168,7 @@ def unify(a: Axis, b: Axis) -> None:
     if a is b:
         return
     if a.size != b.size:
-        raise InternalError(
-            f"a rule in surgery.width.rules is wrong: it unifies axes of {a.size} and {b.size} positions"
-        )
+        raise InternalError(f"axes of {a.size} and {b.size} positions are unified")
     if a.kind != "atom" and b.kind == "atom":
         a, b = b, a
     if a.kind != "atom":

@@ -1,6 +1,7 @@
-"""Which axes each tensor has: what rules read and write while a forward pass is traced."""
+"""Which axes each tensor has: what rules may ask and what they answer while a forward pass is traced."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -12,6 +13,38 @@ from surgery.width.axes import Axis
 Axes = tuple[Axis, ...]
 
 
+class View(NamedTuple):
+    """What a rule may ask about a tensor.
+
+    Attributes:
+        axes_of: the axes of a tensor; new ones if it was not seen before.
+        learned: whether it is a parameter, or was computed from parameters and constants (a mask) alone.
+    """
+
+    axes_of: Callable[[Tensor], Axes]
+    learned: Callable[[Tensor], bool]
+
+
+class Learnt(NamedTuple):
+    """What a rule has learnt about a call.
+
+    Attributes:
+        axes: the axes of the result; of each result if there are several: one entry for each, or one for all.
+        sizes: arguments of the call, or attributes of torch's own modules, that are sizes of these axes.
+        made: axes along which a layer with weights makes features.
+        ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        summed: the axis that was summed to compute the result.
+        learned: whether the result consists of weights, although data picked them.
+    """
+
+    axes: Sequence[Axis] | Sequence[Sequence[Axis]]
+    sizes: Mapping[str, Axis | list[Axis]] = {}
+    made: Sequence[Axis] = ()
+    ordered: Sequence[Axis] = ()
+    summed: Axis | None = None
+    learned: bool = False
+
+
 class Ledger:
     """The axes of tensors, and what the tensors were made of.
 
@@ -19,7 +52,6 @@ class Ledger:
         summed: by matrix product the axis that was summed to compute it.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
-        replacing: whether the current operation gives a tensor new axes in place.
     """
 
     def __init__(self) -> None:
@@ -29,7 +61,6 @@ class Ledger:
         self.summed = WeakIdKeyDictionary()
         self.made: list[tuple[str, Axis]] = []
         self.ordered: list[Axis] = []
-        self.replacing = False
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
@@ -58,16 +89,18 @@ class Ledger:
         elif any(tensor in self._learned for tensor in inputs):
             self.learn(outputs)
 
-    def assign(self, tensor: Tensor, found: list[Axis] | Axes) -> None:
-        """Set the axes of a result. If it has axes already (an operation in place), these and the new are the same.
+    def assign(self, tensor: Tensor, found: Sequence[Axis], replace: bool = False) -> None:
+        """Set the axes of a result.
 
-        Raises InternalError if they have other sizes than the tensor.
+        A result that has axes already was changed in place: its old axes and the new ones are the same, unless the
+        operation replaces them.
+
+        Raises:
+            InternalError: if they have other sizes than the tensor.
         """
         if tuple(axis.size for axis in found) != tuple(tensor.shape):
-            raise InternalError(
-                f"a rule in surgery.width.rules is wrong: a tensor of shape {tuple(tensor.shape)} gets axes {found}"
-            )
-        if tensor in self._axes and not self.replacing:
+            raise InternalError(f"a result of shape {tuple(tensor.shape)} gets axes {list(found)}")
+        if tensor in self._axes and not replace:
             for old, new in zip(self._axes[tensor], found):
                 axes.unify(old, new)
         else:

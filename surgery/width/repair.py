@@ -18,9 +18,9 @@ from surgery.names import is_inside
 from surgery.submodel import Submodel
 from surgery.width import attributes, axes
 from surgery.width.attributes import Sizes
-from surgery.width.rules import LAYOUT
+from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.solved import Axes, Axis, Choice, Solution, is_whole, size_of
-from surgery.width.trace import Origins, Step, Trace, bind, operation_name, scalars_of
+from surgery.width.trace import Origins, Step, Trace, bind, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
@@ -164,7 +164,7 @@ class _Predicted(TorchDispatchMode):
         sources = self.origins.of(given)
         result = func(*args, **kwargs)
         name, outputs = operation_name(func), tensors_in(result)
-        if name in LAYOUT:
+        if (rule := rule_for(func)) and rule.layout:
             self.origins.passed(given, outputs)
             return result
         if self.done >= len(self.solution.steps):
@@ -185,7 +185,7 @@ class _Predicted(TorchDispatchMode):
         bound = bind(func, args, kwargs)
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, given)
-        for key, value in scalars_of(name, bound).items():
+        for key, value in scalars_of(func, bound).items():
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value):
                 raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
         self.origins.made(self.done, outputs)

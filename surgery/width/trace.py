@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from surgery.errors import InternalError, SurgeryError
+from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import Observed, call, ghost_of, in_mode, named_tensors, observed, tensors_in, watching
 from surgery.width import axes
 from surgery.width.axes import Axis
-from surgery.width.ledger import Axes, Ledger
-from surgery.width.rules import ALIASES, CREATION, LAYOUT, REPLACING, SIZES, rule_for
+from surgery.width.ledger import Axes, Learnt, Ledger, View
+from surgery.width.rules.registry import Rule, operation_name, rule_for
 from surgery.width.why import Kind, Why, lost
 
 
@@ -133,33 +134,34 @@ class _Follow(TorchDispatchMode):
         given = tensors_in((args, kwargs))
         before = [trace.axes_of(tensor) for tensor in given]
         result = func(*args, **kwargs)
-        name, outputs = operation_name(func), tensors_in(result)
+        outputs, bound, rule = tensors_in(result), bind(func, args, kwargs), rule_for(func)
         trace.touched.update(map(id, given))
-        bound, rule = bind(func, args, kwargs), rule_for(func, name)
-        numbers: dict[str, Axis | list[Axis]] = {}
-        known = len(trace.made)
-        trace.replacing = func._schema.name.removeprefix("aten::") in REPLACING
-        if rule is None:
-            for axis in (axis for found in before for axis in found):
-                axes.fix(axis, lost(f"cannot be followed through {name} (surgery.register_rule can teach it)"))
-            for tensor in outputs:
-                trace.assign(tensor, [Axis(size, lost(f"a result of {name}")) for size in tensor.shape])
+        try:
+            learnt = _learnt(trace, rule, bound, result) if rule else _not_followed(func, before, outputs)
+            for tensor, found in zip(outputs, learnt.axes):
+                trace.assign(tensor, found, replace=torch.Tag.inplace_view in func.tags)
+        except (InternalError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
+        trace.made += [(self.where[-1], axis) for axis in learnt.made]
+        trace.ordered += learnt.ordered
+        if learnt.learned:
+            trace.learn(outputs)
         else:
-            numbers = rule(trace, bound, result) or {}
-        trace.replacing = False
-        trace.made[known:] = [(self.where[-1], axis) for axis in trace.made[known:]]
-        trace.derive(outputs, given)
+            trace.derive(outputs, given)
         summed = [trace.summed[tensor] for tensor in given if tensor in trace.summed]
-        if summed and (name in LAYOUT or name == "view"):
+        if learnt.summed:
+            trace.summed.update(dict.fromkeys(outputs, learnt.summed))
+        if summed and rule and rule.carries:
             trace.summed.update(dict.fromkeys(outputs, summed[0]))
-        if name in LAYOUT:
+        if rule and rule.layout:
             self.origins.passed(given, outputs)
             return result
-        after = [trace.axes_of(tensor) for tensor in outputs]
-        sources, scalars = self.origins.of(given), scalars_of(name, bound)
+        name, after = operation_name(func), [trace.axes_of(tensor) for tensor in outputs]
+        sources, scalars = self.origins.of(given), scalars_of(func, bound)
         self.origins.made(len(trace.steps), outputs)
+        decided = decisions(func, given, result)
         trace.steps.append(
-            Step(name, self.where[-1], before, after, sources, numbers, scalars, summed, decisions(func, given, result))
+            Step(name, self.where[-1], before, after, sources, dict(learnt.sizes), scalars, summed, decided)
         )
         return result
 
@@ -172,13 +174,30 @@ def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
     return parts if any(part is not None for part in tree_leaves(parts)) else None
 
 
-def operation_name(func: Any) -> str:
-    """`add` for aten.add_.Tensor: variants of one operation share a name."""
-    name = func._schema.name.split("::")[-1]
-    name = name if name.startswith("__") else name.rstrip("_") or name
-    if "scaled_dot_product" in name:
-        return "scaled_dot_product_attention"
-    return ALIASES.get(name, name)
+def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Learnt:
+    """What a rule says, with axes for each result."""
+    found = rule.function(View(trace.axes_of, trace.learned), bound, result)
+    learnt = found if isinstance(found, Learnt) else Learnt(found)
+    if all(isinstance(axis, Axis) for axis in learnt.axes):
+        learnt = learnt._replace(axes=[learnt.axes for _ in tensors_in(result)])
+    if len(learnt.axes) != len(tensors_in(result)):
+        raise InternalError(
+            f"it gives the axes of {len(learnt.axes)} results where there are {len(tensors_in(result))}"
+        )
+    return learnt
+
+
+def _not_followed(func: Any, inputs: list[Axes], outputs: list[Tensor]) -> Learnt:
+    """An operation without a rule: everything stays whole."""
+    name = operation_name(func)
+    for axis in (axis for found in inputs for axis in found):
+        axes.fix(axis, lost(f"cannot be followed through {name} (surgery.register_rule can teach it)"))
+    return Learnt([[Axis(size, lost(f"a result of {name}")) for size in tensor.shape] for tensor in outputs])
+
+
+def _described(func: Any, rule: Rule | None) -> str:
+    where = f" ({rule.function.__module__}.{rule.function.__qualname__})" if rule else ""
+    return f"the rule for {func._schema.name}{where}"
 
 
 def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
@@ -213,12 +232,11 @@ def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     return bound
 
 
-def scalars_of(name: str, bound: dict[str, Any]) -> dict[str, Any]:
+def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
     """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
-    if name in CREATION or "strided" in name:
-        return {}
+    rule = rule_for(func)
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in bound.items()}
-    return {key: value for key, value in plain.items() if key not in SIZES and _is_plain(value)}
+    return {key: value for key, value in plain.items() if not (rule and key in rule.sizes) and _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

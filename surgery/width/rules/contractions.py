@@ -1,108 +1,190 @@
-"""Sums over pairs of axes: matrix products, attention, convolutions."""
+"""Sums over pairs of axes: matrix products, attention, convolutions, distances."""
 
 from torch import Tensor
 
-from surgery.width.axes import Axis, fix, mark_grouping, product, regroup, unify
-from surgery.width.rules.registry import results, rule, windowed
-from surgery.width.why import lost, role
+from surgery.width.axes import Axis, find, fix, mark_grouping, product, regroup, unify
+from surgery.width.ledger import Axes, Learnt, View
+from surgery.width.rules.helpers import (
+    broadcast_axes,
+    first,
+    fitting,
+    fresh,
+    grouped,
+    results,
+    tensors,
+    told_apart,
+    unify_all,
+    unify_last,
+    windowed,
+)
+from surgery.width.rules.registry import rule
+from surgery.width.why import lost, picked, role
 
 
 @rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")
-def _matmul(trace, a, out):
-    left = a.get("mat1", a.get("batch1", a.get("mat", a["self"])))
-    right = a.get("mat2", a.get("batch2", a.get("vec2", a.get("tensor", a.get("vec", a.get("other"))))))
-    x, y = trace.axes_of(left), trace.axes_of(right)
+def _matmul(view, args, out):
+    left, right = first(args, "mat1 batch1 mat self"), first(args, "mat2 batch2 vec2 tensor vec other")
+    x, y = view.axes_of(left), view.axes_of(right)
     unify(x[-1], y[-2] if len(y) > 1 else y[-1])
-    if trace.learned(right) and len(y) > 1:
-        trace.made.append(y[-1])
-    elif trace.learned(left) and len(x) > 1:
-        trace.made.append(x[-2])
+    made = y[-1:] if view.learned(right) and len(y) > 1 else x[-2:-1] if view.learned(left) and len(x) > 1 else ()
     if len(x) == 3:
         unify(x[0], y[0])
         mark_grouping(x[0], "heads")
     result = [*x[:-1], *(y[-1:] if len(y) > 1 else ())]
-    trace.summed[out] = x[-1]
-    if left is not a["self"]:
-        trace.assign(out, _with_bias(trace, a["self"], result))
-    else:
-        trace.assign(out, result)
+    if left is not args["self"]:
+        unify_last(view.axes_of(args["self"]), result)
+    return Learnt(result, made=made, summed=x[-1])
 
 
-def _with_bias(trace, bias: Tensor | None, result: list[Axis]) -> list[Axis]:
-    if bias is not None:
-        for x, y in zip(reversed(trace.axes_of(bias)), reversed(result)):
-            if x.size == y.size:
-                unify(x, y)
-    return result
+@rule("addr")
+def _outer(view, args, out):
+    (rows,), (columns,) = view.axes_of(args["vec1"]), view.axes_of(args["vec2"])
+    unify_last(view.axes_of(args["self"]), (rows, columns))
+    return rows, columns
 
 
 @rule("linear")
-def _linear(trace, a, out):
-    x, w = trace.axes_of(a["input"]), trace.axes_of(a["weight"])
+def _linear(view, args, out):
+    x, w = view.axes_of(args["input"]), view.axes_of(args["weight"])
     unify(x[-1], w[-1])
-    trace.made += w[:-1]
-    trace.assign(out, _with_bias(trace, a["bias"], [*x[:-1], *w[:-1]]))
+    result = [*x[:-1], *w[:-1]]
+    if args["bias"] is not None:
+        unify_last(view.axes_of(args["bias"]), result)
+    return Learnt(result, made=w[:-1])
 
 
-@rule("scaled_dot_product_attention")
-def _attention(trace, a, out):
-    q, k, v = (trace.axes_of(a[name]) for name in ("query", "key", "value"))
+@rule("_trilinear")
+def _bilinear(view, args, out):
+    """Three tensors with singleton axes inserted are multiplied and summed."""
+    given, learned = [], []
+    for i in (1, 2, 3):
+        found = list(view.axes_of(args[f"i{i}"]))
+        if view.learned(args[f"i{i}"]):
+            learned += found
+        for dim in sorted(args[f"expand{i}"]):
+            found.insert(dim, Axis(1))
+        given.append(found)
+    whole = broadcast_axes(given, [max(sizes) for sizes in zip(*([axis.size for axis in found] for found in given))])
+    result = [axis for dim, axis in enumerate(whole) if dim not in args["sumdim"]]
+    return Learnt(result, made=[axis for axis in result if axis in map(find, learned)])
+
+
+@rule("_grouped_mm")
+def _grouped_product(view, args, out):
+    """Rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
+    x, (groups, rows, columns) = view.axes_of(args["self"]), view.axes_of(args["mat2"])
+    if len(x) != 2 or args["bias"] is not None:
+        return told_apart(view, tensors(args), out)
+    unify(x[-1], rows)
+    fix(groups, role("each position is a matrix of its own"))
+    return Learnt([x[0], columns], made=[columns] if view.learned(args["mat2"]) else [], summed=rows)
+
+
+@rule("_cdist_forward _euclidean_dist")
+def _distances(view, args, out):
+    x, y = view.axes_of(args["x1"]), view.axes_of(args["x2"])
+    unify(x[-1], y[-1])
+    return [*broadcast_axes([x[:-2], y[:-2]], out.shape[:-2]), x[-2], y[-2]]
+
+
+@rule("_pdist_forward")
+def _distances_within(view, args, out):
+    fix(view.axes_of(args["self"])[0], picked("its positions are compared in pairs"))
+    return fresh(out.shape, role("pairs of positions"))
+
+
+@rule(
+    "scaled_dot_product_attention",
+    same="""
+    _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable
+    """,
+)
+def _attention(view, args, out):
+    q, k, v = (view.axes_of(args[name]) for name in ("query", "key", "value"))
     unify(q[-1], k[-1])
     unify(k[-2], v[-2])
-    for i in range(len(q) - 2):
-        if q[i].size == k[i].size == v[i].size:
-            unify(q[i], k[i])
-            unify(q[i], v[i])
+    for of_q, of_k, of_v in zip(q[:-2], k[:-2], v[:-2]):
+        if of_q.size == of_k.size == of_v.size:
+            unify(of_q, of_k)
+            unify(of_q, of_v)
         else:  # grouped queries: several heads share a key
-            for axis in (q[i], k[i], v[i]):
+            for axis in (of_q, of_k, of_v):
                 fix(axis, lost("heads of queries share heads of keys"))
     if len(q) > 2:
         mark_grouping(q[-3], "heads")
-    mask = a.get("attn_mask", a.get("attn_bias"))
+    scores = (*q[:-1], k[-2])
+    mask = first(args, "attn_mask attn_bias")
     if isinstance(mask, Tensor):
-        scores = [*q[:-1], k[-2]]
-        for x, y in zip(reversed(trace.axes_of(mask)), reversed(scores)):
-            if x.size == y.size:
-                unify(x, y)
-    result, *others = results(out)
-    trace.assign(result, [*q[:-1], v[-1]])
-    for other in others:
-        known = [*q[:-1], k[-2]]
-        trace.assign(
-            other, [known[i] if i < len(known) and known[i].size == n else Axis(n) for i, n in enumerate(other.shape)]
-        )
+        unify_last(view.axes_of(mask), scores)
+    _, *others = results(out)
+    return [(*q[:-1], v[-1]), *(fitting(scores, other.shape) for other in others)]
+
+
+@rule("mkldnn_rnn_layer")
+def _recurrent(view, args, out):
+    """One layer and direction of an LSTM, whose weights are those of its four gates, one after the other."""
+    x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
+    hidden = of_hidden[1]
+    gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])
+    fix(gate, role("gates are told apart"))
+    unify(within, hidden)
+    unify(x[-1], of_input[1])
+    for rows in (of_input[0], *(view.axes_of(args[name])[0] for name in ("weight2", "weight3"))):
+        unify(rows, of_hidden[0])
+    states = [view.axes_of(args[name]) for name in ("hx_", "cx_")]
+    unify_all([(x[1], hidden), *(found[-2:] for found in states)])
+    _, _, _, *workspace = results(out)
+    found = [(*x[:-1], hidden), *states, *(fresh(tensor.shape) for tensor in workspace)]
+    return Learnt(found, {"hidden_size": hidden}, made=[hidden])
 
 
 @rule("convolution _convolution cudnn_convolution mkldnn_convolution convolution_overrideable")
-def _convolution(trace, a, out):
-    x, w = trace.axes_of(a["input"] if "input" in a else a["self"]), trace.axes_of(a["weight"])
-    groups = a["groups"]
-    inside, outside = (0, 1) if a.get("transposed") else (1, 0)
+def _convolution(view, args, out):
+    image, weight = first(args, "input self"), args["weight"]
+    return _convolved(view, view.axes_of(image), weight, args.get("bias"), args["groups"], out, args.get("transposed"))
+
+
+@rule("torchvision::deform_conv2d", same="torchvision::_deform_conv2d")
+def _deformed(view, args, out):
+    x, offset = view.axes_of(args["input"]), view.axes_of(args["offset"])
+    mask = [view.axes_of(args["mask"])] if args["use_mask"] else []
+    for found in (offset, *mask):
+        unify(x[0], found[0])
+        for axis in found[1:]:
+            fix(axis, role("it says where pixels are read"))
+    for axis in x[2:]:
+        fix(axis, role("its pixels are read one by one"))
+    if args["offset_groups"] > 1:
+        which, _ = grouped(x[1], args["offset_groups"])
+        fix(which, role("its groups are read at places of their own"))
+    learnt = _convolved(view, x, args["weight"], args["bias"], args["groups"], out)
+    return learnt._replace(sizes={}, axes=[*learnt.axes[:2], *offset[2:]])
+
+
+def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False) -> Learnt:
+    """A window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
+    w = view.axes_of(weight)
     batched = len(x) == len(w)
     x = x if batched else (Axis(1), *x)
-    which = Axis(groups)
-    if groups > 1:
-        # The axis that runs over all groups is (group, within); the other one is within a group only.
-        mark_grouping(which, "groups")
-        if a.get("transposed"):
+    if groups == 1:
+        inside, result = (w[0], w[1]) if transposed else (w[1], w[0])
+        unify(x[1], inside)
+    else:  # the axis that runs over all groups is (group, within); the other one is within a group only
+        if transposed:
             unify(w[0], x[1])
-            which, _ = regroup([w[0]], [groups, w[0].size // groups])
-            result = product([which, w[1]])
-        else:
-            which, _ = regroup([w[0]], [groups, w[0].size // groups])
+        which, _ = grouped(w[0], groups)
+        result = product([which, w[1]]) if transposed else w[0]
+        if not transposed:
             unify(x[1], product([which, w[1]]))
-            result = w[0]
         mark_grouping(which, "groups")
-    else:
-        unify(x[1], w[inside])
-        result = w[outside]
-    if isinstance(a.get("bias"), Tensor):
-        unify(trace.axes_of(a["bias"])[0], result)
-    if trace.learned(a["weight"]):
-        trace.made.append(result)
+    if isinstance(bias, Tensor):
+        unify(view.axes_of(bias)[0], result)
     for axis in w[2:]:
         fix(axis, role("it is an axis of a convolution's window"))
-    window = [axis.size for axis in w[2:]]
-    kept = [x[0], result, *windowed(trace, x[2:], out.shape[-len(w) + 2 :], window)]
-    trace.assign(out, kept if batched else kept[1:])
-    return {"groups": which} if groups > 1 else None
+    pixels, ordered = windowed(x[2:], out.shape[2 - len(w) :], [axis.size for axis in w[2:]])
+    kept = [x[0], result, *pixels]
+    made = [result] if view.learned(weight) else []
+    sizes = {"groups": which} if groups > 1 else {}
+    return Learnt(kept if batched else kept[1:], sizes, made, ordered)

@@ -1,83 +1,92 @@
 """Operations element by element, and those that keep a shape or create a tensor."""
 
-from torch import Tensor
+import torch
 
 from surgery.width.axes import Axis, find, fix, segment, unify
-from surgery.width.rules.registry import broadcast, fresh, results, rule
+from surgery.width.ledger import Learnt
+from surgery.width.rules.helpers import broadcast, dims_of, fresh, results, tensors
+from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
 
 
+@rule("copy", layout=True)
 @rule(
     """
-    where masked_fill copy lerp addcmul addcdiv fill zero _prelu_kernel rsub hardswish hardtanh hardsigmoid
-    leaky_relu elu gelu silu mish softplus log_sigmoid_forward relu6 celu clamp rrelu_with_noise threshold
-    """
+    where masked_fill lerp addcmul addcdiv fill zero _prelu_kernel rsub hardswish hardtanh hardsigmoid
+    leaky_relu elu gelu silu mish softplus log_sigmoid_forward relu6 celu clamp rrelu_with_noise threshold complex
+    polar floor_divide
+    """,
+    tag=torch.Tag.pointwise,
 )
-def pointwise(trace, a, out):
-    tensors = [value for value in a.values() if isinstance(value, Tensor)]
-    for result in results(out):
-        trace.assign(result, broadcast(trace, tensors, result.shape))
+def pointwise(view, args, out):
+    """Each element of the result is computed of the elements in its place."""
+    return [broadcast(view, tensors(args), result.shape) for result in results(out)]
+
+
+@rule("clone contiguous detach alias _to_copy lift_fresh empty_like", layout=True)
+@rule(
+    """
+    zeros_like ones_like full_like rand_like randn_like randint_like _softmax _log_softmax _safe_softmax softmax
+    native_dropout _fused_dropout bernoulli dropout constant normal uniform exponential cauchy geometric log_normal
+    random view_as to nan_to_num isnan positive embedding_renorm renorm
+    """,
+    sizes={"size"},
+)
+def _same(view, args, out):
+    source, *_ = *tensors(args), out
+    return view.axes_of(source)
 
 
 @rule(
-    """
-    clone contiguous detach alias _to_copy lift_fresh empty_like zeros_like ones_like full_like rand_like
-    randn_like _softmax _log_softmax _safe_softmax softmax native_dropout bernoulli dropout constant normal
-    uniform view_as to nan_to_num isnan positive
-    """
+    "cumsum cumprod cummax cummin flip roll rot90 sort argsort msort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp"
 )
-def _same(trace, a, out):
-    source = next(value for value in a.values() if isinstance(value, Tensor))
-    for result in results(out):
-        trace.assign(result, trace.axes_of(source))
-
-
-@rule("cumsum cumprod flip roll sort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
-def _order_matters(trace, a, out):
+def _order_matters(view, args, out):
     """The shape stays the same, but along some axes the order of positions matters."""
-    found = trace.axes_of(a["self"])
-    dims = a.get("dim", a.get("dims")) if "diagonal" not in a else [-2, -1]
-    if dims in (None, []):
-        dims = range(len(found))  # over all, flattened
-    for dim in [dims] if isinstance(dims, int) else dims:
+    found = view.axes_of(args["self"])
+    along = [-2, -1] if "diagonal" in args else dims_of(args, len(found))
+    for dim in along if found else ():
         fix(found[dim], picked("an operation depends on the order of its positions"))
-    for result in results(out):
-        kept = [x if x.size == n else Axis(n, role("a transform")) for x, n in zip(found, result.shape)]
-        trace.assign(result, kept)
+    return [
+        [x if x.size == size else Axis(size, role("a transform")) for x, size in zip(found, result.shape)]
+        for result in results(out)
+    ]
 
 
-@rule("arange linspace")
-def _count(trace, a, out):
-    trace.assign(out, fresh(out.shape))
-    trace.ordered += trace.axes_of(out)
+@rule("arange linspace", sizes={"start", "end", "step", "steps"})
+def _count(view, args, out):
+    positions = fresh(out.shape)
+    return Learnt(positions, ordered=positions)
 
 
 @rule("glu")
-def _glu(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    dim, half = a["dim"], out.shape[a["dim"]]
-    first, second = segment(found[dim], 0, half), segment(found[dim], half, 2 * half)
-    unify(first, second)
-    found[dim] = find(first)
-    trace.assign(out, found)
+def _glu(view, args, out):
+    found = list(view.axes_of(args["self"]))
+    dim, half = args["dim"], out.shape[args["dim"]]
+    head, gate = segment(found[dim], 0, half), segment(found[dim], half, 2 * half)
+    unify(head, gate)
+    found[dim] = find(head)
+    return found
+
+
+# What fills a tensor may be computed from a width, as a bound may.
+@rule("full eye randint randperm", sizes={"size", "fill_value", "n", "m", "low", "high"})
+@rule(
+    """
+    zeros ones empty rand randn scalar_tensor new_zeros new_ones new_full new_empty tril_indices triu_indices
+    empty_strided new_empty_strided _efficientzerotensor empty_permuted hann_window hamming_window
+    """,
+    sizes={"size", "stride"},
+)
+def _create(view, args, out):
+    return fresh(out.shape)
 
 
 @rule(
     """
-    zeros ones full empty rand randn eye scalar_tensor new_zeros new_ones new_full new_empty
-    tril_indices triu_indices randperm randint empty_strided new_empty_strided _efficientzerotensor
+    item _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata sym_size equal is_same_size
+    _has_compatible_shallow_copy_type is_nonzero allclose
+    _functional_assert_async _linalg_check_errors
     """
 )
-def _create(trace, a, out):
-    trace.assign(out, fresh(out.shape))
-
-
-@rule(
-    """
-    item _local_scalar_dense _assert_async _assert_scalar sym_size equal is_same_size
-    _has_compatible_shallow_copy_type
-    """
-)
-def _nothing(trace, a, out):
-    for result in results(out):
-        trace.assign(result, fresh(result.shape))
+def _nothing(view, args, out):
+    return [fresh(result.shape) for result in results(out)]

@@ -2,9 +2,11 @@
 
 from torch import Tensor
 
-from surgery.width.axes import Axis, fix, mark_grouping, regroup, unify
+from surgery.width.axes import Axis, fix, unify
+from surgery.width.ledger import Learnt
 from surgery.width.rules.elementwise import pointwise
-from surgery.width.rules.registry import results, rule
+from surgery.width.rules.helpers import dims_of, first, fitting, grouped, results, tensors, unify_last
+from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
 
 
@@ -14,81 +16,66 @@ from surgery.width.why import picked, role
     _batch_norm_with_update _batch_norm_no_update _native_batch_norm_legit_functional batch_norm
     """
 )
-def _batch_norm(trace, a, out):
-    found = trace.axes_of(a["input"])
+def _batch_norm(view, args, out):
+    found = view.axes_of(args["input"])
     for name in ("weight", "bias", "running_mean", "running_var"):
-        if isinstance(a.get(name), Tensor):
-            unify(found[1], trace.axes_of(a[name])[0])
-    result, *others = results(out)
-    trace.assign(result, found)
-    for other in others:
-        trace.assign(other, [found[1] if n == found[1].size else Axis(n) for n in other.shape])
-    return {"num_features": found[1]}
+        if isinstance(args.get(name), Tensor):
+            unify(found[1], view.axes_of(args[name])[0])
+    _, *statistics = results(out)
+    return Learnt([found, *(fitting(found[1:2], other.shape) for other in statistics)], {"num_features": found[1]})
 
 
-@rule("native_layer_norm _fused_rms_norm rms_norm layer_norm")
-def _layer_norm(trace, a, out):
-    found = trace.axes_of(a["input"])
+@rule("native_layer_norm _fused_rms_norm rms_norm layer_norm", sizes={"normalized_shape"})
+def _layer_norm(view, args, out):
+    found = view.axes_of(args["input"])
     for name in ("weight", "bias"):
-        if isinstance(a.get(name), Tensor):
-            for x, y in zip(reversed(found), reversed(trace.axes_of(a[name]))):
-                unify(x, y)
-    result, *others = results(out)
-    trace.assign(result, found)
-    for other in others:
-        trace.assign(other, [axis if axis.size == n else Axis(n) for axis, n in zip(found, other.shape)])
-    return {"normalized_shape": list(found[-len(a["normalized_shape"]) :])}
+        if isinstance(args.get(name), Tensor):
+            unify_last(found, view.axes_of(args[name]))
+    _, *statistics = results(out)
+    shape = list(found[-len(args["normalized_shape"]) :])
+    return Learnt([found, *(fitting(found, other.shape) for other in statistics)], {"normalized_shape": shape})
 
 
-@rule("native_group_norm group_norm")
-def _group_norm(trace, a, out):
-    found, groups = trace.axes_of(a["input"]), a.get("group", a.get("num_groups"))
+@rule("native_group_norm group_norm", sizes={"N", "C", "HxW"})
+def _group_norm(view, args, out):
+    found, groups = view.axes_of(args["input"]), first(args, "group num_groups")
     for name in ("weight", "bias"):
-        if isinstance(a.get(name), Tensor):
-            unify(found[1], trace.axes_of(a[name])[0])
-    which, _ = regroup([found[1]], [groups, found[1].size // groups])
-    mark_grouping(which, "groups")
-    result, *others = results(out)
-    trace.assign(result, found)
-    for other in others:
-        trace.assign(other, [axis if axis.size == n else Axis(n) for axis, n in zip((found[0], which), other.shape)])
-    grouped = {"group": which, "num_groups": which} if groups > 1 else {}
-    return {"num_channels": found[1], **grouped}
+        if isinstance(args.get(name), Tensor):
+            unify(found[1], view.axes_of(args[name])[0])
+    which, _ = grouped(found[1], groups)
+    _, *statistics = results(out)
+    sizes = {"num_channels": found[1], **({"group": which, "num_groups": which} if groups > 1 else {})}
+    return Learnt([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)
 
 
 @rule("_weight_norm_interface _weight_norm")
-def _weight_norm(trace, a, out):
-    v, g, dim = trace.axes_of(a["v"]), trace.axes_of(a["g"]), a["dim"]
+def _weight_norm(view, args, out):
+    v, g, dim = view.axes_of(args["v"]), view.axes_of(args["g"]), args["dim"]
     unify(v[dim], g[dim])
-    result, *others = results(out)
-    trace.assign(result, v)
-    for other in others:
-        trace.assign(other, [x if x.size == n else Axis(n) for x, n in zip(g, other.shape)])
+    _, *norms = results(out)
+    return [v, *(fitting(g, other.shape) for other in norms)]
 
 
 @rule(
     """
     sum mean amax amin max min var std var_mean std_mean prod norm any all linalg_vector_norm logsumexp argmax
-    argmin median topk nansum count_nonzero aminmax
+    argmin median topk nansum count_nonzero aminmax kthvalue mode nanmedian
     """
 )
-def _reduce(trace, a, out):
-    tensors = [value for value in a.values() if isinstance(value, Tensor)]
-    if len(tensors) > 1:  # max(a, b)
-        return pointwise(trace, a, out)
-    found = trace.axes_of(tensors[0])
-    dims = a.get("dim")
-    dims = list(range(len(found))) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
-    dims = {dim % max(len(found), 1) for dim in dims}
-    if "k" in a or any(not r.is_floating_point() for r in results(out)):
-        for dim in dims:
-            if found:
-                fix(found[dim], picked("the order of its positions matters"))
-    for result in results(out):
-        if result.ndim == len(found):
-            kept = [
-                Axis(n, role("a reduction")) if i in dims else x for i, (x, n) in enumerate(zip(found, result.shape))
-            ]
-        else:
-            kept = [x for i, x in enumerate(found) if i not in dims]
-        trace.assign(result, kept)
+def _reduce(view, args, out):
+    source, *others = tensors(args)
+    if others:  # max(a, b)
+        return pointwise(view, args, out)
+    found = view.axes_of(source)
+    dims = dims_of(args, len(found))
+    if "k" in args or any(not result.is_floating_point() for result in results(out)):
+        for axis in (axis for dim, axis in enumerate(found) if dim in dims):
+            fix(axis, picked("the order of its positions matters"))
+
+    def reduced(result: Tensor) -> list[Axis]:
+        if result.ndim < len(found):
+            return [axis for dim, axis in enumerate(found) if dim not in dims]
+        sizes = zip(found, result.shape)
+        return [Axis(n, role("a reduction")) if dim in dims else axis for dim, (axis, n) in enumerate(sizes)]
+
+    return [reduced(result) for result in results(out)]

@@ -1,97 +1,175 @@
 """Operations that pick positions of an axis, which is then fixed."""
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from surgery.width.axes import Axis, fix, unify
-from surgery.width.rules.registry import broadcast, gathered, rule
+from surgery.width.ledger import Learnt
+from surgery.width.rules.helpers import COUNTED, broadcast, fresh, results, tensors, told_apart, unify_last
+from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
+
+_INDEXED = picked("its positions are picked by an index")
 
 
 @rule("select")
-def _select(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    fix(found.pop(a["dim"]), role("one of its positions is picked"))
-    trace.assign(out, found)
+def _select(view, args, out):
+    found = list(view.axes_of(args["self"]))
+    fix(found.pop(args["dim"]), role("one of its positions is picked"))
+    return found
 
 
 @rule("unbind")
-def _unbind(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    fix(found.pop(a["dim"]), role("its positions are told apart"))
-    for result in out:
-        trace.assign(result, found)
+def _unbind(view, args, out):
+    found = list(view.axes_of(args["self"]))
+    fix(found.pop(args["dim"]), role("its positions are told apart"))
+    return found
 
 
-@rule("unfold")
-def _unfold(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
+@rule("unfold", sizes={"size"})
+def _unfold(view, args, out):
+    found = list(view.axes_of(args["self"]))
     if found:
-        fix(found[a["dimension"]], role("windows slide over it"))
-        found[a["dimension"]] = Axis(out.shape[a["dimension"] % len(found)], role("windows slide over it"))
-    trace.assign(out, [*found, Axis(a["size"], role("positions of a window"))])
+        fix(found[args["dimension"]], role("windows slide over it"))
+        found[args["dimension"]] = Axis(out.shape[args["dimension"] % len(found)], role("windows slide over it"))
+    return [*found, Axis(args["size"], role("positions of a window"))]
 
 
 @rule("diagonal")
-def _diagonal(trace, a, out):
-    found = trace.axes_of(a["self"])
-    drop = {a["dim1"] % len(found), a["dim2"] % len(found)}
+def _diagonal(view, args, out):
+    found = view.axes_of(args["self"])
+    drop = {args["dim1"] % len(found), args["dim2"] % len(found)}
     for dim in drop:
         fix(found[dim], picked("its diagonal is taken"))
-    kept = [axis for i, axis in enumerate(found) if i not in drop]
-    trace.assign(out, [*kept, Axis(out.shape[-1], picked("a diagonal"))])
+    return [*(axis for dim, axis in enumerate(found) if dim not in drop), Axis(out.shape[-1], picked("a diagonal"))]
 
 
 @rule("embedding")
-def _embedding(trace, a, out):
-    rows, width = trace.axes_of(a["weight"])
+def _embedding(view, args, out):
+    rows, width = view.axes_of(args["weight"])
     fix(rows, role("its positions are looked up"))
-    trace.made.append(width)
-    trace.assign(out, [*trace.axes_of(a["indices"]), width])
+    return Learnt([*view.axes_of(args["indices"]), width], made=[width])
+
+
+@rule("_embedding_bag _embedding_bag_forward_only")
+def _embedding_bag(view, args, out):
+    rows, width = view.axes_of(args["weight"])
+    fix(rows, role("its positions are looked up"))
+    if isinstance(args["per_sample_weights"], Tensor):
+        unify(view.axes_of(args["per_sample_weights"])[0], view.axes_of(args["indices"])[0])
+    bags, *others = results(out)
+    return Learnt([[Axis(bags.shape[0]), width], *(fresh(other.shape) for other in others)], made=[width])
 
 
 @rule("index _unsafe_index index_put _unsafe_index_put")
-def _index(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    indices = list(a["indices"]) + [None] * (len(found) - len(a["indices"]))
-    for axis, index in zip(found, indices):
-        if index is not None:
-            fix(axis, picked("its positions are picked by an index"))
-    if "values" in a:
-        return trace.assign(out, found)
-    given = [index for index in indices if index is not None]
-    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
-        kept = [axis for axis, index in zip(found, indices) if index is None]
-        if out.ndim == len(kept) + 1 and [x.size for x in kept] == list(out.shape[1:]):
-            return trace.assign(out, [Axis(out.shape[0], picked("chosen by a mask")), *kept])
-        return gathered(trace, found, out)
-    where = [i for i, index in enumerate(indices) if index is not None]
-    shape = torch.broadcast_shapes(*(index.shape for index in given))
-    where_to = broadcast(trace, given, shape)
-    kept = [axis for axis, index in zip(found, indices) if index is None]
-    front = where[0] if where == list(range(where[0], where[-1] + 1)) else 0
-    trace.assign(out, [*kept[:front], *where_to, *kept[front:]])
+def _index(view, args, out):
+    found, values = list(view.axes_of(args["self"])), args.get("values")
+    picks = list(_picks(found, args["indices"]))
+    masks = [pick for pick in picks if pick.is_mask]
+    indices = [pick.index for pick in picks if pick.index is not None and not pick.is_mask]
+    for pick in masks:
+        unify_last(pick.axes, view.axes_of(pick.index))
+    if masks and not indices and values is not None and values.ndim == 0:
+        return found  # x[mask] = 0 changes each element in its place
+    for pick in picks:
+        for axis in pick.axes if pick.index is not None else ():
+            fix(axis, _INDEXED)
+    together = [] if masks else broadcast(view, indices, torch.broadcast_shapes(*(index.shape for index in indices)))
+    kept = [axis for pick in picks if pick.index is None for axis in pick.axes]
+    at = [position for position, pick in enumerate(picks) if pick.index is not None]
+    front = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    if values is None:
+        if masks:
+            size = out.ndim - len(kept)
+            together = fresh(out.shape[front : front + size], COUNTED)
+        matrices = len(kept) > 1 and view.learned(args["self"])  # of a stack of them, as those of experts are
+        return Learnt([*kept[:front], *together, *kept[front:]], learned=matrices)
+    given = view.axes_of(values)
+    if masks:  # how many positions they choose is not known: their axis is what is left
+        behind = kept[front:]
+        unify_last(given, behind)
+        for axis in given[: len(given) - len(behind)]:
+            fix(axis, _INDEXED)
+        for axis in kept[:front]:
+            fix(axis, _INDEXED)
+    else:
+        unify_last(given, [*kept[:front], *together, *kept[front:]])
+    return found
 
 
-@rule("index_select index_add index_copy index_fill")
-def _index_select(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    fix(found[a["dim"]], picked("its positions are picked by an index"))
-    if out.shape != a["self"].shape or "source" not in a:
-        found[a["dim"]] = Axis(out.shape[a["dim"]], picked("positions picked by an index"))
-    trace.assign(out, found)
+class _Pick(NamedTuple):
+    """Axes and the index along them; None if they are taken whole."""
+
+    axes: list[Axis]
+    index: Tensor | None
+
+    @property
+    def is_mask(self) -> bool:
+        return self.index is not None and self.index.dtype in (torch.bool, torch.uint8)
+
+
+def _picks(found: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pick]:
+    """What each index picks: a mask picks along as many axes as it has, another index along one."""
+    rest = iter(found)
+    for index in indices:
+        count = index.ndim if _Pick([], index).is_mask else 1
+        yield _Pick([next(rest) for _ in range(count)], index)
+    yield from (_Pick([axis], None) for axis in rest)
+
+
+@rule("index_select index_add index_copy index_fill index_reduce")
+def _index_select(view, args, out):
+    found = list(view.axes_of(args["self"]))
+    if not found:
+        return found
+    dim = args["dim"] % len(found)
+    fix(found[dim], _INDEXED)
+    if "source" in args:  # it is laid into the tensor, at positions that the index says
+        given = list(view.axes_of(args["source"]))
+        if given:
+            unify(given.pop(dim), *view.axes_of(args["index"]) or fresh([1]))
+        for x, y in zip([*found[:dim], *found[dim + 1 :]], given):
+            unify(x, y)
+    elif "value" not in args:
+        found[dim] = Axis(out.shape[dim], picked("positions picked by an index"))
+    return found
 
 
 @rule("gather scatter scatter_add take_along_dim scatter_reduce")
-def _gather(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    index = trace.axes_of(a["index"])
-    dim = a["dim"] % len(found)
-    fix(found[dim], picked("its positions are picked by an index"))
-    fix(index[dim], picked("its positions are picked by an index"))
-    for i, (x, y) in enumerate(zip(found, index)):
-        if i != dim and x.size == y.size:
-            unify(x, y)
-        elif i != dim:
-            fix(x, picked("some of its positions are picked"))
-            fix(y, picked("some of its positions are picked"))
-    trace.assign(out, index if out.shape == a["index"].shape else found)
+def _gather(view, args, out):
+    found, index = view.axes_of(args["self"]), view.axes_of(args["index"])
+    if not found or not index:
+        return index if "sparse_grad" in args else found
+    dim = args["dim"] % len(found)
+    fix(found[dim], _INDEXED)
+    fix(index[dim], _INDEXED)
+    given = [view.axes_of(args["src"])] if isinstance(args.get("src"), Tensor) else []
+    for other in (found, *given):
+        for i, (x, y) in enumerate(zip(other, index)):
+            if x.size == y.size and (i != dim or other is not found):
+                unify(x, y)
+            elif i != dim or other is not found:
+                fix(x, picked("some of its positions are picked"))
+                fix(y, picked("some of its positions are picked"))
+    return index if "sparse_grad" in args else found
+
+
+@rule("bucketize searchsorted")
+def _searched(view, args, out):
+    *_, boundaries = view.axes_of(args["boundaries" if "boundaries" in args else "sorted_sequence"])
+    fix(boundaries, picked("values are looked up among its positions"))
+    source = args["self"]
+    return view.axes_of(source) if isinstance(source, Tensor) else []
+
+
+@rule("nonzero masked_select _unique _unique2 unique_dim unique_consecutive bincount torchvision::nms")
+def _counted(view, args, out):
+    return told_apart(view, tensors(args), out, COUNTED)
+
+
+@rule("nonzero_static masked_scatter take put histc histogram multinomial _ctc_loss")
+def _told_apart(view, args, out):
+    return told_apart(view, tensors(args), out)

@@ -1,67 +1,127 @@
-"""The registry of rules, by the names of operations, and helpers for rules."""
+"""The registry of rules by the names of operations."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
 
-from surgery.width.axes import Axis, find, fix, unify
-from surgery.width.ledger import Ledger
-from surgery.width.why import Why, picked, role
+from surgery.errors import SurgeryError
+from surgery.width.ledger import Axes, Learnt, View
 
-Rule = Callable[[Ledger, dict[str, Any], Any], dict[str, Axis | list[Axis]] | None]
+Function = Callable[[View, dict[str, Any], Any], Learnt | Axes | list]
+"""From what a rule may ask, the call's arguments by name and the result to the result's axes, or all that is learnt."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of an operation.
+
+    Attributes:
+        name: the operation's name, which several operations that do the same have in common.
+        function: what it does to axes.
+        sizes: arguments that the results' shapes show; they are not compared between a model and a narrow one.
+        layout: whether the result is the first argument in another layout of memory, which a narrow model may not need.
+        carries: whether the result holds the numbers of the first argument, so that it is a sum over the same axis.
+    """
+
+    name: str
+    function: Function
+    sizes: frozenset[str] = frozenset()
+    layout: bool = False
+    carries: bool = False
+
 
 RULES: dict[str, Rule] = {}
+TAGGED: dict[torch.Tag, Function] = {}
+"""By tags of operations what those do that have the tag but no rule of their own."""
 
 
-def rule(names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations, whose names have no namespace, overload and in-place underscore."""
+def rule(
+    names: str,
+    *,
+    same: str = "",
+    tag: torch.Tag | None = None,
+    sizes: Collection[str] = (),
+    layout: bool = False,
+    carries: bool = False,
+) -> Callable[[Function], Function]:
+    """Register a rule for operations; names of aten's have no namespace, and none has an overload or a last underscore.
 
-    def register(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), rule))
-        return rule
+    Args:
+        same: other names of the first of these operations.
+        tag: operations with this tag have this rule too, unless they have one of their own.
+        sizes, layout, carries: see `Rule`.
+    """
+    head, *others = names.split()
+
+    def register(function: Function) -> Function:
+        for name in (head, *others):
+            RULES[name] = Rule(name, function, frozenset(sizes), layout, carries or layout)
+        RULES.update(dict.fromkeys(same.split(), RULES[head]))
+        if tag is not None:
+            TAGGED[tag] = function
+        return function
 
     return register
 
 
-def fresh(shape: Iterable[int], why: Why | None = None) -> list[Axis]:
-    """New axes of these sizes."""
-    return [Axis(size, why) for size in shape]
+def register_rule(name: str, *, sizes: Collection[str] = (), replace: bool = False) -> Callable[[Function], Function]:
+    """Teach `surgery.narrow` an operation: register a rule, which says what the operation does to axes.
+
+    A rule gets what it may ask (`view.axes_of(tensor)`, `view.learned(tensor)`), the call's arguments by their names in
+    the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay whole, and
+    returns the axes of the result, or a `surgery.width.rules.Learnt` if there is more to say.
+
+    Args:
+        name: of the operation: `namespace::name` without overload. An in-place variant `name_` has the same rule.
+        sizes: names of arguments that are sizes of the result's axes, which may shrink.
+        replace: whether the rule may take the place of one that the operation has already.
+
+    Raises:
+        SurgeryError: if the name has no namespace, or if the operation has a rule and `replace` is not set.
+
+    >>> @register_rule("doctest::twice")
+    ... def twice(view, args, out):
+    ...     return view.axes_of(args["x"])
+    >>> register_rule("doctest::twice")
+    Traceback (most recent call last):
+    ...
+    surgery.errors.SurgeryError: doctest::twice has a rule already: pass replace=True to use another one
+    """
+    namespace, colons, bare = name.partition("::")
+    if not (namespace and colons and bare.isidentifier()):
+        raise SurgeryError(f"{name!r} does not name an operation: write 'namespace::name', without an overload")
+    key = canonical(name)
+    if key in RULES and not replace:
+        raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one")
+
+    def register(function: Function) -> Function:
+        RULES[key] = Rule(key, function, frozenset(sizes))
+        return function
+
+    return register
 
 
-def results(out: Any) -> list[Tensor]:
-    """The tensors that an operation returned."""
-    return [t for t in (out if isinstance(out, list | tuple) else [out]) if isinstance(t, Tensor)]
+def canonical(name: str) -> str:
+    """The name under which an operation's rule is kept: without aten's namespace and the in-place underscore.
+
+    >>> canonical("aten::add_"), canonical("aten::__and__"), canonical("mylib::norm")
+    ('add', '__and__', 'mylib::norm')
+    """
+    name = name.removeprefix("aten::")
+    return name if name.startswith("__") else name.rstrip("_") or name
 
 
-def broadcast(trace: Ledger, tensors: list[Tensor], shape) -> list[Axis]:
-    """The axes of tensors that were broadcast against each other."""
-    result = []
-    for position in range(1, len(shape) + 1):
-        same = [trace.axes_of(t)[-position] for t in tensors if t.ndim >= position]
-        same = [axis for axis in same if axis.size == shape[-position]]
-        for other in same[1:]:
-            unify(same[0], other)
-        result.append(find(same[0]) if same else Axis(shape[-position]))
-    return result[::-1]
+def rule_for(func: Any) -> Rule | None:
+    """The rule for an operation, or None."""
+    name = canonical(func._schema.name)
+    if name in RULES:
+        return RULES[name]
+    return next((Rule(name, function) for tag, function in TAGGED.items() if tag in func.tags), None)
 
 
-def gathered(trace: Ledger, found: list[Axis], out: Tensor) -> None:
-    """Data decide which positions are picked, so all axes are fixed."""
-    for axis in found:
-        fix(axis, picked("positions are picked by data"))
-    for result in results(out):
-        trace.assign(result, fresh(result.shape, picked("positions are picked by data")))
-
-
-def windowed(trace: Ledger, found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> list[Axis]:
-    """Axes that a window of these lengths slid over."""
-    kept = []
-    for axis, size, length in zip(found, sizes, window):
-        if axis.size != size:
-            fix(axis, role("a window slides over it"))
-            axis = Axis(size, role("a window slides over it"))
-        elif length > 1:
-            trace.ordered.append(axis)
-        kept.append(axis)
-    return kept
+def operation_name(func: Any) -> str:
+    """`add` for aten.add_.Tensor: variants of one operation, and operations that do the same, share a name."""
+    name = canonical(func._schema.name)
+    return RULES[name].name if name in RULES else name

@@ -1,153 +1,177 @@
 """Reshaping, reordering, splitting and joining."""
 
-from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment, unify
-from surgery.width.rules.registry import fresh, gathered, rule
+from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment
+from surgery.width.ledger import Learnt
+from surgery.width.rules.helpers import fitting, fresh, tensors, told_apart, unify_all
+from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
 
 
-@rule("view flatten unflatten")
-def _view(trace, a, out):
-    if out.dtype != a["self"].dtype and out.shape != a["self"].shape:  # view(dtype) changes the last axis
-        for axis in trace.axes_of(a["self"]):
-            fix(axis, role("its memory is seen as another type"))
-        trace.assign(out, fresh(out.shape, role("its memory is seen as another type")))
-        return
-    trace.assign(out, regroup(list(trace.axes_of(a["self"])), list(out.shape)))
+@rule("view", same="_unsafe_view reshape _reshape_alias", sizes={"size", "shape"}, carries=True)
+@rule("flatten unflatten", sizes={"sizes"})
+def _view(view, args, out):
+    found = view.axes_of(args["self"])
+    if out.dtype != args["self"].dtype and out.shape != args["self"].shape:  # view(dtype) changes the last axis
+        why = role("its memory is seen as another type")
+        for axis in found:
+            fix(axis, why)
+        return fresh(out.shape, why)
+    return regroup(list(found), list(out.shape))
 
 
 @rule("permute")
-def _permute(trace, a, out):
-    found = trace.axes_of(a["self"])
-    trace.assign(out, [found[dim] for dim in a["dims"]])
+def _permute(view, args, out):
+    found = view.axes_of(args["self"])
+    return [found[dim] for dim in args["dims"]]
 
 
-@rule("transpose t swapaxes adjoint")
-def _transpose(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
+@rule("transpose t swapaxes swapdims adjoint")
+def _transpose(view, args, out):
+    found = list(view.axes_of(args["self"]))
     if len(found) >= 2:
-        i, j = a.get("dim0", 0), a.get("dim1", 1)
+        i, j = (args.get(f"dim{n}", args.get(f"axis{n}", n)) for n in (0, 1))
         found[i], found[j] = found[j], found[i]
-    trace.assign(out, found)
+    return found
 
 
 @rule("unsqueeze")
-def _unsqueeze(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    found.insert(a["dim"] % out.ndim, Axis(1))
-    trace.assign(out, found)
+def _unsqueeze(view, args, out):
+    found = list(view.axes_of(args["self"]))
+    found.insert(args["dim"] % out.ndim, Axis(1))
+    return found
 
 
 @rule("squeeze")
-def _squeeze(trace, a, out):
-    kept = iter([axis for axis in trace.axes_of(a["self"]) if axis.size != 1])
-    trace.assign(out, [Axis(1) if size == 1 else next(kept) for size in out.shape])
+def _squeeze(view, args, out):
+    kept = iter([axis for axis in view.axes_of(args["self"]) if axis.size != 1])
+    return [Axis(1) if size == 1 else next(kept) for size in out.shape]
 
 
 @rule("view_as_real")
-def _view_as_real(trace, a, out):
-    trace.assign(out, [*trace.axes_of(a["self"]), Axis(2, role("real and imaginary part"))])
+def _view_as_real(view, args, out):
+    return [*view.axes_of(args["self"]), Axis(2, role("real and imaginary part"))]
 
 
 @rule("view_as_complex")
-def _view_as_complex(trace, a, out):
-    *found, parts = trace.axes_of(a["self"])
+def _view_as_complex(view, args, out):
+    *found, parts = view.axes_of(args["self"])
     fix(parts, role("real and imaginary part"))
-    trace.assign(out, found)
+    return found
 
 
-@rule("expand expand_as")
-def _expand(trace, a, out):
-    found = trace.axes_of(a["self"])
-    result = fresh(out.shape)
-    for position, axis in enumerate(reversed(found), 1):
-        if axis.size == out.shape[-position]:
-            result[-position] = axis
-    trace.assign(out, result)
+@rule("expand", layout=True)
+@rule("expand_as")
+def _expand(view, args, out):
+    found = view.axes_of(args["self"])
+    return fitting(reversed(found), reversed(out.shape))[::-1]
 
 
-@rule("repeat tile")
-def _repeat(trace, a, out):
-    found = trace.axes_of(a["self"])
+@rule("repeat tile", sizes={"repeats"})
+def _repeat(view, args, out):
+    found = view.axes_of(args["self"])
     found = [*fresh([1] * (out.ndim - len(found))), *found]
-    trace.assign(out, [product([Axis(size // max(axis.size, 1)), axis]) for axis, size in zip(found, out.shape)])
+    return [product([Axis(size // max(axis.size, 1)), axis]) for axis, size in zip(found, out.shape)]
 
 
-@rule("repeat_interleave")
-def _repeat_interleave(trace, a, out):
-    source = a.get("self", a.get("repeats"))
-    found = trace.axes_of(source)
-    if a.get("dim") is None or not isinstance(a["repeats"], int):
-        return gathered(trace, [*found], out)
-    result = [
-        axis if axis.size == size else product([axis, Axis(size // axis.size)]) for axis, size in zip(found, out.shape)
+@rule("repeat_interleave", sizes={"repeats", "output_size"})
+def _repeat_interleave(view, args, out):
+    source = args.get("self", args["repeats"])
+    if args.get("dim") is None or not isinstance(args["repeats"], int):
+        return told_apart(view, [source], out)[0]
+    return [
+        axis if axis.size == size else product([axis, Axis(size // axis.size)])
+        for axis, size in zip(view.axes_of(source), out.shape)
     ]
-    trace.assign(out, result)
 
 
-@rule("slice narrow")
-def _slice(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    dim, size = a["dim"], found[a["dim"]].size
-    start, stop, step = slice(a["start"], a.get("end"), a.get("step", 1)).indices(size)
-    first = None
+@rule("slice", sizes={"end"})
+@rule("narrow", sizes={"length"})
+def _slice(view, args, out):
+    found = list(view.axes_of(args["self"]))
+    dim, whole = args["dim"], found[args["dim"]]
+    start, stop, step = slice(args["start"], args.get("end"), args.get("step", 1)).indices(whole.size)
     if step == 1:
-        first = segment(found[dim], 0, start) if start else None
-        found[dim] = segment(found[dim], start, max(start, stop)) if stop > start else Axis(0)
-    elif size % step == 0 and start < step and stop > size - step:
+        found[dim] = segment(whole, start, stop) if stop > start else Axis(0)
+        return Learnt(found, {"start": segment(whole, 0, start)} if start else {})
+    if whole.size % step == 0 and start < step and stop > whole.size - step:
         # every step-th position from `start`: one position of a last digit
-        rest = regroup([found[dim]], [size // step, step])
-        fix(rest[1], role("one of its positions is picked"))
-        found[dim] = rest[0]
+        found[dim], last = regroup([whole], [whole.size // step, step])
+        fix(last, role("one of its positions is picked"))
     else:
-        fix(found[dim], picked("some of its positions are picked"))
+        fix(whole, picked("some of its positions are picked"))
         found[dim] = Axis(out.shape[dim], picked("positions are picked"))
-    trace.assign(out, found)
-    return {"start": first} if first is not None else None
+    return found
 
 
-@rule("split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes")
-def _split(trace, a, out):
-    found, start = trace.axes_of(a["self"]), 0
-    dim = a["dim"] % len(found)
+@rule("split unsafe_split", sizes={"split_size", "split_sizes"})
+@rule("split_with_sizes unsafe_split_with_sizes", sizes={"split_sizes"})
+@rule("chunk unsafe_chunk tensor_split", sizes={"sections"})
+def _split(view, args, out):
+    found, start, parts = view.axes_of(args["self"]), 0, []
+    dim = args["dim"] % len(found)
     for result in out:
         stop = start + result.shape[dim]
-        trace.assign(result, [*found[:dim], segment(found[dim], start, stop), *found[dim + 1 :]])
+        parts.append([*found[:dim], segment(found[dim], start, stop), *found[dim + 1 :]])
         start = stop
-    return None
+    return parts
 
 
 @rule("cat concatenate")
-def _cat(trace, a, out):
-    tensors = [t for t in a["tensors"] if t.shape != (0,) or out.ndim == 1]
-    found = [trace.axes_of(t) for t in tensors]
-    dim = a["dim"] % out.ndim
-    for other in found[1:]:
-        for i, (x, y) in enumerate(zip(found[0], other)):
-            if i != dim:
-                unify(x, y)
-    trace.assign(out, [concatenation([f[dim] for f in found]) if i == dim else x for i, x in enumerate(found[0])])
+def _cat(view, args, out):
+    found = [view.axes_of(tensor) for tensor in args["tensors"] if tensor.shape != (0,) or out.ndim == 1]
+    dim = args["dim"] % out.ndim
+    unify_all([*axes[:dim], *axes[dim + 1 :]] for axes in found)
+    return [*found[0][:dim], concatenation([axes[dim] for axes in found]), *found[0][dim + 1 :]]
 
 
 @rule("stack")
-def _stack(trace, a, out):
-    found = [trace.axes_of(t) for t in a["tensors"]]
-    for other in found[1:]:
-        for x, y in zip(found[0], other):
-            unify(x, y)
+def _stack(view, args, out):
+    found = [view.axes_of(tensor) for tensor in args["tensors"]]
+    unify_all(found)
     result = list(found[0])
-    result.insert(a["dim"] % out.ndim, Axis(len(found), role("tensors are stacked")))
-    trace.assign(out, result)
+    result.insert(args["dim"] % out.ndim, Axis(len(found), role("tensors are stacked")))
+    return result
+
+
+@rule("slice_scatter", sizes={"end"})
+def _slice_scatter(view, args, out):
+    found, given = list(view.axes_of(args["self"])), list(view.axes_of(args["src"]))
+    dim = args["dim"]
+    start, stop, step = slice(args["start"], args["end"], args["step"]).indices(found[dim].size)
+    if step != 1:
+        return told_apart(view, tensors(args), out)
+    unify_all([[*found[:dim], segment(found[dim], start, stop), *found[dim + 1 :]], given])
+    return Learnt(found, {"start": segment(found[dim], 0, start)} if start else {})
+
+
+@rule("select_scatter")
+def _select_scatter(view, args, out):
+    found = view.axes_of(args["self"])
+    rest = list(found)
+    fix(rest.pop(args["dim"]), role("one of its positions is picked"))
+    unify_all([rest, view.axes_of(args["src"])])
+    return found
+
+
+@rule("diag_embed")
+def _diagonal_matrix(view, args, out):
+    *found, axis = view.axes_of(args["self"])
+    if args["offset"]:
+        return told_apart(view, tensors(args), out)
+    for dim in sorted((args["dim1"] % out.ndim, args["dim2"] % out.ndim)):
+        found.insert(dim, axis)
+    return found
 
 
 @rule(
     """
-    constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d _pad_circular
-    reflection_pad3d replication_pad3d
+    constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+    replication_pad3d _pad_circular
     """
 )
-def _pad(trace, a, out):
-    found = list(trace.axes_of(a["self"]))
-    pad, ends = a.get("pad", a.get("padding")), []
+def _pad(view, args, out):
+    found, ends = list(view.axes_of(args["self"])), []
+    pad = args["pad" if "pad" in args else "padding"]
     for i in range(len(pad) // 2):
         position = len(found) - 1 - i
         axis = found[position]
@@ -157,12 +181,12 @@ def _pad(trace, a, out):
             axis = segment(axis, max(0, -pad[2 * i]), axis.size - max(0, -pad[2 * i + 1]))
         found[position] = concatenation([before, axis, after])
         ends += [before, after]
-    trace.assign(out, found)
-    return {"pad": ends} if min(pad) >= 0 else None
+    return Learnt(found, {"pad": ends} if min(pad) >= 0 else {})
 
 
-@rule("as_strided")
-def _as_strided(trace, a, out):
-    if out.shape == a["self"].shape and out.stride() == a["self"].stride():
-        return trace.assign(out, trace.axes_of(a["self"]))
-    return gathered(trace, list(trace.axes_of(a["self"])), out)
+@rule("as_strided", sizes={"size", "stride", "storage_offset"})
+def _as_strided(view, args, out):
+    source = args["self"]
+    if out.shape == source.shape and out.stride() == source.stride():
+        return view.axes_of(source)
+    return told_apart(view, [source], out)[0]

@@ -3,7 +3,9 @@
 from math import prod
 
 from surgery.width.axes import Axis, fix, product, regroup, unify
-from surgery.width.rules.registry import fresh, results, rule, windowed
+from surgery.width.ledger import Learnt
+from surgery.width.rules.helpers import fresh, grouped, results, unify_all, windowed
+from surgery.width.rules.registry import rule
 from surgery.width.why import role
 
 
@@ -13,67 +15,77 @@ from surgery.width.why import role
     adaptive_max_pool3d _adaptive_avg_pool3d max_pool3d_with_indices adaptive_avg_pool1d max_pool2d
     upsample_bilinear2d upsample_nearest2d upsample_bicubic2d upsample_linear1d upsample_nearest1d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa upsample_trilinear3d mkldnn_max_pool2d
-    _upsample_nearest_exact2d adaptive_avg_pool2d
-    """
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_nearest3d
+    _upsample_lanczos2d_aa adaptive_avg_pool2d adaptive_max_pool1d adaptive_avg_pool3d
+    """,
+    sizes={"output_size"},
 )
-def _pool(trace, a, out):
-    found = trace.axes_of(a["self"])
+def _pool(view, args, out):
+    found = view.axes_of(args["self"])
     window = [1, 1, 2, 2, 2][: len(found)]  # windows of unknown length along all axes but batch and channels
-    for result in results(out):
-        trace.assign(result, windowed(trace, found, result.shape, window))
+    kept, ordered = zip(*(windowed(found, result.shape, window) for result in results(out)))
+    return Learnt(kept, ordered=[axis for axes in ordered for axis in axes])
 
 
-@rule("grid_sampler_2d grid_sampler")
-def _grid_sample(trace, a, out):
-    x, grid = trace.axes_of(a["input"]), trace.axes_of(a["grid"])
+@rule("max_unpool2d max_unpool3d", sizes={"output_size"})
+def _unpool(view, args, out):
+    found, pixels = view.axes_of(args["self"]), len(args["output_size"])
+    unify_all([found, view.axes_of(args["indices"])])
+    for axis in found[-pixels:]:
+        fix(axis, role("a window slides over it"))
+    return [*found[:-pixels], *fresh(out.shape[-pixels:], role("pixels"))]
+
+
+@rule("grid_sampler_2d grid_sampler_3d grid_sampler")
+def _grid_sample(view, args, out):
+    x, grid = view.axes_of(args["input"]), view.axes_of(args["grid"])
     unify(x[0], grid[0])
     for axis in (*x[2:], *grid[1:]):
         fix(axis, role("positions are sampled"))
-    trace.assign(out, [*x[:2], *grid[1:-1]])
+    return [*x[:2], *grid[1:-1]]
 
 
 @rule("pixel_shuffle")
-def _pixel_shuffle(trace, a, out):
-    r = a["upscale_factor"]
-    *batch, c, h, w = trace.axes_of(a["self"])
+def _pixel_shuffle(view, args, out):
+    r = args["upscale_factor"]
+    *batch, c, h, w = view.axes_of(args["self"])
     channel, i, j = regroup([c], [c.size // r**2, r, r])
     for axis in (i, j):
         fix(axis, role("channels become pixels"))
-    trace.assign(out, [*batch, channel, product([h, i]), product([w, j])])
+    return [*batch, channel, product([h, i]), product([w, j])]
 
 
 @rule("channel_shuffle native_channel_shuffle")
-def _channel_shuffle(trace, a, out):
-    batch, c, *rest = trace.axes_of(a["self"])
-    which, within = regroup([c], [a["groups"], c.size // a["groups"]])
-    trace.assign(out, [batch, product([within, which]), *rest])
-    return {"groups": which}
+def _channel_shuffle(view, args, out):
+    batch, c, *rest = view.axes_of(args["self"])
+    which, within = grouped(c, args["groups"])
+    return Learnt([batch, product([within, which]), *rest], {"groups": which})
 
 
 @rule("pixel_unshuffle")
-def _pixel_unshuffle(trace, a, out):
-    r = a["downscale_factor"]
-    *batch, c, h, w = trace.axes_of(a["self"])
+def _pixel_unshuffle(view, args, out):
+    r = args["downscale_factor"]
+    *batch, c, h, w = view.axes_of(args["self"])
     (h, i), (w, j) = regroup([h], [h.size // r, r]), regroup([w], [w.size // r, r])
     for axis in (i, j):
         fix(axis, role("pixels become channels"))
-    trace.assign(out, [*batch, product([c, i, j]), h, w])
+    return [*batch, product([c, i, j]), h, w]
 
 
 @rule("im2col")
-def _im2col(trace, a, out):
-    *batch, c, h, w = trace.axes_of(a["self"])
+def _im2col(view, args, out):
+    *batch, c, h, w = view.axes_of(args["self"])
     for axis in (h, w):
         fix(axis, role("a window slides over it"))
-    window = Axis(prod(a["kernel_size"]), role("positions of a window"))
-    trace.assign(out, [*batch, product([c, window]), Axis(out.shape[-1], role("windows"))])
+    window = Axis(prod(args["kernel_size"]), role("positions of a window"))
+    return [*batch, product([c, window]), Axis(out.shape[-1], role("windows"))]
 
 
-@rule("col2im")
-def _col2im(trace, a, out):
-    *batch, c, n = trace.axes_of(a["self"])
-    window = prod(a["kernel_size"])
+@rule("col2im", sizes={"output_size"})
+def _col2im(view, args, out):
+    *batch, c, n = view.axes_of(args["self"])
+    window = prod(args["kernel_size"])
     channel, positions = regroup([c], [c.size // window, window])
     for axis in (positions, n):
         fix(axis, role("positions of a window"))
-    trace.assign(out, [*batch, channel, *fresh(out.shape[-2:], role("pixels"))])
+    return [*batch, channel, *fresh(out.shape[-2:], role("pixels"))]

@@ -1,0 +1,536 @@
+"""Each rule on a small module: what shrinks, and a numeric oracle; rules and blocks that a user adds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+import surgery
+from surgery import SurgeryError, narrow
+from surgery.depth import adapters
+from surgery.errors import InternalError
+from surgery.forward import in_mode
+from surgery.width import rules
+from surgery.width.rules import registry
+from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
+
+ops = torchvision.ops
+D = {"dtype": torch.float64}
+
+
+class Net(nn.Module):
+    """Layers, and a function of them and the inputs."""
+
+    def __init__(self, function, **layers):
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, nn.Parameter(layer) if isinstance(layer, torch.Tensor) else layer)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def assert_narrows(model, example, **expected):
+    """The tensors have these shapes at half the width, and the narrow model computes what it should."""
+    model = randomized(model.double()).eval()
+    small, plan = narrow(model, rate=0.5, example=example)
+    for name, shape in expected.items():
+        assert tuple(small.state_dict()[name.replace("__", ".")].shape) == shape, name
+    assert_plan(model, small, plan)
+    assert_zero_oracle(model, small, plan, example)
+    return small
+
+
+def ints(*shape, high, seed=0):
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def floats(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), **D)
+
+
+HALF = {"body__weight": (4, 3), "head__weight": (3, 4)}  # the hidden width shrinks
+WHOLE = {"body__weight": (8, 3), "head__weight": (3, 8)}
+BOXES = torch.tensor([[0.0, 0, 0, 4, 4], [1, 1, 2, 6, 7], [0, 2, 2, 5, 5]], **D)
+
+
+def tokens(function):
+    """A function of 8 hidden features of 5 tokens, between two linear layers; a layer in front shrinks anyway."""
+    model = Net(lambda net, x: net.head(function(net.body(net.front(x)))), front=nn.Linear(4, 6), body=nn.Linear(6, 8))
+    model.head = nn.Linear(8, 3)
+    return model
+
+
+def image(function, channels=8, **layers):
+    """A function of the channels of an image, between two convolutions."""
+    model = Net(lambda net, x, *more: net.head(function(net, net.body(x), *more)), **layers)
+    model.body, model.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(channels, 3, 1)
+    return model
+
+
+def assign_zero(h):
+    h = h.clone()
+    h[h < 0.2] = 0
+    return h
+
+
+def put(h):
+    index = torch.tensor([0, 2, 2])
+    return torch.zeros_like(h).index_put((torch.zeros(3, dtype=torch.long), index), h[0, :3], accumulate=True) + h
+
+
+# Functions of tokens [2, 5, 8], whose features are a width that shrinks
+FEATURES_SHRINK = {
+    "cumsum": lambda h: h.cumsum(1),
+    "cummax": lambda h: h.cummax(1).values,
+    "cummin": lambda h: h.cummin(1).values,
+    "sort": lambda h: h.sort(1).values,
+    "argsort": lambda h: h.gather(1, h.argsort(1)),
+    "topk": lambda h: h.topk(2, dim=1).values,
+    "max": lambda h: h + h.max(1, keepdim=True).values,
+    "median": lambda h: h + h.median(1, keepdim=True).values,
+    "argmax": lambda h: h + h.argmax(1, keepdim=True),
+    "mask": lambda h: h[torch.ones(2, 5, dtype=torch.bool)],
+    "nonzero": lambda h: h[torch.ones(2, 5).nonzero(as_tuple=True)],
+    "where": lambda h: h[torch.where(torch.ones(2, 5) > 0)],
+    "assign by mask": assign_zero,
+    "index_put": put,
+    "index_copy": lambda h: h.index_copy(1, torch.tensor([3, 0]), h[:, :2]),
+    "scatter": lambda h: torch.zeros_like(h).scatter(1, torch.zeros_like(h, dtype=torch.long), h),
+    "scatter_add": lambda h: h.scatter_add(1, torch.ones_like(h, dtype=torch.long), h),
+    "unique": lambda h: h[:, torch.tensor([1, 3, 1]).unique()],
+    "bincount": lambda h: h * torch.bincount(torch.tensor([0, 4, 4]))[:, None],
+    "einsum": lambda h: torch.einsum("btc,bsc,bsd->btd", h, h, h),
+    "tril": lambda h: (h @ h.mT).tril() @ h,
+    "norm": lambda h: h / torch.linalg.vector_norm(h, dim=-1, keepdim=True),
+    "norm of matrix": lambda h: h / torch.linalg.matrix_norm(h, keepdim=True),
+    "normalize": lambda h: F.normalize(h, dim=-1),
+    "cdist": lambda h: torch.cdist(h, h) @ h,
+    "cdist, many": lambda h: torch.cdist(h, h, compute_mode="use_mm_for_euclid_dist") @ h,
+    "cosine": lambda h: h * F.cosine_similarity(h[:, :1], h, dim=-1)[..., None],
+    "pairwise": lambda h: h * F.pairwise_distance(h[:, :1], h, eps=0)[..., None],
+    "pdist": lambda h: h * F.pdist(h[0]).sum(),
+    "repeat_interleave": lambda h: h.repeat_interleave(2, dim=1),
+    "slice_scatter": lambda h: h.slice_scatter(h[:, 1:3], dim=1, start=2, end=4),
+    "select_scatter": lambda h: h.select_scatter(h[:, 1], dim=1, index=2),
+    "diag_embed": lambda h: h @ torch.diag_embed(h[:, 0]),
+    "rot90": lambda h: h.rot90(2, (0, 1)),
+    "baddbmm": lambda h: torch.baddbmm(h, h @ h.mT, h),
+    "addr": lambda h: h + torch.addr(h[0], h[0].sum(-1), h[0, 0]),
+    "searchsorted": lambda h: h * torch.searchsorted(torch.tensor([0.1, 0.5], **D), h),
+}
+
+
+@pytest.mark.parametrize("case", FEATURES_SHRINK)
+def test_operations_along_tokens_leave_the_features_free(case):
+    assert_narrows(tokens(FEATURES_SHRINK[case]), floats(2, 5, 4), **HALF)
+
+
+# Functions of tokens of which the features must stay whole; the layer in front shrinks nevertheless
+FEATURES_STAY = {
+    "cumsum": lambda h: h.cumsum(-1),
+    "sort": lambda h: h.sort(-1).values,
+    "topk": lambda h: h + h.topk(2, dim=-1).values.sum(-1, keepdim=True),
+    "max": lambda h: h + h.max(-1, keepdim=True).values,
+    "argmax": lambda h: h + h.argmax(-1, keepdim=True),
+    "kthvalue": lambda h: h + h.kthvalue(3, dim=-1, keepdim=True).values,
+    "masked_select": lambda h: h.masked_select(h < 9).reshape(2, 5, 8),
+    "histc": lambda h: h + torch.histc(h, bins=8),
+    "unique": lambda h: h + h.unique().sum(),
+    "nonzero": lambda h: h + h.nonzero().sum(),
+    "inverse": lambda h: h @ torch.linalg.inv(h.mT @ h + torch.eye(8, **D)),
+    "qr": lambda h: torch.linalg.qr(h.mT)[0].mT @ h.mT @ h,
+    "scatter": lambda h: h.scatter(-1, torch.zeros(2, 5, 3, dtype=torch.long), h[:, :, :3]),
+}
+
+
+@pytest.mark.parametrize("case", FEATURES_STAY)
+def test_features_stay_whole_where_positions_are_told_apart(case):
+    assert_narrows(tokens(FEATURES_STAY[case]), floats(2, 5, 4), **WHOLE, front__weight=(3, 4))
+
+
+CHANNELS = {  # name: (function of net, features and more inputs; channels left; layers)
+    "roi_align": (lambda net, h, boxes: ops.roi_align(h, boxes, 2), 8, {}),
+    "roi_pool": (lambda net, h, boxes: ops.roi_pool(h, boxes, 2), 8, {}),
+    "ps_roi_align": (lambda net, h, boxes: ops.ps_roi_align(h, boxes, 2), 2, {}),
+    "ps_roi_pool": (lambda net, h, boxes: ops.ps_roi_pool(h, boxes, 2), 2, {}),
+    "nms": (lambda net, h, boxes: h[:, :, ops.nms(boxes[:, 1:], boxes[:, 1], 0.5)], 8, {}),
+    "max_unpool": (lambda net, h: F.max_unpool2d(*F.max_pool2d(h, 2, return_indices=True), 2), 8, {}),
+    "fold": (lambda net, h: F.fold(F.unfold(h, 2, stride=2), 8, 2, stride=2), 8, {}),
+    "nearest-exact": (lambda net, h: F.interpolate(h, 5, mode="nearest-exact"), 8, {}),
+    "channel_shuffle": (lambda net, h: F.channel_shuffle(h, 2), 8, {}),
+    "grid_sample": (lambda net, h: F.grid_sample(h, floats(2, 4, 4, 2), align_corners=False), 8, {}),
+    "deform": (lambda net, h: net.deform(h, net.offset(h)), 6, {"deform": (8, 6), "offset": 18}),
+    "deform, groups": (lambda net, h: net.deform(h, net.offset(h)), 8, {"deform": (8, 8, 2), "offset": 36}),
+    "deform, mask": (lambda net, h: net.deform(h, net.offset(h), net.mask(h)), 6, {"deform": (8, 6), "offset": 18}),
+}
+
+
+@pytest.mark.parametrize("case", CHANNELS)
+def test_channels_shrink_and_pixels_and_boxes_stay(case):
+    function, left, layers = CHANNELS[case]
+    made = {}
+    if layers:
+        i, o, *groups = layers["deform"]
+        made["deform"] = ops.DeformConv2d(i, o, 3, padding=1, groups=(groups or [1])[0])
+        made["offset"], made["mask"] = nn.Conv2d(8, layers["offset"], 3, padding=1), nn.Conv2d(8, 9, 3, padding=1)
+    boxes = [BOXES] if "roi" in case or case == "nms" else []
+    small = assert_narrows(image(function, left, **made), (floats(2, 3, 8, 8), *boxes), body__weight=(4, 3, 3, 3))
+    assert small.head.weight.shape[1] == (left + 1) // 2
+
+
+def bagged(mode, weights=False):
+    def function(net, indices, *more):
+        offsets, weighed = (more[0], more[1:]) if indices.ndim == 1 else (None, more)
+        return net.head(net.table(indices, offsets, *weighed))
+
+    return Net(function, table=nn.EmbeddingBag(10, 8, mode=mode), head=nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_a_bag_of_embeddings(mode):
+    shapes = {"table__weight": (10, 4), "head__weight": (3, 4)}
+    small = assert_narrows(bagged(mode), (ints(6, high=10), torch.tensor([0, 2, 5])), **shapes)
+    assert small.table.embedding_dim == 4
+    assert_narrows(bagged(mode), ints(3, 4, high=10), **shapes)
+    if mode == "sum":
+        assert_narrows(bagged(mode), (ints(3, 4, high=10), floats(3, 4)), **shapes)
+
+
+def test_bilinear():
+    model = Net(
+        lambda net, x: net.head(net.both(net.one(x), net.two(x))),
+        one=nn.Linear(4, 8), two=nn.Linear(4, 6), both=nn.Bilinear(8, 6, 10), head=nn.Linear(10, 3),
+    )  # fmt: skip
+    small = assert_narrows(model, floats(2, 5, 4), both__weight=(5, 4, 3), head__weight=(3, 5))
+    assert (small.both.in1_features, small.both.in2_features, small.both.out_features) == (4, 3, 5)
+
+
+# A forward pass that returns a loss: of 5 outputs and the labels that are given
+LOSSES = {
+    "cross_entropy": (lambda y, t: F.cross_entropy(y, t), ints(6, high=5)),
+    "cross_entropy, smooth, weights": (
+        lambda y, t: F.cross_entropy(y, t, weight=torch.arange(1.0, 6, **D), label_smoothing=0.1),
+        ints(6, high=5),
+    ),
+    "cross_entropy of each": (lambda y, t: F.cross_entropy(y, t, reduction="none"), ints(6, high=5)),
+    "cross_entropy of pixels": (lambda y, t: F.cross_entropy(y.T.reshape(1, 5, 2, 3), t), ints(1, 2, 3, high=5)),
+    "multi_margin": (lambda y, t: F.multi_margin_loss(y, t), ints(6, high=5)),
+    "mse": (lambda y, t: F.mse_loss(y, t), floats(6, 5)),
+    "smooth_l1": (lambda y, t: F.smooth_l1_loss(y, t), floats(6, 5)),
+    "huber": (lambda y, t: F.huber_loss(y, t, reduction="none"), floats(6, 5)),
+    "l1": (lambda y, t: F.l1_loss(y, t), floats(6, 5)),
+    "bce": (lambda y, t: F.binary_cross_entropy(y.sigmoid(), t, torch.full((5,), 0.5, **D)), floats(6, 5)),
+    "bce with logits": (lambda y, t: F.binary_cross_entropy_with_logits(y, t), floats(6, 5)),
+    "kl_div": (lambda y, t: F.kl_div(y.log_softmax(-1), t, reduction="batchmean"), floats(6, 5)),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_in_the_forward_pass_keeps_the_classes(case):
+    loss, labels = LOSSES[case]
+    model = Net(lambda net, x, t: loss(net.head(net.body(x)), t), body=nn.Linear(4, 8), head=nn.Linear(8, 5))
+    assert_narrows(model, (floats(6, 4), labels), body__weight=(4, 4), head__weight=(5, 4))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
+def test_a_loss_between_hidden_features_shrinks(loss):
+    model = Net(lambda net, x: loss(net.one(x), net.two(x), reduction="sum"), one=nn.Linear(4, 8), two=nn.Linear(4, 8))
+    assert_narrows(model, floats(6, 4), one__weight=(4, 4), two__weight=(4, 4)) if loss is F.mse_loss else None
+
+
+class Experts(nn.Module):
+    """A gate picks two of four experts for each token; the tokens of an expert are gathered, and its outputs added."""
+
+    def __init__(self, dispatch, width=8, inner=10):
+        super().__init__()
+        self.dispatch = dispatch
+        self.body, self.gate, self.head = nn.Linear(6, width), nn.Linear(width, 4), nn.Linear(width, 3)
+        self.up = nn.Parameter(torch.zeros(4, inner, width))
+        self.down = nn.Parameter(torch.zeros(4, width, inner))
+
+    def forward(self, x):
+        h = self.body(x)
+        weights, chosen = self.gate(h).softmax(-1).topk(2)
+        return self.head(self.dispatch(self, h, weights, chosen))
+
+
+def one_by_one(net, h, weights, chosen):
+    result = torch.zeros_like(h)
+    for expert in range(4):
+        token, place = torch.where(chosen == expert)
+        y = F.linear(F.linear(h[token], net.up[expert]).relu(), net.down[expert])
+        result.index_add_(0, token, y * weights[token, place, None])
+    return result
+
+
+def all_at_once(net, h, weights, chosen):
+    dense = torch.zeros(len(h), 4, dtype=h.dtype).scatter(1, chosen, weights)
+    y = torch.bmm(torch.bmm(h.expand(4, *h.shape), net.up.mT).relu(), net.down.mT)
+    return torch.einsum("etc,te->tc", y, dense)
+
+
+def gathered(net, h, weights, chosen):
+    y = torch.einsum("tkuc,tc->tku", net.up[chosen], h).relu()
+    return (torch.einsum("tkcu,tku->tkc", net.down[chosen], y) * weights[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("dispatch", [one_by_one, all_at_once, gathered])
+def test_experts_shrink_and_none_is_lost(dispatch):
+    shapes = {"body__weight": (4, 6), "gate__weight": (4, 4), "up": (4, 5, 4), "down": (4, 4, 5)}
+    assert_narrows(Experts(dispatch), floats(5, 6), **shapes)
+
+
+def masked(net, h, weights, chosen):
+    high = h.sum(-1) > h.sum(-1).mean()
+    result = torch.zeros_like(h)
+    result[high] = F.linear(F.linear(h[high], net.up[0]).relu(), net.down[0])
+    return result
+
+
+def listed(net, h, weights, chosen):
+    high = (h.sum(-1) > h.sum(-1).mean()).nonzero().squeeze(1)
+    return torch.zeros_like(h).index_add(0, high, F.linear(F.linear(h[high], net.up[0]).relu(), net.down[0]))
+
+
+@pytest.mark.parametrize("dispatch", [one_by_one, masked, listed])
+def test_how_many_tokens_are_picked_may_differ_in_a_narrow_model(dispatch):
+    for seed in range(3):
+        model = randomized(Experts(dispatch).double(), seed).eval()
+        small, plan = narrow(model, rate=0.5, example=floats(5, 6))
+        assert small.up.shape == (4, 5, 4)
+        assert_zero_oracle(model, small, plan, floats(5, 6, seed=1))
+
+
+def test_grouped_products_follow_both_widths():
+    model = Experts(None, 16, 32).bfloat16()  # torch wants rows of multiples of 16 bytes
+    offsets = torch.tensor([1, 2, 4, 5], dtype=torch.int32)
+    model.dispatch = lambda net, h, w, c: torch._grouped_mm(
+        torch._grouped_mm(h, net.up.mT, offs=offsets).relu(), net.down.mT, offs=offsets
+    )
+    sizes = {width.members: width for width in surgery.widths(model, example=torch.zeros(5, 6).bfloat16(), rate=0.5)}
+    kept = {name: width.kept for members, width in sizes.items() for name, axis in members if axis == 1}
+    assert (kept["up"], kept["down"]) == (16, 8)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+def test_normed_weights(norm, layer):
+    linear = layer == "linear"
+    make, x = (nn.Linear, floats(2, 6)) if linear else (lambda i, o: nn.Conv2d(i, o, 3), floats(2, 6, 5, 5))
+    model = nn.Sequential(norm(make(6, 8)), nn.Tanh(), norm(make(8, 3)))
+    original = "0__parametrizations__weight__original" + ("1" if "weight" in norm.__name__ else "")
+    assert_narrows(model, x, **{original: (4, 6) if linear else (4, 6, 3, 3)})
+
+
+def test_the_older_spectral_norm():
+    norm = nn.utils.spectral_norm
+    small = assert_narrows(nn.Sequential(norm(nn.Linear(6, 8)), nn.Tanh(), norm(nn.Linear(8, 3))), floats(2, 6))
+    assert small[0].weight_orig.shape == (4, 6)
+    assert small[0].weight_u.shape == (4,)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_recurrent_layer_where_it_is(directions):
+    """In a model that looks at numbers, and so cannot run on the meta device, it is one operation."""
+    model = Net(
+        lambda net, x: net.head(net.layers(net.body(x))[0]) * (1 if x.sum().item() else 2),
+        body=nn.Linear(6, 8), head=nn.Linear(10 * directions, 3),
+        layers=nn.LSTM(8, 10, 2, batch_first=True, bidirectional=directions == 2),
+    )  # fmt: skip
+    model, x = randomized(model), floats(2, 5, 6)
+    small, plan = narrow(model, rate=0.5, example=x.float())  # with doubles it is many operations
+    assert (small.layers.input_size, small.layers.hidden_size) == (4, 5)
+    assert small.head.weight.shape == (3, 5 * directions)
+    assert_zero_oracle(model.double(), small.double(), plan, x)
+
+
+@pytest.fixture
+def fused():
+    """torch's fused attention is on, and is so again afterwards."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(True)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+def encoder():
+    """A transformer layer in a model that looks at numbers, so that it runs where the fused kernels do."""
+
+    def function(net, x, mask=None):
+        more = {"mask": mask} if mask is not None and mask.is_floating_point() else {"src_key_padding_mask": mask}
+        return net.head(net.layers(net.body(x), **more)) * (1 if x.sum().item() else 2)
+
+    layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+    return Net(function, body=nn.Linear(6, 16), layers=nn.TransformerEncoder(layer, 1), head=nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    "mask", [None, floats(5, 5), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])], ids=["no", "float", "padding"]
+)
+def test_fused_transformer_layers_are_followed(mask, fused):
+    model = randomized(encoder().double()).eval()
+    x = floats(2, 5, 6)
+    small, plan = narrow(model, rate=0.5, example=x if mask is None else (x, mask))
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert small.layers.layers[0].linear1.weight.shape == (12, 8)
+    assert_plan(model, small, plan)
+    with torch.no_grad():
+        y = small(x)
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.testing.assert_close(y, small(x))
+
+
+def test_fused_attention_is_followed(fused):
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    model = Net(
+        lambda net, x: net.head(net.mix(*[net.body(x)] * 3)[0]) * (1 if x.sum().item() else 2),
+        body=nn.Linear(6, 16), mix=attention, head=nn.Linear(16, 3),
+    )  # fmt: skip
+    assert_narrows(model, floats(2, 5, 6), head__weight=(3, 8))
+
+
+def test_fused_attention_comes_back_when_the_last_thread_is_done(fused):
+    model = nn.Linear(1, 1)
+    first, second = in_mode(model, False), in_mode(model, True)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+# Rules and blocks of a user
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What a test registers goes away again."""
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr(adapters, "BLOCKS", dict(adapters.BLOCKS))
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Two operations that no rule knows: `norm`, whose name is also one of aten's, and `heads`."""
+
+    @torch.library.custom_op("testlib::norm", mutates_args=())
+    def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    @norm.register_fake
+    def _(x, scale):
+        return torch.empty_like(x)
+
+    @torch.library.custom_op("testlib::heads", mutates_args=())
+    def heads(x: torch.Tensor, heads: int, length: int) -> list[torch.Tensor]:
+        return [part.clone() for part in x.unflatten(-1, (heads, length)).unbind(-2)[:2]]
+
+    @heads.register_fake
+    def _(x, heads, length):
+        return [x.new_empty(*x.shape[:-1], length) for _ in range(2)]
+
+    return norm, heads
+
+
+def scaled(library):
+    model = Net(
+        lambda net, x: net.head(library[0](net.body(x), net.scale)),
+        body=nn.Linear(6, 8), head=nn.Linear(8, 3), scale=torch.zeros(8),
+    )  # fmt: skip
+    return randomized(model.double()).eval()
+
+
+def test_an_operation_of_a_user_is_not_taken_for_one_of_the_same_name(library, told):
+    """A norm would sum over all axes: a result without axes."""
+    with pytest.raises(SurgeryError, match="cannot be followed through testlib::norm"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+
+def test_a_rule_of_a_user_is_followed(library, told):
+    @surgery.register_rule("testlib::norm")
+    def rule(view, args, out):
+        *_, features = view.axes_of(args["x"])
+        rules.unify(features, *view.axes_of(args["scale"]))
+        return view.axes_of(args["x"])
+
+    assert_narrows(scaled(library), floats(2, 6), scale=(4,), head__weight=(3, 4))
+
+
+def test_sizes_and_lists_of_results(library, told):
+    @surgery.register_rule("testlib::heads", sizes={"length"})
+    def rule(view, args, out):
+        *outer, features = view.axes_of(args["x"])
+        which, within = rules.regroup([features], [args["heads"], args["length"]])
+        rules.fix(which, rules.role("two heads are picked"))
+        return rules.Learnt([*outer, within], sizes={"heads": which})
+
+    def function(net, x):
+        h = net.body(x)
+        return net.head(torch.stack(library[1](h, 2, h.shape[-1] // 2)).sum(0))
+
+    assert_narrows(
+        Net(function, body=nn.Linear(6, 8), head=nn.Linear(4, 3)),
+        floats(2, 6),
+        body__weight=(4, 6),
+        head__weight=(3, 2),
+    )
+
+
+def test_a_wrong_rule_is_named(library, told):
+    @surgery.register_rule("testlib::norm")
+    def short(view, args, out):
+        return view.axes_of(args["x"])[:1]
+
+    with pytest.raises(InternalError, match=r"the rule for testlib::norm \(.*short\) is wrong: .*shape \(2, 8\)"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+    @surgery.register_rule("testlib::norm", replace=True)
+    def misspelt(view, args, out):
+        return view.axes_of(args["y"])
+
+    with pytest.raises(InternalError, match=r"misspelt\) is wrong: 'y'"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+    @surgery.register_rule("testlib::norm", replace=True)
+    def several(view, args, out):
+        return [view.axes_of(args["x"])] * 2
+
+    with pytest.raises(InternalError, match="the axes of 2 results where there are 1"):
+        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+
+
+def test_names_of_rules(told):
+    with pytest.raises(SurgeryError, match="namespace::name"):
+        surgery.register_rule("norm")
+    with pytest.raises(SurgeryError, match="namespace::name"):
+        surgery.register_rule("mylib::norm.default")
+    with pytest.raises(SurgeryError, match="replace=True"):
+        surgery.register_rule("aten::cumsum_")
+    kept = surgery.register_rule("aten::cumsum", replace=True)(assert_plan)
+    assert kept is assert_plan
+    assert registry.RULES["cumsum"].function is assert_plan
+
+
+class Step(nn.Sequential):
+    """A block that stands under a name of its own."""
+
+
+def test_blocks_of_a_registered_class_are_found(told):
+    def step():
+        return Step(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    model = Net(lambda net, x: net.end(net.fine(net.coarse(x))), coarse=step(), fine=step(), end=nn.Linear(4, 4))
+    assert surgery.sections(model) == []
+    assert surgery.register_block(Step) is Step
+    assert surgery.sections(model) == [("", ("coarse", "fine"))]
+    shallow, _ = surgery.ungraft(model, keep=[1])
+    x = floats(2, 4).float()
+    torch.testing.assert_close(shallow(x), model.end(model.coarse(x)))
+    with pytest.raises(SurgeryError, match="not a class of modules"):
+        surgery.register_block(step())
+    inside = nn.Sequential(Step(step(), step()), Step(step(), step()))
+    assert [section.blocks for section in surgery.sections(inside)] == [("0", "1")]
