@@ -128,6 +128,52 @@ def test_operations_along_tokens_leave_the_features_free(case):
     assert_narrows(tokens(FEATURES_SHRINK[case]), floats(2, 5, 4), **HALF)
 
 
+def put_other(h, g):
+    index = torch.tensor([0, 2, 2])
+    return h.index_put((torch.zeros(3, dtype=torch.long), index), g[0, :3], accumulate=True)
+
+
+def put_by_mask(h, g):
+    h, mask = h.clone(), torch.ones(2, 5, dtype=torch.bool)
+    h[mask] = g[mask]
+    return h
+
+
+def zero_by_other(h, g):
+    h = h.clone()
+    h[g < 0.2] = 0
+    return h
+
+
+# Functions of two hidden tensors, whose features are one width because of this operation
+ONE_WIDTH = {
+    "index_put": put_other,
+    "mask": put_by_mask,
+    "mask of features": zero_by_other,
+    "index_add": lambda h, g: h.index_add(1, torch.tensor([3, 0]), g[:, :2]),
+    "scatter": lambda h, g: h.scatter(1, torch.zeros_like(h, dtype=torch.long), g),
+    "slice_scatter": lambda h, g: h.slice_scatter(g[:, 1:3], dim=1, start=2, end=4),
+    "select_scatter": lambda h, g: h.select_scatter(g[:, 1], dim=1, index=2),
+    "mse": lambda h, g: F.mse_loss(h, g, reduction="none"),
+    "cdist": lambda h, g: torch.cdist(h, g) @ h,
+    "baddbmm": lambda h, g: torch.baddbmm(g, h @ h.mT, h),
+    "addr": lambda h, g: torch.addr(g[0], h[0].sum(-1), h[0, 0])[None],
+    "unpool": lambda h, g: F.max_unpool1d(F.max_pool1d(h.mT, 5), F.max_pool1d(g.mT, 5, return_indices=True)[1], 5).mT,
+}
+
+
+@pytest.mark.parametrize("case", ONE_WIDTH)
+def test_two_tensors_become_one_width(case):
+    function = ONE_WIDTH[case]
+    model = Net(
+        lambda net, x: net.head(function(net.body(x), net.other(x))),
+        body=nn.Linear(6, 8), other=nn.Linear(6, 8), head=nn.Linear(8, 3),
+    )  # fmt: skip
+    assert_narrows(model, floats(2, 5, 6), body__weight=(4, 6), other__weight=(4, 6))
+    hidden = [set(width.members) for width in surgery.widths(model, example=floats(2, 5, 6)) if width.size == 8]
+    assert [{("body.weight", 0), ("other.weight", 0), ("head.weight", 1)} <= members for members in hidden] == [True]
+
+
 # Functions of tokens of which the features must stay whole; the layer in front shrinks nevertheless
 FEATURES_STAY = {
     "cumsum": lambda h: h.cumsum(-1),
@@ -311,6 +357,7 @@ def test_grouped_products_follow_both_widths():
         torch._grouped_mm(h, net.up.mT, offs=offsets).relu(), net.down.mT, offs=offsets
     )
     sizes = {width.members: width for width in surgery.widths(model, example=torch.zeros(5, 6).bfloat16(), rate=0.5)}
+    assert any({("body.weight", 0), ("up", 2)} <= set(members) for members in sizes)
     kept = {name: width.kept for members, width in sizes.items() for name, axis in members if axis == 1}
     assert (kept["up"], kept["down"]) == (16, 8)
 
