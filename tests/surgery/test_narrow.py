@@ -21,6 +21,7 @@ import zoo
 from surgery import SurgeryError, load, narrow, state
 from surgery.forward import call as forward
 from surgery.submodel import Submodel
+from surgery.width.rules.registry import RULES
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -1048,9 +1049,7 @@ ADVERSARIAL = {
     "flip": case(lambda s, y: y.flip(1), refuses=ORDER),
     "cumsum": case(lambda s, y: y.cumsum(1), refuses=ORDER),
     "cumsum_flat": case(lambda s, y: y.flatten(1).cumsum(1).view_as(y), refuses=ORDER),
-    "cummax": case(
-        lambda s, y: y.cummax(1)[0], refuses="a.weight {shape} stays whole: cannot be followed through cummax"
-    ),
+    "cummax": case(lambda s, y: y.cummax(1)[0], refuses=ORDER),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
     "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses=ORDER),
     "sort": case(lambda s, y: y.sort(1)[0], refuses=ORDER),
@@ -1201,10 +1200,15 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
         narrow(model, rate=0.5, example=images(4))
 
 
-def test_an_operation_without_a_rule_is_an_error_that_names_the_tensor():
+def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
     model, x, rate, *_ = adversarial("cummax")
-    with pytest.raises(SurgeryError, match=r"a.weight .*cummax"):
+    monkeypatch.delitem(RULES, "cummax")
+    with pytest.raises(SurgeryError, match=r"a.weight .*cummax .surgery.register_rule can teach it"):
         narrow(model, rate=rate, example=x, strict=True)
+    small, _ = narrow(model, rate=rate, example=x)
+    assert small.a.out_channels == 8
+    assert small.b.out_channels == 3
+    assert "cummax" in caplog.text
 
 
 class InPlace(nn.Module):

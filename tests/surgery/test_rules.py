@@ -1,5 +1,7 @@
 """Each rule on a small module: what shrinks, and a numeric oracle; rules and blocks that a user adds."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -440,13 +442,20 @@ def test_fused_attention_is_followed(fused):
 
 
 def test_fused_attention_comes_back_when_the_last_thread_is_done(fused):
-    model = nn.Linear(1, 1)
-    first, second = in_mode(model, False), in_mode(model, True)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay():
+        with in_mode(nn.Linear(1, 1), False):
+            inside.set()
+            leave.wait(10)
+
+    other = threading.Thread(target=stay)
+    with in_mode(nn.Linear(1, 1), True):
+        other.start()
+        assert inside.wait(10)
     assert not torch.backends.mha.get_fastpath_enabled()
-    second.__exit__(None, None, None)
+    leave.set()
+    other.join(10)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
