@@ -15,7 +15,7 @@ from surgery.width.why import picked, role
 _INDEXED = picked("its positions are picked by an index")
 
 
-@rule("select")
+@rule("select", carries=True)
 def _select(view, args, out):
     found = list(view.axes_of(args["self"]))
     fix(found.pop(args["dim"]), role("one of its positions is picked"))
@@ -120,7 +120,7 @@ def _picks(found: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pic
     yield from (_Pick([axis], None) for axis in rest)
 
 
-@rule("index_select index_add index_copy index_fill index_reduce")
+@rule("index_select index_add index_copy index_fill index_reduce", carries=True)
 def _index_select(view, args, out):
     found = list(view.axes_of(args["self"]))
     if not found:
@@ -138,7 +138,7 @@ def _index_select(view, args, out):
     return found
 
 
-@rule("gather scatter scatter_add take_along_dim scatter_reduce")
+@rule("gather scatter scatter_add take_along_dim scatter_reduce", carries=True)
 def _gather(view, args, out):
     found, index = view.axes_of(args["self"]), view.axes_of(args["index"])
     if not found or not index:

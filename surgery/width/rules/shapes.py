@@ -19,13 +19,13 @@ def _view(view, args, out):
     return regroup(list(found), list(out.shape))
 
 
-@rule("permute")
+@rule("permute", carries=True)
 def _permute(view, args, out):
     found = view.axes_of(args["self"])
     return [found[dim] for dim in args["dims"]]
 
 
-@rule("transpose t swapaxes swapdims adjoint")
+@rule("transpose t swapaxes swapdims adjoint", carries=True)
 def _transpose(view, args, out):
     found = list(view.axes_of(args["self"]))
     if len(found) >= 2:
@@ -34,14 +34,14 @@ def _transpose(view, args, out):
     return found
 
 
-@rule("unsqueeze")
+@rule("unsqueeze", carries=True)
 def _unsqueeze(view, args, out):
     found = list(view.axes_of(args["self"]))
     found.insert(args["dim"] % out.ndim, Axis(1))
     return found
 
 
-@rule("squeeze")
+@rule("squeeze", carries=True)
 def _squeeze(view, args, out):
     kept = iter([axis for axis in view.axes_of(args["self"]) if axis.size != 1])
     return [Axis(1) if size == 1 else next(kept) for size in out.shape]
@@ -59,8 +59,8 @@ def _view_as_complex(view, args, out):
     return found
 
 
-@rule("expand", layout=True)
-@rule("expand_as")
+@rule("expand", layout=True, carries=True)
+@rule("expand_as", carries=True)
 def _expand(view, args, out):
     found = view.axes_of(args["self"])
     return fitting(reversed(found), reversed(out.shape))[::-1]
@@ -84,7 +84,7 @@ def _repeat_interleave(view, args, out):
     ]
 
 
-@rule("slice", sizes={"end"})
+@rule("slice", sizes={"end"}, carries=True)
 @rule("narrow", sizes={"length"})
 def _slice(view, args, out):
     found = list(view.axes_of(args["self"]))
@@ -133,7 +133,7 @@ def _stack(view, args, out):
     return result
 
 
-@rule("slice_scatter", sizes={"end"})
+@rule("slice_scatter", sizes={"end"}, carries=True)
 def _slice_scatter(view, args, out):
     found, given = list(view.axes_of(args["self"])), list(view.axes_of(args["src"]))
     dim = args["dim"]
