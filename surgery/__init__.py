@@ -29,8 +29,10 @@ from surgery.submodel_average import average_submodels
 from surgery.submodel_scale import submodel_factors
 from surgery.variation import Variation, scale_variation
 from surgery.width.corner import corner
+from surgery.width.importance import importance
 from surgery.width.narrow import narrow
 from surgery.width.roll import rolling
+from surgery.width.target import Target
 from surgery.width.widths import Width, widths
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "State",
     "Submodel",
     "SurgeryError",
+    "Target",
     "Variation",
     "Width",
     "average",
@@ -55,6 +58,7 @@ __all__ = [
     "example_input",
     "filter_similarity",
     "graft",
+    "importance",
     "inverse",
     "layers",
     "load",
