@@ -1,7 +1,7 @@
 """As many positions of every width as a model of a given size has."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.width.cost import Cost, What
-from surgery.width.solved import Atom, Choice
+from surgery.width.solved import Atom
 
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
 
@@ -20,7 +20,8 @@ class Target:
 
     Without scores all widths keep the same share of their positions, as nearly as whole positions allow. With scores
     the positions of all widths compete: each width's scores are divided by their mean, so that widths that lie along
-    more or larger tensors do not win for that, and the highest of all widths stay.
+    more or larger tensors do not win for that, and the highest of all widths stay. Where the next one is too much, a
+    lower one of another width may still fit.
 
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
@@ -81,23 +82,35 @@ def numbers_kept(
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
-    def kept(first: int) -> dict[Atom, int]:
-        counts = torch.bincount(owner[:first], minlength=len(widths)).tolist()
+    def best(count: int) -> list[int]:
+        return torch.bincount(owner[:count], minlength=len(widths)).tolist()
+
+    def kept(counts: list[int]) -> dict[Atom, int]:
         return {atom: rounded(atom.size, max(count, 1) / atom.size) for atom, count in zip(widths, counts)}
 
-    def share(first: int) -> float:
-        return cost(of_sizes(kept(first))) / max(cost.full, 1)
+    def share(counts: list[int]) -> float:
+        numbers = kept(counts)
+        return cost({atom: range(n) for atom, n in numbers.items() if n < atom.size}) / max(cost.full, 1)
 
     low, high = int(value.isinf().sum()), len(value)
-    if (least := share(low)) > target.share:
+    if (least := share(best(low))) > target.share:
         raise SurgeryError(
             f"{target} cannot be reached: {least:.1%} of the {target.what} are left where every width that can shrink "
             "is at its floor: take a lower floor, another rounding or a larger share"
         )
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if share(middle) <= target.share else (low, middle - 1)
-    return kept(low)
+        low, high = (middle, high) if share(best(middle)) <= target.share else (low, middle - 1)
+    counts, full = best(low), set()
+    for number in owner[low:].tolist():  # the next position is too much: those after it may still fit
+        if share(counts) >= (1 - CLOSE) * target.share:
+            break
+        if number not in full:
+            counts[number] += 1
+            if share(counts) > target.share:
+                counts[number] -= 1
+                full.add(number)
+    return kept(counts)
 
 
 def _ranked(target: Target, widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -122,8 +135,3 @@ def _normalised(scores: Tensor) -> Tensor:
     if (scores < 0).any():
         raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
     return scores / scores.mean() if scores.any() else scores
-
-
-def of_sizes(numbers: Mapping[Atom, int]) -> Choice:
-    """A choice that keeps the first positions, as many as given."""
-    return {atom: range(n) for atom, n in numbers.items() if n < atom.size}

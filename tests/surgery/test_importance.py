@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from surgery import Submodel, SurgeryError, importance, load, narrow, state
+from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
+from surgery.inspect.report import count_macs
+from surgery.width.choose import Demand, choose
+from surgery.width.cost import Cost
+from surgery.width.solved import solve
+from surgery.width.trace import traced
+
+tp = pytest.importorskip("torch_pruning")
 
 IMAGE = torch.zeros(2, 3, 6, 6)
 
@@ -254,3 +261,179 @@ def test_scores_of_something_else_are_refused():
     refused("no scores for the width '2.weight:0'", {"0.weight:0": found["0.weight:0"]})
     refused("as surgery.importance gives them", 3)
     narrow(net, rate=0.5, example=x, keep=["2"], keep_top={"0.weight:0": torch.ones(4)})  # the other one stays
+
+
+# How large
+
+
+class Transposed(nn.Module):
+    """Down and up again, in groups, with attention that torch computes in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 24, 3, stride=2, groups=3, padding=1), nn.ConvTranspose2d(24, 12, 2, stride=2)
+        self.qkv, self.last = nn.Linear(24, 72), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x):
+        x = self.down(x)
+        y = x.flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(y).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.last(self.up(x + y.transpose(1, 2).unflatten(-1, x.shape[2:])))
+
+
+def sizes(model, x):
+    """(parameters, MACs), counted by torch."""
+    return sum(p.numel() for p in model.parameters()), count_macs(model, x)
+
+
+@pytest.mark.parametrize("make", [*NETS, Transposed])
+def test_costs_are_predicted(make):
+    """What is predicted for a choice of positions is what torch counts of the narrow model."""
+    net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
+    solution = solve(traced(net, x).found)
+    for rate in (1.0, 0.7, 0.4):
+        choice = choose(solution, Demand(rate)).choice
+        small = narrow(net, rate=rate, example=x)[0]
+        predicted = [Cost(net, solution, what, len(solution.steps))(choice) for what in ("parameters", "macs")]
+        assert (*predicted,) == sizes(small, x)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("target", [Target(macs=0.5), Target(parameters=0.3), Target(macs=0.8), Target(parameters=1)])
+def test_targets_are_reached(target, scored):
+    net = randomized(
+        nn.Sequential(
+            nn.Conv2d(3, 64, 3),
+            Residual(64, 48),
+            Residual(64, 40),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, 5),
+        )
+    )
+    x = IMAGE.double()
+    small, _ = narrow(net, example=x, target=target, keep_top=arbitrary(net) if scored else None)
+    place = 1 if target.macs else 0
+    share = sizes(small, x)[place] / sizes(net, x)[place]
+    assert 0.98 * target.share <= share <= target.share
+
+
+def test_without_scores_all_widths_keep_one_share():
+    net = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 4))
+    small, plan = narrow(net, example=torch.zeros(1, 4), target=Target(parameters=0.36))
+    shares = [small[0].out_features / 40, small[2].out_features / 80]
+    assert max(shares) - min(shares) <= 1 / 40
+    assert plan.entries["0.bias"][0].index == (((0, small[0].out_features),),)
+
+
+def test_positions_of_all_widths_compete():
+    """Scores are divided by the width's mean; the highest of both stay, and of each a floor."""
+    net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 4))
+    scores = {"0.weight:0": torch.tensor([1.0] * 5 + [9] * 5), "2.weight:0": torch.full((10,), 1e6)}  # 0.2, 1.8; 1
+    options = {"example": torch.zeros(1, 4), "keep_top": scores}
+    small, plan = narrow(net, target=Target(macs=0.62), **options)  # 5 * (4 + 10) + 40 of 180
+    assert (small[0].out_features, small[2].out_features) == (5, 10)
+    assert plan.entries["0.bias"][0].index == (((5, 10),),)
+    small, _ = narrow(net, target=Target(macs=0.27, floor=0.4), **options)  # 4 * (4 + 4) + 16 of 180
+    assert (small[0].out_features, small[2].out_features) == (4, 4)
+
+
+def test_targets_that_cannot_be_reached():
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(1, 4)
+
+    def refused(match, target, **options):
+        with pytest.raises(SurgeryError, match=match):
+            narrow(net, example=x, target=target, **options)
+
+    refused("cannot be reached: 50.0% of the macs are left", Target(macs=0.3, floor=0.5))
+    refused("cannot be reached: 12.5%", Target(macs=0.1, floor=0))
+    refused("is missed by more than 2%: 50.0%", Target(macs=0.6), strict=True)
+    refused("replaces rate", Target(macs=0.5), rate=0.5)
+    refused("must not be negative", Target(macs=0.5), keep_top={"0.weight:0": -torch.ones(8)})
+    refused("target is surgery.Target", 0.5)
+    for wrong in (
+        {},
+        {"macs": 0.5, "parameters": 0.5},
+        {"macs": 0},
+        {"macs": 50},
+        {"macs": "half"},
+        {"macs": 0.5, "floor": 2},
+    ):
+        with pytest.raises(SurgeryError, match="arget"):
+            Target(**wrong)
+
+
+def test_a_target_missed_is_told(caplog):
+    """Of widths that are multiples of 8 none may fit."""
+    net, x = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 4)), torch.zeros(1, 4)
+    small, _ = narrow(net, example=x, target=Target(macs=0.6), rounding=lambda n: max(8, 8 * int(n // 8)))
+    assert small[0].out_features == 8
+    assert "33.3% of the macs are left" in caplog.text
+
+
+# torch-pruning
+
+
+def own_scores(net, layer, cut, criterion, example):
+    """What torch-pruning says of the width that begins there."""
+    graph = tp.DependencyGraph().build_dependency(net, example_inputs=example)
+    size = layer.weight.shape[1 if cut == tp.prune_linear_in_channels else 0]
+    return criterion(graph.get_pruning_group(layer, cut, idxs=list(range(size))))
+
+
+def criteria():
+    made = tp.importance
+    return [
+        made.GroupMagnitudeImportance(p=1), made.GroupMagnitudeImportance(p=2, normalizer=None, bias=True),
+        made.GroupMagnitudeImportance(group_reduction="max"), made.GroupMagnitudeImportance(group_reduction="first"),
+        made.BNScaleImportance(), made.LAMPImportance(), made.FPGMImportance(), made.GroupTaylorImportance(),
+    ]  # fmt: skip
+
+
+def compared(net, x, places):
+    """places: the name of the width, torch-pruning's layer and function, and the number of heads there."""
+    net.eval()
+    net(x).square().mean().backward()
+    for criterion in criteria():
+        found = None
+        for name, layer, cut, heads in places:
+            theirs = own_scores(net, net.get_submodule(layer), cut, criterion, x)
+            if theirs is None:
+                continue
+            found = found or importance(net, example=x, by=criterion)
+            if heads == 1:
+                torch.testing.assert_close(found[name].float(), theirs, rtol=1e-4, atol=0)
+            elif criterion.group_reduction == "mean" and criterion.normalizer == "mean":
+                means = theirs.view(heads, -1).mean(0)
+                torch.testing.assert_close(found[name].float(), means, rtol=1e-4, atol=0)
+
+
+def test_torch_prunings_classes_say_the_same():
+    net = randomized(residual()).float()
+    out = tp.prune_conv_out_channels
+    compared(net, torch.rand(2, 3, 6, 6), [(f"{n}.weight:0", n, out, 1) for n in ("0", "1.conv1", "2.conv1")])
+    assert importance(net, example=IMAGE, by=tp.importance.BNScaleImportance()).keys() == {
+        "0.weight:0", "1.conv1.weight:0", "2.conv1.weight:0",
+    }  # fmt: skip
+    with pytest.raises(SurgeryError, match="GroupTaylorImportance fails"):
+        importance(randomized(residual()), example=IMAGE.double(), by=tp.importance.GroupTaylorImportance())
+
+
+@pytest.mark.slow
+def test_torch_prunings_classes_on_library_models():
+    torchvision, timm = pytest.importorskip("torchvision"), pytest.importorskip("timm")
+    out = tp.prune_conv_out_channels
+    net = randomized(torchvision.models.resnet18(num_classes=10)).float()
+    layers = ("conv1", "layer1.0.conv1", "layer2.0.conv1", "layer2.0.conv2", "layer4.1.conv1")
+    compared(net, torch.rand(1, 3, 64, 64), [(f"{n}.weight:0", n, out, 1) for n in layers])
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2, img_size=32)
+    compared(
+        net,
+        torch.rand(1, 3, 32, 32),
+        [
+            ("cls_token:2", "patch_embed.proj", out, 1),
+            ("blocks.0.mlp.fc1.weight:0", "blocks.0.mlp.fc1", tp.prune_linear_out_channels, 1),
+            ("blocks.1.attn.proj.weight:1:1", "blocks.1.attn.proj", tp.prune_linear_in_channels, 3),
+        ],
+    )
