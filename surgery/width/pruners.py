@@ -25,7 +25,8 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, T
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
     of the width (`root_idxs`). It lists an attention's layer once, with the positions of all heads; here each head is
     an item of its own, so that every item is as long as the width. Their sums are the same. Their means are smaller by
-    one factor for the width, which every `normalizer` but None takes out again.
+    one factor for the width, which every `normalizer` but None takes out again. FPGMImportance, which compares the
+    positions of an item with each other, compares those of one head only.
     """
     from torch_pruning.dependency import Dependency, Group, Node
 
