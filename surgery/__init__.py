@@ -30,9 +30,11 @@ from surgery.submodel_average import average_submodels
 from surgery.submodel_scale import submodel_factors
 from surgery.variation import Variation, scale_variation
 from surgery.width.corner import corner
+from surgery.width.importance import importance
 from surgery.width.narrow import narrow
 from surgery.width.roll import rolling
 from surgery.width.rules import register_rule
+from surgery.width.target import Target
 from surgery.width.widths import Width, widths
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "State",
     "Submodel",
     "SurgeryError",
+    "Target",
     "Variation",
     "Width",
     "average",
@@ -57,6 +60,7 @@ __all__ = [
     "example_input",
     "filter_similarity",
     "graft",
+    "importance",
     "inverse",
     "layers",
     "load",

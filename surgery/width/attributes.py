@@ -75,6 +75,12 @@ def step_sizes(step: Step, choice: Choice) -> Sizes:
     for tensor_axes in (*step.inputs, *step.outputs):
         for axis in tensor_axes:
             _add_all(found, axis, choice)
+    return merged([found, argument_sizes(step, choice)])
+
+
+def argument_sizes(step: Step, choice: Choice) -> Sizes:
+    """The sizes that one operation was called with, and what they become."""
+    found: Sizes = {}
     for number, axis in _numbers(step):
         found.setdefault(number, set()).add(size_of(axis, choice))
     return found

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -50,6 +50,7 @@ class Demand:
         heads: whether attention shrinks inside of its heads, or loses heads.
         rounding: from a share to the number of positions that stay.
         pick: which ones stay.
+        numbers: how many positions of each of some widths stay, if that is not their share.
 
     Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
     matches, too.
@@ -61,6 +62,7 @@ class Demand:
     heads: Heads = "inside"
     rounding: Rounding = math.ceil
     pick: Pick = first
+    numbers: Callable[[Collection[Atom]], Mapping[Atom, int]] | None = None
 
     def share(self, size: int, rate: float) -> int:
         """How many of `size` positions stay at this rate, at least one."""
@@ -128,10 +130,17 @@ def _rates(rates: Any) -> Iterator[Any]:
 
 
 class Chosen(NamedTuple):
-    """The positions that stay, and why atoms stay whole for which the trace alone has no reason."""
+    """A choice, and where it comes from.
+
+    Attributes:
+        choice: the positions that stay.
+        reasons: why atoms stay whole for which the trace alone has no reason.
+        sliced: the atoms that may shrink.
+    """
 
     choice: Choice
     reasons: Mapping[Atom, Why]
+    sliced: Collection[Atom]
 
     def why(self, atom: Atom) -> Why | None:
         """Why an atom must stay whole."""
@@ -148,14 +157,14 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
     reasons = _asked_to_stay(solution, demand)
     while True:
         sliced = _sliced(solution, demand, reasons)
-        choice = {
-            atom: demand.pick(atom, n)
-            for atom in sliced
-            if (n := demand.share(atom.size, demand.rate_of(atom))) < atom.size
-        }
+        if demand.numbers:
+            numbers = demand.numbers(sliced)
+        else:
+            numbers = {atom: demand.share(atom.size, demand.rate_of(atom)) for atom in sliced}
+        choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
         torn = [axis for axis in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
-            return Chosen(choice, reasons)
+            return Chosen(choice, reasons, sliced)
         why = role("a window or a range runs over it, and the positions that stay would not be the first ones")
         reasons.update({atom: why for axis in torn for atom in atoms(axis) if atom not in reasons})
 
@@ -178,8 +187,8 @@ def _neighbours(axis: Axis, choice: Choice) -> bool:
     return kept == list(range(len(kept)))
 
 
-def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> set[Atom]:
-    """The atoms that shrink: those that are a width alone, and of each product one digit."""
+def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> list[Atom]:
+    """The atoms that shrink, in the model's order: those that are a width alone, and of each product one digit."""
     lone: dict[Atom, None] = {}
     products: dict[_Digits, None] = {}  # the digits of a width that may shrink
 
@@ -212,7 +221,8 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> set
         why = lost(f"widths of {', '.join(sizes)} share digits, and no choice of digits shrinks each exactly once")
         reasons.update({atom: why for product in component for digit in product for atom in atoms(digit)})
         return _sliced(solution, demand, reasons)
-    return {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
+    found = {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
+    return [atom for atom in solution.members if atom in found]
 
 
 _Digits: TypeAlias = tuple[Atom | Sum, ...]
@@ -311,6 +321,8 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
     for module, axis in solution.made:
         free = [atom for atom in atoms(axis) if demand.share(atom.size, demand.rate_of(atom)) < atom.size]
         if not free or tuple(free) in found or size_of(axis, chosen.choice) < axis.size:
+            continue
+        if any(atom in chosen.sliced for atom in free):  # it could shrink, but the others are worth less
             continue
         why = firmest(*map(chosen.why, free)) or lost("another digit of the same width shrinks, or none can")
         hidden = why.kind < Kind.OUTPUT or (why.kind is Kind.OUTPUT and any(atom in read for atom in free))

@@ -1,24 +1,30 @@
-"""Contiguous width slicing: a narrower network that keeps the first positions of every hidden width."""
+"""Width slicing: a narrower network that keeps the first, or the best, positions of every hidden width."""
 
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from surgery.deprecated import formerly, warn_of
 from surgery.errors import SurgeryError
+from surgery.forward import ghost_of
 from surgery.states import state
 from surgery.submodel import Submodel
 from surgery.width.axes import fix
 from surgery.width.choose import Demand, Heads, Rounding, Whole, checked, choose, stayed_whole
 from surgery.width.corner import corner
+from surgery.width.cost import Cost
 from surgery.width.plan import plan_of
 from surgery.width.repair import couple, repaired
+from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
-from surgery.width.trace import Step, traced
+from surgery.width.target import CLOSE, Target, numbers_kept
+from surgery.width.trace import Step, Trace, traced
 from surgery.width.why import Why, lost
 
 _PATIENCE = 4  # couplings that may fail to bring the narrow model further
@@ -35,6 +41,8 @@ def narrow(
     rate: float | None = None,
     example: Any = None,
     rates: Mapping[str, float] | None = None,
+    target: Target | None = None,
+    keep_top: Scores | None = None,
     keep: Sequence[str] = (),
     output: Callable[[Any], Any] | None = None,
     heads: Heads = "inside",
@@ -42,7 +50,7 @@ def narrow(
     strict: bool = False,
     like: nn.Module | None = None,
 ) -> tuple[nn.Module, Submodel]:
-    """A narrower copy of any module: the first ceil(rate * C) positions of every hidden width C.
+    """A narrower copy of any module: the first, or the best, ceil(rate * C) positions of every hidden width C.
 
     One forward pass in evaluation mode shows which axes of which tensors are one width; another compares every
     operation of the narrow model with what the algebra of axes predicts, so that no wrong model is returned. Both
@@ -50,12 +58,16 @@ def narrow(
 
     Args:
         model: any module; it is not changed.
-        rate: in (0, 1]; needed, unless `rates` are given: it is then 1.
+        rate: in (0, 1]; needed, unless `rates` (it is then 1) or a `target` are given.
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed. Its axes, and those of
             the output (classes), stay whole; so does everything that the forward pass does not use.
         rates: other rates for the widths that modules of these names make: `{"layer1": 0.5, "*.mlp.fc1": 0.25}`. A
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
+        target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
+            of all widths compete for staying.
+        keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
+            equal ones the first. A width over which a window or a range runs keeps its first positions all the same.
         keep: such patterns of modules whose tensors stay whole.
         output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
             states.
@@ -71,7 +83,9 @@ def narrow(
 
     Raises:
         SurgeryError: if nothing can shrink, or with `strict` not everything; if a pattern matches no module; if modules
-            that make one width are to have different rates.
+            that make one width are to have different rates; if the target cannot be reached, with `strict` also if
+            whole positions miss it by more than 2 %, which otherwise is logged as a warning; for scores of another
+            model, and if there are none for a width that is to shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -84,13 +98,23 @@ def narrow(
     if like is not None and rate is None:
         warn_of("narrow(model, like=small)", "corner(model, small)")
         return corner(model, like)
-    if like is not None or (rate is None and not rates):
+    if like is not None or (rate is None and not rates and target is None):
         raise SurgeryError("narrow takes a rate and an example; to copy the widths of a smaller model use corner")
+    if target is not None and (rate is not None or rates):
+        raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
+    if target is not None and not isinstance(target, Target):
+        raise SurgeryError(f"target is surgery.Target(macs=...) or surgery.Target(parameters=...), got {target!r}")
+    if target is not None:
+        rate = target.rate
     if example is None:
         raise SurgeryError("narrow runs one forward pass: give an input as `example`")
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
-    search = _Search(model, example, demand, output, strict)
+    search = _Search(model, example, demand, output, strict, target, keep_top)
     plan = search.plan()
+    if missed := search.missed():
+        if strict:
+            raise SurgeryError(missed)
+        _log.warning(missed)
     if whole := search.whole():
         if strict or not search.chosen.choice:
             raise SurgeryError(_told(model, whole))
@@ -117,8 +141,11 @@ class _Search:
         demand: Demand,
         output: Callable[[Any], Any] | None,
         strict: bool,
+        target: Target | None = None,
+        scores: Scores | None = None,
     ):
-        self.model, self.given, self.demand, self.output, self.strict = model, example, demand, output, strict
+        self.model, self.given, self.asked, self.output, self.strict = model, example, demand, output, strict
+        self.target, self.scores = target, scores
         self.values = state(model)
         self.left: dict[int, Why] = {}  # by step why the axes that it sees stay whole
         self.trace_anew()
@@ -126,6 +153,7 @@ class _Search:
     def trace_anew(self) -> None:
         """Trace the model, note what was found to stay whole, and choose."""
         self.trace, self.ghost, self.example, *_ = traced(self.model, self.given, self.output)
+        self.followed = None if self.scores is None else Followed(self.trace, self.scores)
         for first, why in self.left.items():
             for step in self.same_code(first):
                 for axis in step.axes():
@@ -146,8 +174,34 @@ class _Search:
 
     def solve(self) -> None:
         """Solve the trace, and choose."""
-        self.solution = solve(self.trace)
-        self.chosen = choose(self.solution, self.demand)
+        self.solution = solution = solve(self.trace)
+        self.demand, score = self.asked, None
+        if self.followed:
+            scores = self.followed(solution)
+            score = partial(scores_of, scores=scores, solution=solution)
+            self.demand = replace(self.demand, pick=best(score))
+        if self.target:
+            self.cost = Cost(self.ghost, solution, self.target.what, self.steps_of_first_pass())
+            numbers = partial(numbers_kept, self.target, self.cost, rounded=self.demand.share, scores=score)
+            self.demand = replace(self.demand, numbers=numbers)
+        self.chosen = choose(solution, self.demand)
+
+    def steps_of_first_pass(self) -> int:
+        """How many steps the forward pass in evaluation mode has; one in training mode may follow."""
+        once = len(self.trace.modes) == 1
+        return len((self.trace if once else Trace(ghost_of(self.model), self.example, output=self.output)).steps)
+
+    def missed(self) -> str:
+        """How far the target was missed; "" if it was not."""
+        if not self.target:
+            return ""
+        share = self.cost(self.chosen.choice) / max(self.cost.full, 1)
+        if abs(share - self.target.share) <= CLOSE * self.target.share:
+            return ""
+        return (
+            f"{self.target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {self.target.what} are left, and "
+            "one more position of a width, or one more step of `rounding`, would be too much"
+        )
 
     def plan(self) -> Submodel:
         """The plan of a narrow model that runs as predicted.

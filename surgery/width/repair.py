@@ -116,8 +116,11 @@ def _options(
     """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran."""
     parts = step.module.split(".") if step.module else []
     around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-    seen = attributes.step_sizes(step, choice)
-    for name, known in [*((name, seen) for name in around), *((name, everything) for name in running)]:
+    sizes = attributes.argument_sizes(step, choice), attributes.step_sizes(step, choice)
+    for name, known in [
+        *((name, seen) for seen in sizes for name in around),
+        *((name, everything) for name in running),
+    ]:
         found = attributes.possible_changes(model.get_submodule(name), known)
         new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
         mine = [key for key in chosen if key[0] == name]

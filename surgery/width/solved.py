@@ -6,7 +6,7 @@ everything else follows from it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -159,6 +159,7 @@ class Solution:
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
         unused: state names of parameters that no operation used.
         members: where each atom lies: keys of `tensors` with the position of the axis.
+        axis_of: from an axis of the trace to its solved axis.
     """
 
     tensors: Mapping[tuple[str, str], Axes]
@@ -169,6 +170,7 @@ class Solution:
     ordered: Sequence[Axis]
     unused: Sequence[str]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
+    axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
 
 def solve(trace: Trace) -> Solution:
@@ -189,17 +191,18 @@ def solve(trace: Trace) -> Solution:
         [freeze(axis) for axis in trace.ordered],
         trace.unused,
         members,
+        freeze,
     )
 
 
-_SUMS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "addmv", "linear", "convolution", "_convolution"}
+SUMS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "addmv", "linear", "convolution", "_convolution"}
 
 
 def summed_over(solution: Solution) -> set[Atom]:
     """The atoms that matrix products and convolutions sum over: the widths that layers read."""
     found = set()
     for step in solution.steps:
-        if step.name in _SUMS:
+        if step.name in SUMS:
             count = Counter(atom for tensor in step.inputs for axis in tensor for atom in atoms(axis))
             count.subtract(atom for tensor in step.outputs for axis in tensor for atom in atoms(axis))
             found |= {atom for atom, times in count.items() if times > 1}

@@ -1,0 +1,79 @@
+"""How large the numbers are that layers read along each width."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surgery.errors import InternalError, SurgeryError, first_line
+from surgery.forward import call, in_mode, tensors_in, watching
+from surgery.width.rules import LAYOUT
+from surgery.width.scores import onto_atoms
+from surgery.width.solved import SUMS, Atom, Solution, solve
+from surgery.width.trace import Trace, operation_name
+
+
+def read_activations(
+    model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
+) -> tuple[Solution, dict[Atom, Tensor]]:
+    """The mean of |x| over batches and all other axes, x being what matrix products and convolutions read.
+
+    A copy of the model runs where the model is, once to trace it and once for each batch.
+    """
+    try:
+        twin = copy.deepcopy(model)
+        solution = solve(Trace(copy.deepcopy(model), example, output=output))
+    except (SurgeryError, InternalError):
+        raise
+    except Exception as error:
+        raise SurgeryError(f"{type(model).__name__} does not run on the example: {first_line(error)}") from error
+    scores: dict[Atom, Tensor] = {}
+    for number, batch in enumerate(batches):
+        try:
+            with in_mode(twin, training=False), watching(twin), _Reads(solution, scores, 1 / len(batches)):
+                call(twin, batch)
+        except SurgeryError:
+            raise
+        except Exception as error:
+            raise SurgeryError(
+                f"{type(model).__name__} does not run on batches[{number}]: {first_line(error)}; by='activation' takes "
+                "batches of inputs, without labels"
+            ) from error
+    return solution, scores
+
+
+class _Reads(TorchDispatchMode):
+    def __init__(self, solution: Solution, scores: dict[Atom, Tensor], weight: float):
+        super().__init__()
+        self.solution, self.scores, self.weight, self.done = solution, scores, weight, 0
+        self.held: list[bool] = []  # by step whether it computes something of the model's tensors alone
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = tensors_in((args, kwargs))
+        if (name := operation_name(func)) not in LAYOUT:
+            steps, here = self.solution.steps, self.done
+            if here >= len(steps) or steps[here].name != name:
+                raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
+            if name in SUMS:
+                for tensor, axes, source in zip(given, steps[here].inputs, steps[here].sources):
+                    if not self._is_held(source):
+                        self._add(tensor, axes)
+            self.held.append(all(map(self._is_held, steps[here].sources)))
+            self.done += 1
+        return func(*args, **kwargs)
+
+    def _is_held(self, source: Any) -> bool:
+        """Whether this is a tensor of the model, or computed of such tensors alone."""
+        return source is not None and (isinstance(source[0], str) or self.held[source[0]])
+
+    def _add(self, tensor: Tensor, axes) -> None:
+        size = tensor.abs().float()
+        for position, axis in enumerate(axes):
+            mean = size.movedim(position, 0).flatten(1).mean(1).cpu().double()
+            if len(mean) == axis.size:  # a batch may have another number of samples or tokens than the example
+                for atom, part in onto_atoms(axis, mean).items():
+                    if not atom.why:
+                        self.scores[atom] = self.scores.get(atom, 0) + self.weight * part

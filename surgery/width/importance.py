@@ -1,0 +1,174 @@
+"""How much each position of each coupled width matters."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError, first_line
+from surgery.forward import named_tensors
+from surgery.names import joined
+from surgery.width.activations import read_activations
+from surgery.width.pruners import is_pruner, pruner_scores
+from surgery.width.scores import named_widths, onto_atoms
+from surgery.width.solved import Atom, Solution, solve
+from surgery.width.trace import traced
+
+Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]
+Criterion: TypeAlias = Callable[[str, Tensor, int], Tensor | None]
+"""From a parameter's name, its elements as rows [size, elements], one for each position of an axis, and the axis to
+[size] scores; None to leave the axis out."""
+
+
+def importance(
+    model: nn.Module,
+    *,
+    example: Any,
+    by: Name | Criterion | Any = "l1",
+    batches: Iterable[Any] = (),
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    output: Callable[[Any], Any] | None = None,
+) -> dict[str, Tensor]:
+    """Scores of the positions of every width that may shrink, for `surgery.narrow(..., keep_top=scores)`.
+
+    A width lies along axes of several tensors. Each gives its positions a score, and their sum is the width's. Of an
+    axis of heads * head dimension a head gets the sum over its dimensions, a dimension the sum over heads.
+
+    Args:
+        model: any module; it is not changed.
+        example, output: as for `surgery.narrow`.
+        by: the score of a position, from the elements w that parameters have there:
+            `l1`: the sum of |w|;
+            `l2`: the sum of w^2;
+            `bn_scale`: |weight| of batch norms (Liu et al., "Network Slimming", ICCV 2017). Widths without a batch norm
+            get no scores;
+            `taylor`: the sum of |w * gradient|, of the mean loss over the batches (Molchanov et al., CVPR 2019);
+            `fisher`: the sum of w^2 * gradient^2, the mean over batches: batches of one sample give the diagonal of
+            the empirical Fisher information (Theis et al., 2018), larger ones a coarser estimate;
+            `activation`: the mean of |x| where layers read the width;
+            a function of a parameter's name, its elements as rows [size, elements], one row for each position of an
+            axis, and the number of that axis. It gives scores [size], or None to leave the axis out: `lambda name,
+            rows, axis: rows.abs().amax(1) if axis == 0 else None`;
+            or one of torch-pruning's importance classes, `tp.importance.GroupMagnitudeImportance(p=2)`.
+        batches: what `loss` takes, for `taylor` and `fisher`; inputs like `example` for `activation`.
+        loss: from a model and a batch to a number. The model is a copy in evaluation mode.
+
+    Returns:
+        For each width that may shrink its name and scores [size], float64 on the CPU. `layer1.conv.weight:0` is the
+        width along axis 0 of that tensor; `surgery.widths` lists the other axes. Of an axis along which several widths
+        lie a third number says which, from the left: `proj.weight:1:0`. It is plain data, to be changed, combined and
+        saved.
+
+    Raises:
+        SurgeryError: for an unknown criterion, one that lacks batches or a loss, scores of a wrong shape or that are
+            not finite, and for `bn_scale` of a model without batch norms.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> _ = net[0].weight.data.fill_(1), net[0].bias.data.zero_(), net[2].weight.data.copy_(torch.tensor([[1, -5, 0]]))
+    >>> importance(net, example=torch.zeros(1, 2), by="l1")
+    {'0.weight:0': tensor([3., 7., 2.], dtype=torch.float64)}
+    """
+    if not callable(by) and by not in get_args(Name):
+        raise SurgeryError(f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function")
+    if by == "activation":
+        solution, found = read_activations(model, example, _all(batches, by), output)
+    else:
+        solution = solve(traced(model, example, output).found)
+        if is_pruner(by):
+            found = pruner_scores(model, solution, by)
+        else:
+            criterion = by if callable(by) else _criterion(model, by, batches, loss)
+            found = _summed(model, solution, criterion)
+    scores = {name: found[atom] for name, atom in named_widths(solution).items() if not atom.why and atom in found}
+    for name, values in scores.items():
+        if not values.isfinite().all():
+            raise SurgeryError(f"{by!r} gives {name!r} scores that are not finite: are its weights, or is the loss?")
+    return scores
+
+
+def _summed(model: nn.Module, solution: Solution, criterion: Criterion) -> dict[Atom, Tensor]:
+    """The sum over all axes of all parameters of the scores along them; tied parameters count once."""
+    scores: dict[Atom, Tensor] = {}
+    seen: set[int] = set()
+    for (module, attribute), tensor in named_tensors(model):
+        if not isinstance(tensor, nn.Parameter) or id(tensor) in seen or not tensor.is_floating_point():
+            continue
+        seen.add(id(tensor))
+        name = joined(module, attribute)
+        for position, axis in enumerate(solution.tensors[module, attribute]):
+            with torch.no_grad():
+                values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
+            if values is None:
+                continue
+            if not isinstance(values, Tensor) or tuple(values.shape) != (axis.size,):
+                got = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+                raise SurgeryError(
+                    f"by gives {got} for axis {position} of {name!r} {tuple(tensor.shape)}: a score for each of its "
+                    f"{axis.size} positions is needed, or None"
+                )
+            for atom, part in onto_atoms(axis, values.detach().cpu().double()).items():
+                scores[atom] = scores.get(atom, 0) + part
+    return scores
+
+
+def _criterion(
+    model: nn.Module, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
+) -> Criterion:
+    """The function that a criterion's name stands for."""
+    if by in ("taylor", "fisher"):
+        if loss is None:
+            raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch")
+        found = _gradients(model, _all(batches, by), loss, squared=by == "fisher")
+
+        def products(name: str, rows: Tensor, axis: int) -> Tensor:
+            gradients = found[name].movedim(axis, 0).reshape(rows.shape)
+            return ((rows * gradients).abs() if by == "taylor" else rows.square() * gradients).sum(1)
+
+        return products
+    if by == "bn_scale":
+        norms = [name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        scales = {joined(name, "weight") for name in norms}
+        if not scales & {name for name, _ in model.named_parameters()}:
+            raise SurgeryError(
+                f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}"
+            )
+        return lambda name, rows, axis: rows.abs().sum(1) if name in scales else None
+    power = 1 if by == "l1" else 2
+    return lambda name, rows, axis: (rows.abs() ** power).sum(1)
+
+
+def _all(batches: Iterable[Any], by: str) -> list[Any]:
+    batches = list(batches)
+    if not batches:
+        raise SurgeryError(f"by={by!r} needs `batches`, at least one")
+    return batches
+
+
+def _gradients(
+    model: nn.Module, batches: list[Any], loss: Callable[[nn.Module, Any], Tensor], squared: bool
+) -> Mapping[str, Tensor]:
+    """By name the parameters' gradients of the loss, or their squares: the mean over the batches.
+
+    A copy is differentiated in evaluation mode, so that nothing of the model changes.
+    """
+    try:
+        twin = copy.deepcopy(model).eval().requires_grad_(True)
+    except Exception as error:
+        raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
+    names, parameters = zip(*twin.named_parameters())
+    total = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    for number, batch in enumerate(batches):
+        with torch.enable_grad():
+            try:
+                value = loss(twin, batch)
+            except Exception as error:
+                raise SurgeryError(f"loss(model, batches[{number}]) fails: {first_line(error)}") from error
+            if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+                raise SurgeryError(f"loss(model, batch) gives {value!r}: a number that depends on the model is needed")
+            found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+        for sums, gradient in zip(total, found):
+            if gradient is not None:
+                sums += gradient.float().square() if squared else gradient.float()
+    return {name: sums / len(batches) for name, sums in zip(names, total)}

@@ -1,0 +1,137 @@
+"""As many positions of every width as a model of a given size has."""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.width.cost import Cost, What
+from surgery.width.solved import Atom
+
+CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
+
+
+@dataclass(frozen=True)
+class Target:
+    """How large the narrow model may be: the largest one that is not larger is made.
+
+    Without scores all widths keep the same share of their positions, as nearly as whole positions allow. With scores
+    the positions of all widths compete: each width's scores are divided by their mean, so that widths that lie along
+    more or larger tensors do not win for that, and the highest of all widths stay. Where the next one is too much, a
+    lower one of another width may still fit.
+
+    Attributes:
+        macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
+        parameters: the share of its parameters.
+        floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
+
+    >>> Target(macs=0.5)
+    Target(macs=0.5, parameters=None, floor=0.1)
+    """
+
+    macs: float | None = None
+    parameters: float | None = None
+    floor: float = 0.1
+
+    def __post_init__(self):
+        given = [share for share in (self.macs, self.parameters) if share is not None]
+        if len(given) != 1:
+            raise SurgeryError("a target is a share of the MACs or of the parameters: Target(macs=0.5)")
+        for what, share, least in ((self.what, given[0], False), ("floor", self.floor, True)):
+            number = isinstance(share, int | float) and not isinstance(share, bool)
+            if not number or not (0 < share <= 1 or (least and share == 0)):
+                raise SurgeryError(f"Target({what}={share!r}): give a share of the full model in (0, 1]")
+
+    @property
+    def what(self) -> What:
+        """What is counted."""
+        return "macs" if self.macs is not None else "parameters"
+
+    @property
+    def share(self) -> float:
+        """The share asked for."""
+        return self.macs if self.macs is not None else self.parameters
+
+    @property
+    def rate(self) -> float:
+        """Roughly the share of each width: a layer costs the product of two."""
+        return math.sqrt(self.share)
+
+
+def numbers_kept(
+    target: Target,
+    cost: Cost,
+    widths: Collection[Atom],
+    rounded: Callable[[int, float], int],
+    scores: Callable[[Atom], Tensor] | None,
+) -> dict[Atom, int]:
+    """How many positions of each width stay.
+
+    Args:
+        widths: those that may shrink.
+        rounded: from a width's size and a share to a number of positions.
+        scores: of a width; None for one share of all widths.
+
+    Raises:
+        SurgeryError: if the smallest model that keeps the floor is larger than the target.
+    """
+    owner, value = _ranked(target, widths, scores)
+    order = value.argsort(descending=True, stable=True)
+    owner, widths = owner[order], list(widths)
+
+    def best(count: int) -> list[int]:
+        return torch.bincount(owner[:count], minlength=len(widths)).tolist()
+
+    def kept(counts: list[int]) -> dict[Atom, int]:
+        return {atom: rounded(atom.size, max(count, 1) / atom.size) for atom, count in zip(widths, counts)}
+
+    def share(counts: list[int]) -> float:
+        numbers = kept(counts)
+        return cost({atom: range(n) for atom, n in numbers.items() if n < atom.size}) / max(cost.full, 1)
+
+    low, high = int(value.isinf().sum()), len(value)
+    if (least := share(best(low))) > target.share:
+        raise SurgeryError(
+            f"{target} cannot be reached: {least:.1%} of the {target.what} are left where every width that can shrink "
+            "is at its floor: take a lower floor, another rounding or a larger share"
+        )
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if share(best(middle)) <= target.share else (low, middle - 1)
+    counts, full = best(low), set()
+    for number in owner[low:].tolist():  # the next position is too much: those after it may still fit
+        if share(counts) >= (1 - CLOSE) * target.share:
+            break
+        if number not in full:
+            counts[number] += 1
+            if share(counts) > target.share:
+                counts[number] -= 1
+                full.add(number)
+    return kept(counts)
+
+
+def _ranked(target: Target, widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None) -> tuple[Tensor, Tensor]:
+    """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
+
+    Positions of the floor are worth infinitely much. Without scores the j-th of a width's n positions is worth -j / n,
+    which gives all widths the same share.
+    """
+    owners, values = [], []
+    for number, atom in enumerate(widths):
+        value = -torch.arange(atom.size) / atom.size if scores is None else _normalised(scores(atom))
+        value = value.double().sort(descending=True).values
+        value[: max(1, math.ceil(round(target.floor * atom.size, 9)))] = math.inf
+        owners.append(torch.full((atom.size,), number))
+        values.append(value)
+    if not owners:
+        return torch.empty(0, dtype=torch.long), torch.empty(0)
+    return torch.cat(owners), torch.cat(values)
+
+
+def _normalised(scores: Tensor) -> Tensor:
+    if (scores < 0).any():
+        raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
+    return scores / scores.mean() if scores.any() else scores

@@ -1,0 +1,468 @@
+"""Scores of widths against plain PyTorch by hand, zeros that were planted, and torch-pruning's own scores."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
+from surgery.inspect.report import count_macs
+from surgery.width.choose import Demand, choose
+from surgery.width.cost import Cost
+from surgery.width.solved import solve
+from surgery.width.trace import traced
+
+tp = pytest.importorskip("torch_pruning")
+
+IMAGE = torch.zeros(2, 3, 6, 6)
+
+
+def randomized(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in state(model).values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.9 + 0.1)
+    return model.double().eval()
+
+
+class Residual(nn.Module):
+    def __init__(self, c, middle):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(c, middle, 3, padding=1, bias=False), nn.BatchNorm2d(middle)
+        self.conv2, self.norm2 = nn.Conv2d(middle, c, 1), nn.BatchNorm2d(c)
+
+    def forward(self, x):
+        return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+
+
+class Chunked(nn.Module):
+    """Two halves, one of which gates the other; then both the result and the input go on."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.conv = nn.Conv2d(c, 2 * c, 1)
+
+    def forward(self, x):
+        a, b = self.conv(x).chunk(2, 1)
+        return torch.cat([a * b, x], 1)
+
+
+class Attention(nn.Module):
+    """Scores are not scaled, so that zeros in a head change nothing."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.head_dim = heads, dim // heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        return x + self.proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(b, n, -1))
+
+
+def residual():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), Residual(8, 6), Residual(8, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+
+
+def grouped():
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3), nn.Conv2d(12, 12, 3, groups=3), nn.ReLU(), nn.Conv2d(12, 12, 1, groups=12),
+        nn.Flatten(), nn.Linear(48, 5),
+    )  # fmt: skip
+
+
+def chunked():
+    return nn.Sequential(nn.Conv2d(3, 6, 3), Chunked(6), nn.Conv2d(12, 4, 1), nn.Flatten(), nn.Linear(64, 5))
+
+
+def attention():
+    return nn.Sequential(nn.Flatten(2), nn.Linear(36, 24), Attention(24, 3), nn.Flatten(), nn.Linear(72, 5))
+
+
+NETS = [residual, grouped, chunked, attention]
+
+
+def arbitrary(net, seed=0):
+    """Scores without any order."""
+    generator = torch.Generator().manual_seed(seed)
+    found = importance(net, example=IMAGE.double())
+    return {name: torch.rand(len(values), generator=generator) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("heads", ["inside", "drop"])
+@pytest.mark.parametrize("make", NETS)
+def test_planted_zeros_are_cut(make, heads):
+    """Zeros at arbitrary positions of every width: these positions go, and the outputs stay."""
+    net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
+    _, planted = narrow(net, rate=0.5, example=x, heads=heads, keep_top=arbitrary(net))
+    assert any(len(runs or ()) > 1 for sources in planted.entries.values() for runs in sources[0].index)
+    load(net, planted.embed(planted.extract(state(net)))[0])
+    for by in ("l1", "l2", lambda name, rows, axis: rows.abs().amax(1)):
+        small, plan = narrow(net, rate=0.5, example=x, heads=heads, keep_top=importance(net, example=x, by=by))
+        assert plan.entries == planted.entries
+        with torch.no_grad():
+            torch.testing.assert_close(small(x), net(x))
+
+
+@pytest.mark.parametrize("make", NETS)
+def test_falling_scores_keep_the_first(make):
+    net = randomized(make())
+    falling = {name: -torch.arange(len(values)) for name, values in arbitrary(net).items()}
+    _, first = narrow(net, rate=0.5, example=IMAGE.double())
+    _, best = narrow(net, rate=0.5, example=IMAGE.double(), keep_top=falling)
+    _, equal = narrow(
+        net, rate=0.5, example=IMAGE.double(), keep_top={n: torch.ones(len(v)) for n, v in falling.items()}
+    )
+    assert best == first == equal
+
+
+def two_layers():
+    return randomized(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
+
+
+def squared(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+BATCHES = [(torch.rand(5, 3).double(), torch.rand(5, 2).double()) for _ in range(2)]
+
+
+def by_hand(net, by):
+    """The score of each of the four hidden units."""
+    parts = [(net[0].weight, 1), (net[0].bias, None), (net[1].weight, None), (net[1].bias, None), (net[3].weight, 0)]
+    gradients = [torch.autograd.grad(squared(net, batch), [w for w, _ in parts]) for batch in BATCHES]
+    if by == "bn_scale":
+        return net[1].weight.abs()
+    if by == "activation":
+        return torch.stack([F.relu(net[1](net[0](x))).abs().mean(0) for x, _ in BATCHES]).mean(0)
+    total = 0
+    for (w, other), *grads in zip(parts, *gradients):
+        score = {
+            "l1": w.abs(),
+            "l2": w.square(),
+            "taylor": (w * torch.stack(grads).mean(0)).abs(),
+            "fisher": w.square() * torch.stack(grads).square().mean(0),
+        }[by]
+        total = total + (score if other is None else score.sum(other))
+    return total
+
+
+def scored(net, by):
+    batches = [x for x, _ in BATCHES] if by == "activation" else BATCHES
+    return importance(net, example=torch.zeros(2, 3).double(), by=by, batches=batches, loss=squared)
+
+
+@pytest.mark.parametrize("by", ["l1", "l2", "bn_scale", "taylor", "fisher", "activation"])
+def test_criteria_are_what_they_say(by):
+    net = two_layers()
+    net.train()
+    net[3].weight.requires_grad_(False)
+    before = copy.deepcopy(net.state_dict())
+    found = scored(net, by)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    assert not net[3].weight.requires_grad
+    assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in net.modules())
+    net.eval().requires_grad_(True)
+    assert found.keys() == {"0.weight:0"}
+    torch.testing.assert_close(found["0.weight:0"], by_hand(net, by).detach(), rtol=1e-5, atol=0)  # float32 gradients
+    order = torch.tensor([2, 0, 3, 1])
+    permuted = copy.deepcopy(net)
+    with torch.no_grad():
+        for name, tensor in state(permuted).items():
+            if tensor.ndim and not name.startswith("3."):
+                tensor.copy_(tensor[order])
+        permuted[3].weight.copy_(net[3].weight[:, order])
+    torch.testing.assert_close(scored(permuted, by)["0.weight:0"], found["0.weight:0"][order], rtol=1e-5, atol=0)
+
+
+def test_structured_axes_are_summed_by_part():
+    """Of 3 * heads * dimension rows a head gets the sum over all its dimensions, and a dimension that over heads."""
+    net = randomized(attention())
+    found = importance(net, example=IMAGE.double())
+    layer = net[2]
+    rows = (layer.qkv.weight.abs().sum(1) + layer.qkv.bias.abs()).view(3, 3, 8)
+    columns = layer.proj.weight.abs().sum(0).view(3, 8)
+    torch.testing.assert_close(found["2.proj.weight:1:0"], (rows.sum((0, 2)) + columns.sum(1)).detach())
+    torch.testing.assert_close(found["2.proj.weight:1:1"], (rows.sum((0, 1)) + columns.sum(0)).detach())
+
+
+def test_what_was_narrowed_is_narrowed_again(tmp_path):
+    """The plans compose, also those of arbitrary positions; a saved one is the mask of what was cut."""
+    net, x = randomized(residual()), torch.rand(2, 3, 6, 6).double()
+    half, first = narrow(net, rate=0.6, example=x, keep_top=arbitrary(net))
+    quarter, second = narrow(half, rate=0.6, example=x, keep_top=arbitrary(half, seed=1))
+    whole = first.compose(second)
+    assert all(torch.equal(state(quarter)[name], t) for name, t in whole.extract(state(net)).items())
+    whole.save(tmp_path / "plan.json")
+    loaded = Submodel.load(tmp_path / "plan.json")
+    again = load(loaded.build(net), loaded.extract(state(net)))
+    with torch.no_grad():
+        assert torch.equal(again(x), quarter(x))
+    mask = loaded.embed(state(quarter))[1]["1.conv1.weight"]
+    assert mask.sum() == state(quarter)["1.conv1.weight"].numel() < mask.numel()
+
+
+class Numbered(nn.Module):
+    """Every channel has a factor of its own, which is its number."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.last(x * torch.arange(x.shape[1])[:, None, None])
+
+
+def test_ordered_widths_keep_the_first():
+    net = randomized(Numbered())
+    rising = {name: torch.arange(len(values)) for name, values in importance(net, example=IMAGE.double()).items()}
+    _, plan = narrow(net, rate=0.5, example=IMAGE.double(), keep_top=rising)
+    assert plan.entries["conv.bias"][0].index == (((0, 4),),)
+
+
+def test_what_cannot_be_scored_is_refused():
+    net, x = two_layers(), torch.zeros(2, 3).double()
+
+    def refused(match, **options):
+        with pytest.raises(SurgeryError, match=match):
+            importance(net, **{"example": x, **options})
+
+    refused("unknown criterion by='l3': choose l1, l2", by="l3")
+    refused("needs `loss`", by="taylor")
+    refused("needs `batches`", by="taylor", loss=squared)
+    refused("needs `batches`", by="activation")
+    refused("without labels", by="activation", batches=BATCHES)
+    refused("fails: ", by="fisher", loss=lambda model, batch: model(batch), batches=BATCHES)
+    refused("a number that depends on the model", by="taylor", loss=lambda model, batch: 1.0, batches=BATCHES)
+    refused("not finite", by="taylor", loss=lambda m, b: squared(m, b) * float("nan"), batches=BATCHES)
+    refused("a score for each of its 4 positions", by=lambda name, rows, axis: rows.abs())
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    refused("no batch norm", by="bn_scale")
+
+
+def test_scores_of_something_else_are_refused():
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(2, 3)
+    found = importance(net, example=x)
+
+    def refused(match, scores):
+        with pytest.raises(SurgeryError, match=match):
+            narrow(net, rate=0.5, example=x, keep_top=scores)
+
+    refused("did you mean '0.weight:0'", {"0.weigth:0": torch.ones(4)})
+    refused("a width of 4", found | {"0.weight:0": torch.ones(5)})
+    refused("not finite", found | {"0.weight:0": torch.full((4,), float("nan"))})
+    refused("no scores for the width '2.weight:0'", {"0.weight:0": found["0.weight:0"]})
+    refused("as surgery.importance gives them", 3)
+    narrow(net, rate=0.5, example=x, keep=["2"], keep_top={"0.weight:0": torch.ones(4)})  # the other one stays
+
+
+# How large
+
+
+class Transposed(nn.Module):
+    """Down and up again, in groups, with attention that torch computes in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 24, 3, stride=2, groups=3, padding=1), nn.ConvTranspose2d(24, 12, 2, stride=2)
+        self.qkv, self.last = nn.Linear(24, 72), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x):
+        x = self.down(x)
+        y = x.flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(y).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.last(self.up(x + y.transpose(1, 2).unflatten(-1, x.shape[2:])))
+
+
+def sizes(model, x):
+    """(parameters, MACs), counted by torch."""
+    return sum(p.numel() for p in model.parameters()), count_macs(model, x)
+
+
+@pytest.mark.parametrize("make", [*NETS, Transposed])
+def test_costs_are_predicted(make):
+    """What is predicted for a choice of positions is what torch counts of the narrow model."""
+    net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
+    solution = solve(traced(net, x).found)
+    for rate in (1.0, 0.7, 0.4):
+        choice = choose(solution, Demand(rate)).choice
+        small = narrow(net, rate=rate, example=x)[0]
+        predicted = [Cost(net, solution, what, len(solution.steps))(choice) for what in ("parameters", "macs")]
+        assert (*predicted,) == sizes(small, x)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("target", [Target(macs=0.5), Target(parameters=0.3), Target(macs=0.8), Target(parameters=1)])
+def test_targets_are_reached(target, scored):
+    net = randomized(
+        nn.Sequential(
+            nn.Conv2d(3, 64, 3),
+            Residual(64, 48),
+            Residual(64, 40),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, 5),
+        )
+    )
+    x = IMAGE.double()
+    small, _ = narrow(net, example=x, target=target, keep_top=arbitrary(net) if scored else None)
+    place = 1 if target.macs else 0
+    share = sizes(small, x)[place] / sizes(net, x)[place]
+    assert 0.98 * target.share <= share <= target.share
+
+
+def test_without_scores_all_widths_keep_one_share():
+    net = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 4))
+    small, plan = narrow(net, example=torch.zeros(1, 4), target=Target(parameters=0.36))
+    shares = [small[0].out_features / 40, small[2].out_features / 80]
+    assert max(shares) - min(shares) <= 1 / 40
+    assert plan.entries["0.bias"][0].index == (((0, small[0].out_features),),)
+
+
+def test_positions_of_all_widths_compete():
+    """Scores are divided by the width's mean; the highest of both stay, and of each a floor."""
+    net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 4))
+    scores = {"0.weight:0": torch.tensor([1.0] * 5 + [9] * 5), "2.weight:0": torch.full((10,), 1e6)}  # 0.2, 1.8; 1
+    options = {"example": torch.zeros(1, 4), "keep_top": scores}
+    small, plan = narrow(net, target=Target(macs=0.62), **options)  # 5 * (4 + 10) + 40 of 180
+    assert (small[0].out_features, small[2].out_features) == (5, 10)
+    assert plan.entries["0.bias"][0].index == (((5, 10),),)
+    small, _ = narrow(net, target=Target(macs=0.27, floor=0.4), **options)  # 4 * (4 + 4) + 16 of 180
+    assert (small[0].out_features, small[2].out_features) == (4, 4)
+
+
+class Padded(nn.Module):
+    """A shortcut that appends as many channels as there are, so that two widths have one size."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = 6
+        self.first, self.second, self.last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 12, 1), nn.Conv2d(12, 2, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(self.second(x) + F.pad(x, (0, 0, 0, 0, 0, self.more)))
+
+
+def test_widths_of_one_size_shrink_differently():
+    """Which of them an attribute stores is seen from the operation that is called with it."""
+    net, x = randomized(Padded()), torch.rand(2, 3, 6, 6).double()
+    scores = {"first.weight:0": torch.tensor([1.0, 9, 9, 9, 9, 9]), "second.weight:0:1": torch.tensor([1.0] * 5 + [99])}
+    small, plan = narrow(net, example=x, target=Target(parameters=0.53), keep_top=scores, strict=True)
+    assert (small.first.out_channels, small.more) == (5, 1)
+    load(net, plan.embed(state(small))[0])
+    with torch.no_grad():
+        torch.testing.assert_close(small(x), net(x))
+
+
+def test_targets_that_cannot_be_reached():
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(1, 4)
+
+    def refused(match, target, **options):
+        with pytest.raises(SurgeryError, match=match):
+            narrow(net, example=x, target=target, **options)
+
+    refused("cannot be reached: 50.0% of the macs are left", Target(macs=0.3, floor=0.5))
+    refused("cannot be reached: 12.5%", Target(macs=0.1, floor=0))
+    refused("is missed by more than 2%: 50.0%", Target(macs=0.6), strict=True)
+    refused("replaces rate", Target(macs=0.5), rate=0.5)
+    refused("must not be negative", Target(macs=0.5), keep_top={"0.weight:0": -torch.ones(8)})
+    refused("target is surgery.Target", 0.5)
+    for wrong in (
+        {},
+        {"macs": 0.5, "parameters": 0.5},
+        {"macs": 0},
+        {"macs": 50},
+        {"macs": "half"},
+        {"macs": 0.5, "floor": 2},
+    ):
+        with pytest.raises(SurgeryError, match="arget"):
+            Target(**wrong)
+
+
+def test_a_target_missed_is_told(caplog):
+    """Of widths that are multiples of 8 none may fit."""
+    net, x = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 4)), torch.zeros(1, 4)
+    small, _ = narrow(net, example=x, target=Target(macs=0.6), rounding=lambda n: max(8, 8 * int(n // 8)))
+    assert small[0].out_features == 8
+    assert "33.3% of the macs are left" in caplog.text
+
+
+# torch-pruning
+
+
+def own_scores(net, layer, cut, criterion, example):
+    """What torch-pruning says of the width that begins there."""
+    graph = tp.DependencyGraph().build_dependency(net, example_inputs=example)
+    size = layer.weight.shape[1 if cut == tp.prune_linear_in_channels else 0]
+    return criterion(graph.get_pruning_group(layer, cut, idxs=list(range(size))))
+
+
+def criteria():
+    made = tp.importance
+    return [
+        made.GroupMagnitudeImportance(p=1), made.GroupMagnitudeImportance(p=2, normalizer=None, bias=True),
+        made.GroupMagnitudeImportance(group_reduction="max"), made.GroupMagnitudeImportance(group_reduction="first"),
+        made.BNScaleImportance(), made.LAMPImportance(), made.FPGMImportance(), made.GroupTaylorImportance(),
+    ]  # fmt: skip
+
+
+SUMMING = (tp.importance.GroupMagnitudeImportance, tp.importance.GroupTaylorImportance)  # over heads
+
+
+def compared(net, x, places):
+    """places: the name of the width, torch-pruning's layer and function, and the number of heads there."""
+    net.eval()
+    net(x).square().mean().backward()
+    for criterion in criteria():
+        found = None
+        for name, layer, cut, heads in places:
+            theirs = own_scores(net, net.get_submodule(layer), cut, criterion, x)
+            if theirs is None:
+                continue
+            found = found or importance(net, example=x, by=criterion)
+            if heads == 1:
+                torch.testing.assert_close(found[name].float(), theirs, rtol=1e-4, atol=0)
+            elif criterion.group_reduction == "mean" and type(criterion) in SUMMING:
+                means = theirs.view(heads, -1).mean(0)
+                torch.testing.assert_close(found[name].float() / found[name].mean(), means / means.mean())
+
+
+def test_torch_prunings_classes_say_the_same():
+    net = randomized(residual()).float()
+    out = tp.prune_conv_out_channels
+    compared(net, torch.rand(2, 3, 6, 6), [(f"{n}.weight:0", n, out, 1) for n in ("0", "1.conv1", "2.conv1")])
+    assert importance(net, example=IMAGE, by=tp.importance.BNScaleImportance()).keys() == {
+        "0.weight:0", "1.conv1.weight:0", "2.conv1.weight:0",
+    }  # fmt: skip
+    with pytest.raises(SurgeryError, match="GroupTaylorImportance fails"):
+        importance(randomized(residual()), example=IMAGE.double(), by=tp.importance.GroupTaylorImportance())
+
+
+@pytest.mark.slow
+def test_torch_prunings_classes_on_library_models():
+    torchvision, timm = pytest.importorskip("torchvision"), pytest.importorskip("timm")
+    out = tp.prune_conv_out_channels
+    net = torchvision.models.resnet18(num_classes=10)
+    for norm in (module for module in net.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.5, 1)
+    layers = ("conv1", "layer1.0.conv1", "layer2.0.conv1", "layer2.0.conv2", "layer4.1.conv1")
+    compared(net, torch.rand(1, 3, 64, 64), [(f"{n}.weight:0", n, out, 1) for n in layers])
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2, img_size=32)
+    compared(
+        net,
+        torch.rand(1, 3, 32, 32),
+        [
+            ("cls_token:2", "patch_embed.proj", out, 1),
+            ("blocks.0.mlp.fc1.weight:0", "blocks.0.mlp.fc1", tp.prune_linear_out_channels, 1),
+            ("blocks.1.attn.proj.weight:1:1", "blocks.1.attn.proj", tp.prune_linear_in_channels, 3),
+        ],
+    )
