@@ -9,10 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import call, in_mode, tensors_in, watching
-from surgery.width.rules import LAYOUT
+from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.scores import onto_atoms
 from surgery.width.solved import SUMS, Atom, Solution, solve
-from surgery.width.trace import Trace, operation_name
+from surgery.width.trace import Trace
 
 
 def read_activations(
@@ -53,7 +53,8 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = tensors_in((args, kwargs))
-        if (name := operation_name(func)) not in LAYOUT:
+        if not ((rule := rule_for(func)) and rule.layout):
+            name = operation_name(func)
             steps, here = self.solution.steps, self.done
             if here >= len(steps) or steps[here].name != name:
                 raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
