@@ -69,7 +69,7 @@ def graft(case: Case, model: nn.Module, example: Any) -> None:
     found = surgery.sections(model)
     depths = {s.name: len(s.blocks) + 1 for s in found if surgery.repeatable(model, s)}
     check(bool(depths), f"no section with a block that may be repeated, of {len(found)} sections")
-    deeper, plan = surgery.graft(model, depths=depths)
+    deeper, plan = surgery.graft(model, depths=depths, example=example)
     again = {s.name: s for s in surgery.sections(deeper)}
     check(all(len(again[n].blocks) == depth for n, depth in depths.items()), "the depth is not what was asked for")
     if example is not None:
@@ -84,7 +84,7 @@ def graft(case: Case, model: nn.Module, example: Any) -> None:
             check(calls[new] == calls[last] >= 1, f"the new block {new} ran {calls[new]} times, {last} {calls[last]}")
     depths = {s.name: len(s.blocks) for s in found}
     before = surgery.state(model)
-    for back in (plan.build(deeper), surgery.ungraft(deeper, keep=depths)[0]):
+    for back in (plan.build(deeper), surgery.ungraft(deeper, keep=depths, example=example)[0]):
         after = surgery.state(back)
         check(list(before) == list(after), "undone, the tensors have other names")
         equal = (

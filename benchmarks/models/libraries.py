@@ -59,11 +59,19 @@ def smallest_names() -> list[str]:
     return [f"timm:{model}" for model in json.loads(SMALLEST.read_text()).values()]
 
 
-def torchvision_names() -> list[str]:
-    """All names of torchvision: classification, segmentation, detection, video, optical flow; not the quantized."""
-    from torchvision.models import list_models
+# A small model of each of torchvision's families: classification, segmentation, detection, video, optical flow.
+TORCHVISION = """
+    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+    mobilenet_v2 mobilenet_v3_small regnet_y_400mf resnet18 resnext50_32x4d wide_resnet50_2 shufflenet_v2_x0_5
+    squeezenet1_1 swin_t swin_v2_t vgg11 vit_b_32 fcn_resnet50 deeplabv3_mobilenet_v3_large lraspp_mobilenet_v3_large
+    fasterrcnn_mobilenet_v3_large_320_fpn maskrcnn_resnet50_fpn keypointrcnn_resnet50_fpn retinanet_resnet50_fpn
+    fcos_resnet50_fpn ssd300_vgg16 ssdlite320_mobilenet_v3_large r3d_18 mvit_v1_b swin3d_t s3d raft_small
+"""
 
-    return [f"torchvision:{model}" for model in list_models() if not model.startswith("quantized")]
+
+def torchvision_names() -> list[str]:
+    """A model of each of torchvision's families."""
+    return [f"torchvision:{model}" for model in TORCHVISION.split()]
 
 
 def find_smallest() -> dict[str, str]:

@@ -19,7 +19,7 @@ Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
 # Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
-_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model")
+_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|rank")
 _COUNT = re.compile(r"heads?$|groups?$")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
 _LEAST = 4  # smaller numbers may well mean something else

@@ -119,11 +119,11 @@ class Switch(nn.Module):
 
 
 class StackedExperts(nn.Module):
-    """A dense mixture whose experts' weights are one tensor: their number is a width as any other."""
+    """A dense mixture whose experts' weights are one tensor: computed side by side, as heads are, all of them stay."""
 
     def __init__(self, s: int):
         super().__init__()
-        self.experts = 2 * s
+        self.experts = 4
         self.embed, self.gate = nn.Linear(7, 11 * s), nn.Linear(11 * s, self.experts)
         self.up = nn.Parameter(torch.randn(self.experts, 11 * s, 13 * s) / 4)
         self.down = nn.Parameter(torch.randn(self.experts, 13 * s, 11 * s) / 4)
