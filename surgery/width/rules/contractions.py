@@ -27,6 +27,8 @@ def _matmul(view, args, out):
     x, y = view.axes_of(left), view.axes_of(right)
     unify(x[-1], y[-2] if len(y) > 1 else y[-1])
     made = y[-1:] if view.learned(right) and len(y) > 1 else x[-2:-1] if view.learned(left) and len(x) > 1 else ()
+    if len(y) > 1 and view.learned(left) and view.learned(right):
+        made = (*made, x[-1])  # features of a table of weights, or the rank of a product
     if len(x) == 3:
         unify(x[0], y[0])
         mark_grouping(x[0], "heads")
