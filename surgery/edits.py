@@ -4,13 +4,14 @@ An edit is a JSON object: `do` names the function below that carries it out, the
 """
 
 import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, first_line
 
 
 class Chain(nn.Sequential):
@@ -19,11 +20,23 @@ class Chain(nn.Sequential):
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         out, inputs = None, (x, *args)
         for block in self:
-            # A block may append to a list that it gets (aggregation trees do); the next one gets the list as it was.
-            given, named = tuple(map(_fresh, inputs)), {key: _fresh(value) for key, value in kwargs.items()}
+            before, named = (
+                tuple(map(_copied_list, inputs)),
+                {key: _copied_list(value) for key, value in kwargs.items()},
+            )
             out = block(*inputs, **kwargs)
-            inputs, kwargs = passed_on(out, given), named
+            inputs = passed_on(out, tuple(map(_as_before, inputs, before)))
+            kwargs = {key: _as_before(value, named[key]) for key, value in kwargs.items()}
         return out
+
+
+def _copied_list(value: Any) -> Any:
+    return list(value) if type(value) is list else value
+
+
+def _as_before(value: Any, before: Any) -> Any:
+    """A list without what a block appended to it (aggregation trees do that); slots that it filled stay (caches)."""
+    return before if type(value) is list and len(value) != len(before) else value
 
 
 def passed_on(out: Any, inputs: tuple) -> tuple:
@@ -41,14 +54,42 @@ class Skip(nn.Module):
         return x
 
 
-def copy_sharing(model: nn.Module) -> tuple[nn.Module, dict[int, Tensor]]:
-    """A deep copy of the module that shares the tensors of its state with it, and these tensors by id."""
+def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
+    """A deep copy of the module that shares the tensors of its state with it, and these tensors by id.
+
+    Other objects that the copy is to share are given by id.
+    """
     tensors = {id(t): t for t in (*model.parameters(), *_persistent(model))}
+    return _copied(model, {**(shared or {}), **tensors}), tensors
+
+
+def clone(model: nn.Module) -> nn.Module:
+    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied."""
+    return _copied(model, {})
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"module {name!r}" if name else "the model"
+            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module that it was scripted from")
+
+
+def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
+    refuse_scripted(model)
+    # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
+    computed = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
     try:
-        return copy.deepcopy(model, dict(tensors)), tensors
+        return copy.deepcopy(model, {**computed, **memo})
     except Exception as error:
         raise SurgeryError(
-            f"{type(model).__name__} cannot be copied ({error}): give a model that copy.deepcopy can copy"
+            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
         ) from error
 
 
@@ -84,9 +125,18 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
 
 
 def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """Set a plain attribute of a module. It keeps its type: JSON has lists for tuples."""
-    owner = model.get_submodule(module)
-    setattr(owner, attribute, _like(getattr(owner, attribute), value))
+    """Set a plain attribute of a module. It keeps its type: JSON has lists for tuples.
+
+    The attribute may be that of an object which the module holds, such as `config.num_hidden_layers`.
+    """
+    path, _, last = attribute.rpartition(".")
+    owner = attribute_of(model, module, path) if path else model.get_submodule(module)
+    setattr(owner, last, _like(getattr(owner, last), value))
+
+
+def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
+    """The value of an attribute that `set_attribute` sets."""
+    return functools.reduce(getattr, attribute.split("."), model.get_submodule(module))
 
 
 def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
@@ -100,7 +150,7 @@ def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> 
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:
-    """Remove `count` children of a Sequential, beginning with position `first`; later ones move up."""
+    """Remove `count` children of a Sequential or ModuleList from position `first` on; later ones move up."""
     parent = model.get_submodule(module)
     children = list(parent._modules.items())
     kept = [child for _, child in (*children[:first], *children[first + count :])]
@@ -136,10 +186,6 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     if child not in owner._modules:
         raise KeyError(name)
     owner._modules[child] = new
-
-
-def _fresh(value: Any) -> Any:
-    return list(value) if type(value) is list else value
 
 
 def _same_form(a: Any, b: Any) -> bool:

@@ -1,8 +1,7 @@
 """Running somebody's model to watch it: a copy of it, on the meta device if possible, with its flags put back."""
 
-import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from surgery.edits import copy_sharing, replace_tensors
+from surgery.edits import clone, copy_sharing, replace_tensors
 from surgery.errors import InternalError, SurgeryError, first_line
 
 T = TypeVar("T")
@@ -28,7 +27,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dicts, and in the fields of dataclasses in them.
+    """The tensors in nested lists, tuples and mappings, and in the fields of dataclasses in them.
 
     >>> [tensor.item() for tensor in tensors_in({"a": [torch.tensor(1)], "b": (torch.tensor(2), None)})]
     [1, 2]
@@ -37,6 +36,8 @@ def tensors_in(tree: Any) -> list[Tensor]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             found.append(leaf)
+        elif isinstance(leaf, Mapping):  # one that torch does not look into, such as a UserDict
+            found += tensors_in(dict(leaf))
         elif hasattr(leaf, "__dataclass_fields__"):
             found += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
     return found
@@ -79,10 +80,23 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def call(model: nn.Module, example: Any) -> Any:
-    """Call a model with an example: a tensor, a tuple of arguments or a dict of keyword arguments."""
-    if isinstance(example, dict):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+    """Call a model with an example, see `arguments`."""
+    args, kwargs = arguments(example)
+    return model(*args, **kwargs)
+
+
+def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
+    """What a model is called with for an example: its positional arguments and its keyword arguments.
+
+    A tuple holds positional arguments. A mapping (a dict, a tokenizer's BatchEncoding) holds keyword arguments.
+    Anything else is the one argument: a tensor, or a list where the model takes a list, as torchvision's detectors do.
+
+    >>> arguments((1, 2)), arguments({"x": 1}), arguments([1, 2])
+    (((1, 2), {}), ((), {'x': 1}), (([1, 2],), {}))
+    """
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
 
 
 class Observed(NamedTuple, Generic[T]):
@@ -112,6 +126,8 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     Raises:
         SurgeryError: if the model cannot be copied, or does not run on the example.
     """
+    if isinstance(example, Mapping):
+        example = dict(example)  # torch looks into plain dicts, but not into every mapping
     on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, example)
     try:
         ghost = ghost_of(model)
@@ -120,10 +136,7 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
         why_not = first_line(error)
     name = type(model).__name__
     _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
-    try:
-        alone = copy.deepcopy(model)
-    except Exception as error:
-        raise SurgeryError(f"{name} cannot be copied: {first_line(error)}") from error
+    alone = clone(model)
     try:
         return Observed(watch(alone, example), model, example, False, why_not)
     except (SurgeryError, InternalError):

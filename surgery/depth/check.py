@@ -1,32 +1,60 @@
 """Whether a deeper or shallower model runs as its sections say: one forward pass of each."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from surgery.depth.cache import uncached
 from surgery.depth.sections import Section
 from surgery.edits import Skip
 from surgery.errors import SurgeryError
-from surgery.forward import call, in_mode, observed, tensors_in
+from surgery.forward import in_mode, observed, tensors_in
 from surgery.names import is_inside
 
 
-class _Pass(NamedTuple):
-    shapes: list[tuple[int, ...]]  # of the outputs
-    calls: Counter  # of modules without children, by name
-    inputs: dict[str, Tensor]  # the first input of each block's first call
+class Pass(NamedTuple):
+    """What is seen of a forward pass.
+
+    Attributes:
+        shapes: of the outputs.
+        calls: how often each module without children ran, by name.
+        inputs: the first input of each block's first call.
+    """
+
+    shapes: list[tuple[int, ...]]
+    calls: Counter
+    inputs: dict[str, Tensor]
 
 
-def check_depth(
-    before: nn.Module, after: nn.Module, example: Any, changes: Mapping[Section, Mapping[str, int]]
-) -> None:
+def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) -> Pass:
+    """Run a model once in evaluation mode and without a cache, on the meta device if it can run there."""
+    blocks = [block for section in changing for block in section.blocks]
+
+    def watch(copy: nn.Module, given: Any) -> Pass:
+        calls, inputs = Counter(), {}
+
+        def note(name: str, args: tuple) -> None:
+            inputs.setdefault(name, args[0] if args else None)
+
+        for name, module in copy.named_modules():
+            if not any(module.children()) and not isinstance(module, Skip):
+                module.register_forward_hook(lambda *_, name=name: calls.update([name]))
+            if name in blocks:
+                module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))
+        args, kwargs = uncached(copy, given)
+        with in_mode(copy, training=False):
+            return Pass([tuple(tensor.shape) for tensor in tensors_in(copy(*args, **kwargs))], calls, inputs)
+
+    return observed(model, example, watch).found
+
+
+def check_depth(before: Pass, after: Pass, changes: Mapping[Section, Mapping[str, int]]) -> None:
     """Check that blocks follow each other, and that the forward pass calls the new blocks and no dropped ones.
 
     Args:
-        before, after: the model, and the deeper or shallower one.
-        example: the model's input, or a tuple of its inputs.
+        before, after: how the model, and the deeper or shallower one, ran.
         changes: by section of the model before, for each block how many more of it there are after (-1: dropped).
 
     Raises:
@@ -34,38 +62,23 @@ def check_depth(
             imply, or if the output changes its shape.
     """
     changes = {section: more for section, more in changes.items() if any(more.values())}
-    blocks = [block for section in changes for block in section.blocks]
-    old = _watch(before, example, blocks)
     for section in changes:
         for block, following in zip(section.blocks, section.blocks[1:]):
-            a, b = old.inputs.get(block), old.inputs.get(following)
+            a, b = before.inputs.get(block), before.inputs.get(following)
             if a is not None and a is b:
                 raise SurgeryError(
                     f"{block!r} and {following!r} of section {section.name!r} run side by side on one input, so they "
                     "are not blocks of a section: leave it as it is"
                 )
-    new = _watch(after, example, [])
-    expected = old.calls.total()
+    expected = before.calls.total()
     for block, more in (pair for section in changes.values() for pair in section.items()):
-        expected += more * sum(n for name, n in old.calls.items() if is_inside(name, block))
-    if new.calls.total() != expected:
+        expected += more * sum(n for name, n in before.calls.items() if is_inside(name, block))
+    if after.calls.total() != expected:
         raise SurgeryError(
-            f"{new.calls.total()} modules run where {expected} were expected: the forward pass depends on the number "
+            f"{after.calls.total()} modules run where {expected} were expected: the forward pass depends on the number "
             f"of blocks of {', '.join(repr(section.name) for section in changes)}; leave them as they are"
         )
-    if new.shapes != old.shapes:
-        raise SurgeryError(f"the output would be {new.shapes} instead of {old.shapes}: leave the sections as they are")
-
-
-def _watch(model: nn.Module, example: Any, blocks: list[str]) -> _Pass:
-    def watch(copy: nn.Module, given: Any) -> _Pass:
-        calls, inputs = Counter(), {}
-        for name, module in copy.named_modules():
-            if not any(module.children()) and not isinstance(module, Skip):
-                module.register_forward_hook(lambda *_, name=name: calls.update([name]))
-            if name in blocks:
-                module.register_forward_pre_hook(lambda _, x, name=name: inputs.setdefault(name, x[0] if x else None))
-        with in_mode(copy, training=False):
-            return _Pass([tuple(tensor.shape) for tensor in tensors_in(call(copy, given))], calls, inputs)
-
-    return observed(model, example, watch).found
+    if after.shapes != before.shapes:
+        raise SurgeryError(
+            f"the output would be {after.shapes} instead of {before.shapes}: leave the sections as they are"
+        )

@@ -32,9 +32,13 @@ def sections(model: nn.Module | State) -> list[Section]:
     """Find the sections of a model, in registration order.
 
     A block is a module that owns several layers and has siblings of the same class and shapes, or that timm's metadata
-    declare to be one. A block that changes the shape of its input (width or stride) begins a section. Of nested blocks
-    the outer ones count. Chains that `graft` made count as the blocks in them.
+    declare to be one. It may be a list of unlike modules, such as an attention and a feed-forward. A block that changes
+    the shape of its input (width or stride) begins a section. Of nested blocks the outer ones count. Chains that
+    `graft` made count as the blocks in them.
     In a state dict, numbered siblings are assumed to be modules of one class, and strides are not known.
+
+    Raises:
+        SurgeryError: for what is neither a module nor a state, and for lazy modules, whose shapes are not known yet.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> sections(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)))
@@ -165,7 +169,7 @@ class _Search:
         blocks: set[Any] = set()
         while level:
             groups = [group for parent in level for group in self.groups(parent)]
-            shown = [group for group in groups if evident(group)]
+            shown = [group for group in groups if evident(group) and not all(map(self._holds_blocks, group))]
             here = {self.kind(group[0]) for group in shown}
             blocks |= {self.kind(group[0]) for group in shown if not self._container(group[0])}
             # A Sequential may be a block here and something else there, and in a state any name may be that of a block:
@@ -180,6 +184,16 @@ class _Search:
             inside = {name for group in chosen for name in group}
             level = [child for parent in level for child in self.children(parent) if child not in inside]
         return found
+
+    def _holds_blocks(self, name: str) -> bool:
+        """Whether a module is a list of blocks of one kind, and so no block itself.
+
+        A list of unlike modules, such as the pair of an attention and a feed-forward, is a block.
+        """
+        children, module = list(self.children(name)), self.modules[name]
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict) or not all(map(self.composite, children)):
+            return False
+        return all(self.twins(a, b) for a, b in pairwise(children))
 
     def _alike(self) -> list[list[str]]:
         """Single blocks: on the first level on which several containers hold nothing but one class, their children."""

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from surgery.depth.interface import shapes
 from surgery.edits import Chain
+from surgery.errors import SurgeryError
+from surgery.states import owners
 
 
 class Part(nn.Module):
@@ -17,11 +20,18 @@ class Part(nn.Module):
 def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     """The module itself, or for a state a tree of `Part` modules with its tensors as buffers, under the same names.
 
+    Raises SurgeryError for anything else, and for a module whose weights do not exist yet.
+
     >>> [name for name, _ in as_module({"a.0.weight": Tensor(2)}).named_modules()]
     ['', 'a', 'a.0']
     """
     if isinstance(model, nn.Module):
+        for name, _, own in owners(model):
+            if any(map(is_lazy, own.values())):
+                raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
         return model
+    if not isinstance(model, Mapping):
+        raise SurgeryError(f"{type(model).__name__} is neither a module nor a state: give one of these")
     root = Part()
     for name, tensor in model.items():
         *path, last = name.split(".")

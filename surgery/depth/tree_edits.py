@@ -1,11 +1,12 @@
 """Inserting blocks into the tree of a module and dropping them from it, with the edits for plans."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
 
+from surgery.depth.counts import is_settings
 from surgery.depth.interface import returns_several
 from surgery.depth.state_tree import Part
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
@@ -20,12 +21,17 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def copy_block(model: nn.Module, name: str, origin: dict[int, str]) -> nn.Module:
-    """A copy of a block with tensors of its own, except those tied to tensors outside of it. `origin` is extended."""
+    """A copy of a block with tensors of its own, except those tied to tensors outside of it. `origin` is extended.
+
+    Objects that modules outside of the block hold, too, such as the model's configuration, are shared with them.
+    """
     block = model.get_submodule(name)
     inside = set(block.modules())
-    outside = {id(tensor) for tensor in _registered(m for m in model.modules() if m not in inside)}
-    copy, originals = copy_sharing(block)
-    values = {key: t.detach().clone() for key, t in originals.items() if key not in outside}
+    outside = [module for module in model.modules() if module not in inside]
+    tied = {id(tensor) for tensor in _registered(outside)}
+    settings = {id(value): value for module in outside for value in vars(module).values() if is_settings(value)}
+    copy, originals = copy_sharing(block, settings)
+    values = {key: t.detach().clone() for key, t in originals.items() if key not in tied}
     replace_tensors(copy, values, originals)
     for new, old in zip(_registered(copy.modules()), _registered(block.modules())):
         if id(old) in origin:
@@ -33,70 +39,112 @@ def copy_block(model: nn.Module, name: str, origin: dict[int, str]) -> nn.Module
     return copy
 
 
-def insert(model: nn.Module, name: str, copies: list[nn.Module]) -> dict[str, Any]:
-    """Insert copies behind a block. Returns the edit that removes them."""
+def is_list(holder: nn.Module) -> bool:
+    """Whether a module may hold more blocks or fewer: a ModuleList, or a Sequential whose children are 0, 1, ...
+
+    >>> is_list(nn.ModuleList()), is_list(nn.ModuleDict())
+    (True, False)
+    """
+    numbered = all(name == str(i) for i, name in enumerate(holder._modules))
+    return isinstance(holder, nn.ModuleList) or (is_sequential(holder) and numbered)
+
+
+def is_sequential(holder: nn.Module) -> bool:
+    """Whether a module is a Sequential that only runs its children one after the other.
+
+    >>> is_sequential(nn.Sequential()), is_sequential(nn.ModuleList())
+    (True, False)
+    """
+    return isinstance(holder, nn.Sequential) and type(holder).forward is nn.Sequential.forward
+
+
+def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> dict[str, Any]:
+    """Insert copies behind a block: as entries of the list that holds it (`grow`), or in a chain in its place.
+
+    Returns the edit that removes them.
+    """
     parent, _, child = name.rpartition(".")
     owner = model.get_submodule(parent)
-    children = list(owner._modules.items())
-    position = [n for n, _ in children].index(child)
-    numbered = all(n == str(i) for i, (n, _) in enumerate(children))
+    position = list(owner._modules).index(child)
     if isinstance(owner, Chain):
         owner.extend(copies)
         return {"do": "unchain", "module": parent, "keep": position + 1}
-    if (_only_runs_children(owner) and numbered) or _is_numbered_part(owner):
+    if grow or _is_numbered_part(owner):
         _splice(owner, position + 1, 0, copies)
         return {"do": "remove", "module": parent, "first": position + 1, "count": len(copies)}
     block = owner._modules[child]
+    if runs_nothing(block):
+        raise SurgeryError(
+            f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can be chained to it: only "
+            "the list around it could grow, which takes the model's input as example=..."
+        )
     owner._modules[child] = Chain(block, *copies)
     owner._modules[child].training = block.training
     return {"do": "unchain", "module": name, "keep": 1}
 
 
-def drop(model: nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Drop blocks of one section, named in its order. Returns the edits that do so."""
-    edits = []
+def drop(model: nn.Module, names: Sequence[str], shrink: bool) -> tuple[list[dict[str, Any]], set[str]]:
+    """Drop blocks of one section, named in its order: from the list that holds them (`shrink`), or by a `Skip`.
+
+    Returns the edits that do so, and the names of those that a `Skip` stands for.
+    """
+    edits, skipped = [], set()
     # From the last to the first, so that renumbering does not move blocks that are still to be dropped.
     for parent, group in groupby(reversed(names), lambda name: name.rpartition(".")[0]):
         owner, children = model.get_submodule(parent), [name.rpartition(".")[2] for name in group]
         if isinstance(owner, Chain) and len(children) == len(owner):
-            edits += drop(model, [parent])
+            more, gone = drop(model, [parent], shrink)
+            edits += more
+            skipped |= {joined(parent, children[-1])} if gone else set()
             continue
         for child in children:
-            edits += _drop_child(model, parent, child)
+            edit = _drop_child(model, parent, child, shrink)
+            edits += edit
+            skipped |= {joined(parent, child)} if edit and edit[0]["do"] == "skip" else set()
         if isinstance(owner, Chain) and len(owner) == 1:
             edits.append({"do": "unchain", "module": parent, "keep": 1})
             apply_edit(model, edits[-1])
-    return edits
+    return edits, skipped
 
 
-def _drop_child(model: nn.Module, parent: str, child: str) -> list[dict[str, Any]]:
+def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list[dict[str, Any]]:
     owner = model.get_submodule(parent)
     position = list(owner._modules).index(child)
     if _is_numbered_part(owner):
         _splice(owner, position, 1, [])
         return []
-    if _only_runs_children(owner) or isinstance(owner, Chain):
+    if shrink or isinstance(owner, Chain):
         edit = {"do": "remove", "module": parent, "first": position, "count": 1}
     else:
-        name = joined(parent, child)
-        if returns_several(block := owner._modules[child]):
+        name, block = joined(parent, child), owner._modules[child]
+        if runs_nothing(block):
             raise SurgeryError(
-                f"block {name!r} ({type(block).__name__}) returns several values and cannot be left out: leave its "
-                "section as it is"
+                f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can take its place: "
+                "only the list around it could shrink, which takes the model's input as example=..."
+            )
+        if returns_several(block):
+            raise SurgeryError(
+                f"block {name!r} ({type(block).__name__}) returns several values, so no identity can take its place: "
+                + ("give the model's input as example=..., or " if is_list(owner) else "")
+                + "leave its section as it is"
             )
         edit = {"do": "skip", "module": name}
     apply_edit(model, edit)
     return [edit]
 
 
-def _registered(modules: Iterator[nn.Module]) -> Iterator[Tensor]:
+def runs_nothing(block: nn.Module) -> bool:
+    """Whether a block has no forward of its own, as a ModuleList of an attention and a feed-forward.
+
+    >>> runs_nothing(nn.ModuleList()), runs_nothing(nn.Linear(1, 1))
+    (True, False)
+    """
+    return type(block).forward is nn.Module.forward and not isinstance(block, Part)
+
+
+def _registered(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     for module in modules:
         yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
-
-
-def _only_runs_children(owner: nn.Module) -> bool:
-    """Whether the module is a Sequential that only runs its children one after the other."""
-    return isinstance(owner, nn.Sequential) and type(owner).forward is nn.Sequential.forward
 
 
 def _is_numbered_part(owner: nn.Module) -> bool:

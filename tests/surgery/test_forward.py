@@ -3,6 +3,7 @@
 import copy
 import logging
 import threading
+from collections import UserDict
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import surgery
 from surgery.errors import InternalError
-from surgery.forward import observed, watching
+from surgery.forward import call, observed, tensors_in, watching
 from surgery.width.rules.registry import RULES
 from surgery.width.trace import traced
 
@@ -85,3 +86,17 @@ def test_a_wrong_rule_is_no_refusal(model, monkeypatch):
     with pytest.raises(InternalError, match=r"surgery\.width\.rules is wrong"):
         surgery.narrow(model, rate=0.5, example=torch.ones(3, 4))
     assert not issubclass(InternalError, surgery.SurgeryError)
+
+
+def test_every_mapping_holds_keyword_arguments():
+    class Two(nn.Module):
+        def forward(self, a, b):
+            return a - b
+
+    example = UserDict(b=torch.ones(2), a=torch.arange(2.0))
+    assert call(Two(), example).tolist() == [-1, 0]
+    assert [tensor.tolist() for tensor in tensors_in([example])] == [[1, 1], [0, 1]]
+    result = observed(Two(), example, lambda model, given: call(model, given).device.type)
+    assert result.found == "meta"
+    assert all(tensor.is_meta for tensor in tensors_in(result.example))
+    assert observed(Looking(), UserDict(x=torch.ones(2, 4)), call).found.shape == (2, 2)

@@ -248,7 +248,8 @@ def test_real_models_grow_and_shrink_back(library, name, kind, mode):
     else:
         assert not torch.equal(out, expected)
     assert_equal_modules(plan.build(full), model)
-    assert_equal_modules(surgery.ungraft(full, keep=[len(s.blocks) for s in surgery.sections(model)])[0], model)
+    depths, shown = [len(s.blocks) for s in surgery.sections(model)], x if mode == "identity" else None
+    assert_equal_modules(surgery.ungraft(full, keep=depths, example=shown)[0], model)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "mobilenet_v2"])
@@ -384,6 +385,140 @@ class _Indexing(nn.Module):
         return x
 
 
+class _Attend(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class _Lists(nn.Module):
+    """Each entry of the list is a list of an attention and a feed-forward, which is not called itself."""
+
+    def __init__(self, depth):
+        super().__init__()
+        feed = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(depth))
+        self.layers = nn.ModuleList(nn.ModuleList([_Attend(), each]) for each in feed)
+
+    def forward(self, x):
+        for attend, feed in self.layers:
+            x = x + attend(x)
+            x = x + feed(x)
+        return x
+
+
+def test_lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
+    net, x = _Lists(3), torch.randn(2, 5, 4)
+    assert surgery.sections(net) == [surgery.Section("layers", ("layers.0", "layers.1", "layers.2"))]
+    for mode in ("copy", "identity"):
+        full, plan = graft(net, depths=[5], mode=mode, example=x)
+        assert list(state(full)) == list(state(_Lists(5)))
+        assert torch.equal(full(x), net(x)) == (mode == "identity")
+        assert_equal_modules(plan.build(full), net)
+        assert_equal_modules(ungraft(full, keep=[3], example=x)[0], net)
+    zero = [name for name, tensor in state(full).items() if name.startswith("layers.4") and not tensor.any()]
+    assert zero == [f"layers.4.{part}" for part in ("0.out.weight", "0.out.bias", "1.2.weight", "1.2.bias")]
+    for change in (lambda: graft(net, depths=[4]), lambda: ungraft(net, keep=[2])):
+        with pytest.raises(SurgeryError, match=r"'layers\.2' is a ModuleList, which is not called itself.*example="):
+            change()
+
+
+class _Counting(nn.Module):
+    """Runs as many blocks of a list as a number says."""
+
+    def __init__(self, num_blocks):
+        super().__init__()
+        self.num_blocks = num_blocks
+        self.blocks = nn.ModuleList(Block(4, 4, False) for _ in range(num_blocks))
+
+    def forward(self, x):
+        for i in range(self.num_blocks):
+            x = self.blocks[i](x)
+        return x
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_list_grows_with_the_number_of_its_blocks_or_has_a_chain(hide):
+    net, x = _Counting(2), torch.randn(2, 4)
+    if hide:  # where the number of blocks cannot be found, the list keeps its length
+        net.num_blocks = type("Number", (int,), {})(2)
+    full, plan = graft(net, depths=[4], example=x)
+    assert [type(block) for block in full.blocks] == ([Block, Chain] if hide else [Block] * 4)
+    assert (full.num_blocks, plan.build(full).num_blocks, net.num_blocks) == (2 if hide else 4, 2, 2)
+    assert runs(full, x, Block)[1] == 4
+    assert_equal_modules(plan.build(full), net)
+    small, _ = ungraft(net, keep=[1], example=x)
+    assert torch.equal(small(x), net.blocks[0](x))
+
+
+def test_sections_of_different_forms_are_found_one_by_one():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.ModuleList(Block(w, w, False) for _ in range(2)) for w in (4, 5))
+            self.mid = nn.Linear(4, 5)
+
+        def forward(self, x):
+            for block in self.a:
+                x = block(x)
+            return self.b[1](self.b[0](self.mid(x)))
+
+    net, x = Both(), torch.randn(2, 4)
+    full, plan = graft(net, depths=[3, 4], example=x)
+    assert [type(block) for block in (*full.a, *full.b)] == [Block] * 4 + [Chain]
+    assert runs(full, x, Block)[1] == 7
+    assert_equal_modules(plan.build(full), net)
+    small, _ = ungraft(net, keep=[1, 1], example=x)
+    assert [type(block) for block in (*small.a, *small.b)] == [Block, Block, Skip]
+    assert torch.equal(small(x), net.b[0](net.mid(net.a[0](x))))
+
+
+def test_blocks_with_computed_weights_are_copied():
+    def block():
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 4))
+
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        net = nn.Sequential(*(block() for _ in range(2)))
+    x = torch.randn(2, 4)
+    full, plan = graft(net, depths=[3], example=x)
+    assert torch.equal(full(x), net[1](net(x)))
+    assert torch.equal(plan.build(full)(x), net(x))
+
+
+def test_models_that_cannot_be_taken_apart_are_refused_by_name():
+    def block(linear=nn.Linear):
+        return nn.Sequential(linear(4, 4), nn.ReLU(), linear(4, 4))
+
+    net = nn.Sequential(block(), block())
+    scripted = nn.Sequential(nn.ReLU(), torch.jit.script(net))
+    lazy = nn.Sequential(*(block(lambda _, size: nn.LazyLinear(size)) for _ in range(2)))
+    for call, match in [
+        (lambda: graft(torch.jit.script(net), depths=[3]), "the model is scripted .*give the plain module"),
+        (lambda: ungraft(scripted, keep=[1]), "module '1' is scripted"),
+        (lambda: surgery.sections(lazy), r"'0\.0' is lazy .* run one forward pass first"),
+        (lambda: graft(lazy, depths=[3]), r"'0\.0' is lazy"),
+        (lambda: graft([net], depths=[3]), "list is neither a module nor a state"),
+        (lambda: graft(state(net), depths=[3], example=torch.ones(2, 4)), "a state cannot be run .*give the module"),
+        (lambda: graft(net, depths=[True]), "not numbers of blocks"),
+        (lambda: graft(net, depths=[3], example={"y": torch.ones(2, 4)}), "does not run on the example"),
+    ]:
+        with pytest.raises(SurgeryError, match=match):
+            call()
+
+
+class _Reaching(_Indexing):
+    """A forward pass that also reaches into the children."""
+
+    def forward(self, x):
+        x = self.all[0](x)
+        for i in range(1, 4):
+            x = self.all[i][2](self.all[i][1](self.all[i][0](x)))
+        return self.all[4](x)
+
+
 def test_an_example_shows_what_is_no_section():
     for change in (
         lambda m: graft(m, depths=[4], example=torch.zeros(2, 4)),
@@ -392,9 +527,22 @@ def test_an_example_shows_what_is_no_section():
         with pytest.raises(SurgeryError, match="side by side"):
             change(_Experts())
     with pytest.raises(SurgeryError, match="depends on the number of blocks"):
-        graft(_Indexing(), depths=[4], example=torch.zeros(2, 3))
+        graft(_Reaching(), depths=[4], example=torch.zeros(2, 3))
     with pytest.raises(SurgeryError, match="does not run"):
-        ungraft(_Indexing(), keep=[2], example=torch.zeros(2, 3))
+        ungraft(_Reaching(), keep=[2], example=torch.zeros(2, 3))
+
+
+def test_containers_whose_code_indexes_them_keep_their_length():
+    net, x = _Indexing(), torch.randn(2, 3)
+    full, plan = graft(net, depths=[5], example=x)
+    blocks = [net.all[i] for i in (0, 1, 2, 3, 3, 3, 4)]
+    assert torch.equal(full(x), nn.Sequential(*blocks)(x))
+    assert [type(child) for child in full.all[3:]] == [Chain, nn.Linear]
+    assert_equal_modules(plan.build(full), net)
+    assert_equal_modules(ungraft(full, keep=[3], example=x)[0], net)
+    shallow, _ = ungraft(net, keep=[(0, 2)], example=x)
+    assert torch.equal(shallow(x), nn.Sequential(*(net.all[i] for i in (0, 1, 3, 4)))(x))
+    assert isinstance(shallow.all[2], Skip)
 
 
 def test_plans_build_only_from_modules_of_their_structure():
@@ -428,8 +576,44 @@ class _Pairs(nn.Module):
 
 
 def test_blocks_that_return_several_values_are_not_skipped():
-    with pytest.raises(SurgeryError, match=r"'blocks\.2' \(_Pair\) returns several values"):
-        ungraft(_Pairs(), keep=[2])
+    net, x = _Pairs(), torch.randn(2, 4)
+    with pytest.raises(SurgeryError, match=r"'blocks\.2' \(_Pair\) returns several values.*give the model's input"):
+        ungraft(net, keep=[2])
+    small, _ = ungraft(net, keep=[2], example=x)  # but their list may become shorter
+    assert torch.equal(small(x), net.blocks[1](net.blocks[0](x)[0])[0])
+
+
+class _Biased(nn.Module):
+    """Takes and returns a bias beside its input, as T5's blocks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.bias, self.out = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x, mask, bias=None):
+        bias = self.bias(x) if bias is None else bias
+        return x + self.out(torch.tanh(self.norm(x) + bias)) * mask, bias + 1
+
+
+class _Biases(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Biased() for _ in range(2))
+
+    def forward(self, x, mask):
+        bias = None
+        for block in self.blocks:
+            x, bias = block(x, mask, bias=bias)
+        return x
+
+
+def test_only_the_first_output_of_an_identity_block_has_to_be_its_input():
+    net, example = _Biases(), {"x": torch.randn(2, 4), "mask": torch.ones(2, 1)}
+    full, plan = graft(net, depths=[4], mode="identity", example=example)
+    assert torch.equal(full(**example), net(**example))
+    new = {name: tensor for name, tensor in state(full).items() if name not in state(net) and "norm" not in name}
+    assert [name for name, t in new.items() if not t.any()] == [f"blocks.{i}.out.weight" for i in (2, 3)]
+    assert_equal_modules(plan.build(full), net)
 
 
 class _Nothing(nn.Module):

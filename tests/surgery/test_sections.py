@@ -107,3 +107,8 @@ def test_names_of_sections_are_unique_and_skips_are_looked_through():
 def test_a_model_without_blocks_has_no_sections():
     assert surgery.sections(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == []
     assert surgery.sections({"weight": torch.zeros(2, 2)}) == []
+
+
+def test_lists_of_blocks_are_no_blocks_themselves():
+    stages = nn.ModuleList(nn.ModuleList(Named.block() for _ in range(2)) for _ in range(2))
+    assert [section.name for section in surgery.sections(stages)] == ["0", "1"]

@@ -1,0 +1,85 @@
+"""What `graft` and `ungraft` are asked for: a model, and a depth for each of its sections."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from surgery.depth.sections import Section, changes_shape, repeatable, sections
+from surgery.depth.state_tree import as_module
+from surgery.depth.tree_edits import tensors
+from surgery.edits import refuse_scripted
+from surgery.errors import SurgeryError
+from surgery.states import State, state
+
+Depths: TypeAlias = Sequence[int] | Mapping[str, int]
+Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
+
+
+def checked(model: nn.Module | State, example: Any) -> nn.Module:
+    """The model as a module. SurgeryError for models that cannot be taken apart: scripted, lazy or quantised ones."""
+    if isinstance(model, nn.Module):
+        refuse_scripted(model)
+        state(model)
+    elif example is not None:
+        raise SurgeryError("a state cannot be run on an example: give the module, or leave the example out")
+    return as_module(model)
+
+
+def asked(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -> list[tuple[Section, Any]]:
+    """The sections with the depths given for them, which may be lists of positions."""
+    found = sections(model)
+    have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
+    given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
+    single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]
+    if isinstance(depths, str) or not all(type(n) is int for n in single):
+        raise SurgeryError(f"{depths!r} are not numbers of blocks: the model {have}")
+    if isinstance(depths, Mapping):
+        if unknown := [name for name in depths if name not in {section.name for section in found}]:
+            raise SurgeryError(f"there is no section {unknown[0]!r}; the model {have}")
+        return [(section, depths.get(section.name, len(section.blocks))) for section in found]
+    if len(depths) != len(found):
+        raise SurgeryError(f"{len(depths)} depths were given, but one is needed for each section; the model {have}")
+    return list(zip(found, depths))
+
+
+def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> Sequence[int]:
+    """The positions of the blocks to keep."""
+    have = len(section.blocks)
+    if isinstance(depth, int):
+        if depth < 1:
+            raise SurgeryError(f"section {section.name!r} cannot have {depth} blocks: keep at least 1")
+        if depth > have:
+            raise SurgeryError(f"section {section.name!r} has {have} blocks, not {depth}: use graft")
+        return range(depth)
+    if not depth or sorted({*depth} & {*range(have)}) != list(depth):
+        raise SurgeryError(
+            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are not ascending positions of blocks"
+        )
+    if depth[0] > 0 and changes_shape(root, section):
+        raise SurgeryError(
+            f"section {section.name!r} cannot do without its first block {section.blocks[0]!r}, which changes the "
+            "shape of its input (or is not known to keep it): keep position 0"
+        )
+    return depth
+
+
+def check_repeatable(root: nn.Module, section: Section, depth: int) -> None:
+    """SurgeryError if a section has more blocks than `depth`, or has to grow and its last block cannot be repeated."""
+    extra = depth - len(section.blocks)
+    if extra < 0:
+        raise SurgeryError(f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them")
+    if extra and not repeatable(root, section):
+        raise SurgeryError(_unrepeatable(root, section))
+
+
+def _unrepeatable(root: nn.Module, section: Section) -> str:
+    last = section.blocks[-1]
+    shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(last)).values() if tensor.ndim > 1]
+    return (
+        f"section {section.name!r} cannot be deepened: its last block {last!r} ({shapes[0]} ... {shapes[-1]}) is not "
+        "known to keep the shape of its input, or is used in several places; leave the section at "
+        f"{len(section.blocks)} blocks and deepen another one"
+        if shapes
+        else f"section {section.name!r} cannot be deepened: its last block {last!r} has no matrices"
+    )

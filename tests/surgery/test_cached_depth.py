@@ -1,0 +1,226 @@
+"""Deeper and shallower models whose blocks have a number, by which they find their slot in a cache."""
+
+import copy
+from collections import UserDict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery import Section, SurgeryError, graft, ungraft
+from surgery.depth.cache import check_cached
+from surgery.depth.counts import recounted
+from surgery.depth.numbers import Shift, numbers, renumbered
+from surgery.edits import Chain, Skip
+from surgery.submodel import Submodel
+
+
+class Mixer(nn.Module):
+    """Adds the mean of all tokens so far, those in the cache included."""
+
+    def __init__(self, config, number):
+        super().__init__()
+        self.config, self.layer_idx, self.value = config, number, nn.Linear(config.width, config.width)
+
+    def forward(self, x, cache):
+        value = self.value(x)
+        if cache is not None:
+            before = cache[self.layer_idx]
+            value = cache[self.layer_idx] = value if before is None else torch.cat([before, value], 1)
+        mean = value.cumsum(1) / torch.arange(1, value.shape[1] + 1, device=value.device)[:, None]
+        return mean[:, -x.shape[1] :]
+
+
+class Block(nn.Module):
+    def __init__(self, config, number):
+        super().__init__()
+        self.mixer, self.out = Mixer(config, number), nn.Linear(config.width, config.width)
+
+    def forward(self, x, cache=None):
+        return x + self.out(torch.tanh(self.mixer(x, cache)))
+
+
+class Decoder(nn.Module):
+    """Caches as language models do: a slot for each of `config.n_layer` blocks, of which it runs as many."""
+
+    block = Block
+
+    def __init__(self, n_layer):
+        super().__init__()
+        self.config = SimpleNamespace(width=4, n_layer=n_layer, layer_types=["full"] * n_layer, n_head=3)
+        self.embed = nn.Embedding(10, 4)
+        self.blocks = nn.ModuleList(self.block(self.config, i) for i in range(n_layer))
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, input_ids, past=None, use_cache=True):
+        if use_cache and past is None:
+            past = [None] * len(self.config.layer_types)
+        x = self.embed(input_ids)
+        for block in self.blocks[: self.config.n_layer]:
+            x = block(x, past)
+        return {"logits": self.head(x), "past": past}
+
+
+IDS = torch.arange(12).reshape(2, 6) % 7
+EXAMPLE = UserDict(input_ids=IDS)  # like what tokenizers return
+
+
+def continued(model):
+    """The last logits after a pass over the other tokens, from its cache, and without a cache."""
+    with torch.no_grad():
+        past = model(IDS[:, :-1])["past"]
+        return model(IDS[:, -1:], past)["logits"][:, 0], model(IDS, use_cache=False)["logits"][:, -1]
+
+
+def settings(model):
+    return [b.mixer.layer_idx for b in model.modules() if isinstance(b, Block)], vars(model.config)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Decoder(3).eval()
+
+
+def test_a_deeper_decoder_is_as_its_constructor_would_build_it(net):
+    before = copy.deepcopy(settings(net))
+    full, plan = graft(net, depths=[5], example=EXAMPLE)
+    native = Decoder(5).eval()
+    assert settings(net) == before
+    assert settings(full) == settings(native) != before
+    assert all(module.config is full.config for module in full.modules() if hasattr(module, "config"))
+    native.load_state_dict(full.state_dict())
+    assert torch.equal(native(IDS)["logits"], full(IDS)["logits"])
+    torch.testing.assert_close(*continued(full))
+    for back in (Submodel.from_json(plan.to_json()).build(full), ungraft(full, keep=[3], example=EXAMPLE)[0]):
+        assert settings(back) == before
+        assert str(back) == str(net)
+        assert torch.equal(back(IDS)["logits"], net(IDS)["logits"])
+
+
+def test_identity_starts_with_the_same_outputs_and_keeps_the_cache(net):
+    full, _ = graft(net, depths=[5], mode="identity", example={"input_ids": IDS})
+    assert torch.equal(full(IDS)["logits"], net(IDS)["logits"])
+    torch.testing.assert_close(*continued(full))
+
+
+@pytest.mark.parametrize("kept", [(0, 2), (1, 2)])
+def test_a_shallower_decoder_numbers_its_blocks_anew(net, kept):
+    net.config.layer_types[:] = ["a", "b", "c"]
+    small, plan = ungraft(net, keep=[kept], example=EXAMPLE)
+    types = [["a", "b", "c"][i] for i in kept]
+    assert settings(small) == ([0, 1], vars(net.config) | {"n_layer": 2, "layer_types": types})
+    assert settings(plan.build(net)) == settings(small)
+    torch.testing.assert_close(*continued(small))
+
+
+def test_without_an_example_lists_keep_their_length_and_caches_are_right(net):
+    full, plan = graft(net, depths=[5])
+    assert isinstance(full.blocks[2], Chain)
+    assert settings(full)[0] == [0, 1, 2, 3, 4]
+    torch.testing.assert_close(*continued(full))
+    assert settings(plan.build(full)) == settings(ungraft(full, keep=[3])[0]) == settings(net)
+    small, _ = ungraft(net, keep=[(0, 2)])
+    assert isinstance(small.blocks[1], Skip)
+    torch.testing.assert_close(*continued(small))
+    with pytest.raises(SurgeryError, match=r"'blocks' are numbered \(layer_idx\).*give the model's input"):
+        ungraft(net, keep=[(1, 2)])
+
+
+class Hidden(Block):
+    """Its number is where nobody sees it."""
+
+    def __init__(self, config, number):
+        super().__init__(config, (number,))
+
+    def forward(self, x, cache=None):
+        slot = None if cache is None else _Slot(cache, *self.mixer.layer_idx)
+        return x + self.out(torch.tanh(self.mixer(x, slot)))
+
+
+class _Slot:
+    def __init__(self, cache, number):
+        self.cache, self.number = cache, number
+
+    def __getitem__(self, _):
+        return self.cache[self.number]
+
+    def __setitem__(self, _, value):
+        self.cache[self.number] = value
+
+
+def test_blocks_that_share_a_slot_are_refused():
+    torch.manual_seed(0)
+    net = type("Sharing", (Decoder,), {"block": Hidden})(3).eval()
+    with pytest.raises(SurgeryError, match=r"would give other outputs with use_cache=True, by .*layer_idx"):
+        graft(net, depths=[4], example=EXAMPLE)
+    for size in (3, 4):  # nothing has a value on the meta device, and what was wrong before is no reason to refuse
+        check_cached(net.to("meta") if size == 4 else net, copy.deepcopy(net), EXAMPLE)
+
+
+def test_a_pass_that_goes_on_from_the_cache_is_compared_too(net):
+    class Forgetful(Decoder):
+        def forward(self, input_ids, past=None, use_cache=True):
+            return super().forward(input_ids, None, use_cache)
+
+    broken = copy.deepcopy(net)
+    broken.__class__ = Forgetful
+    check_cached(net, copy.deepcopy(net), IDS)
+    with pytest.raises(SurgeryError, match="when it goes on from its cache, by"):
+        check_cached(net, broken, (IDS,))
+
+
+class Numbered(nn.Module):
+    def __init__(self, **numbers):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+        vars(self).update(numbers)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def test_numbers_go_on_through_sections_and_begin_anywhere():
+    net = nn.ModuleDict({"enc": nn.ModuleList(), "dec": nn.ModuleList(), "other": nn.ModuleList()})
+    for key, values in {"enc": (1, 2), "dec": (3, 4, 5), "other": (0, 1)}.items():
+        net[key].extend(Numbered(layer_idx=i, width=2, depth=7 + i) for i in values)
+    first, second, third = surgery.sections(net)
+    assert numbers(net, first) == [("", "layer_idx")]  # two blocks: a name has to say that it is a number
+    assert numbers(net, second) == [("", "layer_idx"), ("", "depth")]
+    moved = renumbered(net, {first: Shift([0, 0], 2)})
+    assert moved == {(f"dec.{i}", "layer_idx"): 5 + i for i in range(3)}
+    moved = renumbered(net, {first: Shift([0, -1], -1), third: Shift([0, 0], 9)})
+    assert moved == {("enc.1", "layer_idx"): 1, **{(f"dec.{i}", "layer_idx"): 2 + i for i in range(3)}}
+    full, _ = graft(net, depths=[4, 3, 3])
+    own = [m.layer_idx for m in full.modules() if isinstance(m, Numbered)]
+    assert own == [1, 2, 3, 4, 5, 6, 7, 0, 1, 2]
+
+
+def test_the_number_of_a_single_block_is_its_position():
+    single = Section("", ("0",))
+    assert numbers(nn.ModuleList([Numbered(layer_idx=0, padding_idx=0)]), single) == [("", "layer_idx")]
+    assert numbers(nn.ModuleList([Numbered(layer_idx=5)]), single) == []
+
+
+def test_counts_are_those_of_the_section_they_are_named_for():
+    def stack(n):
+        return nn.ModuleDict({"layers": nn.ModuleList(Numbered() for _ in range(n))})
+
+    net = nn.ModuleDict({"encoder": stack(3), "decoder": stack(3)})
+    net.config = SimpleNamespace(num_layers=3, decoder_layers=3, n_head=3, max_layers=3, depths=(3, 3), use_layers=True)
+    net["decoder"].num_layers = 3
+    encoder, decoder = surgery.sections(net)
+    deeper = [0, 1, 2, 2]
+    assert recounted(net, [encoder, decoder], {encoder: deeper}) == {
+        ("", "config.num_layers"): 4,
+        ("", "config.depths"): (4, 3),
+    }
+    assert recounted(net, [encoder, decoder], {decoder: deeper}) == {
+        ("", "config.decoder_layers"): 4,
+        ("", "config.depths"): (3, 4),
+        ("decoder", "num_layers"): 4,
+    }
+    del net.config.decoder_layers
+    assert recounted(net, [encoder, decoder], {encoder: deeper}) == {("", "config.depths"): (4, 3)}  # whose num_layers?
