@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,14 +48,20 @@ def made_from(kind: type[nn.Module], config: Any) -> nn.Module:
 
     Buffers have their values. Whatever error the class raises is passed on.
     """
+    with _quiet(kind), torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        return kind(copy.deepcopy(config))
+
+
+@contextmanager
+def _quiet(kind: type) -> Iterator[None]:
+    """The library of a class logs no more than errors: a model that is made only to be looked at is nobody's news."""
     library = logging.getLogger(kind.__module__.partition(".")[0])
     level = library.level
-    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
-        library.setLevel(logging.CRITICAL)  # a model that is made only to be looked at is nobody's news
-        try:
-            return kind(copy.deepcopy(config))
-        finally:
-            library.setLevel(level)
+    library.setLevel(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        library.setLevel(level)
 
 
 @contextmanager
@@ -80,43 +86,59 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state(model).items()}
 
 
-def mismatch(model: nn.Module) -> str:
-    """Where the model that the class makes of the model's configuration differs from it in names and shapes; "" if not.
+def mismatch(model: nn.Module, made: nn.Module) -> str:
+    """The first difference between a model and the one that its class makes from its configuration; "" if none.
 
-    A model without a configuration differs from none.
+    What counts are the names and shapes of their states, and the numbers that their modules hold, but for dropout.
     """
-    holder = holder_of(model)
-    if holder is None:
-        return ""
-    try:
-        made = shapes_of(made_from(type(model), getattr(model, holder)))
-    except Exception as error:  # whatever a class raises for a configuration that it cannot follow
-        return f"it raises {type(error).__name__}: {first_line(error)}"
-    return first_difference(shapes_of(model), made)
+    if what := first_difference(shapes_of(model), shapes_of(made)):
+        return what
+    others = dict(made.named_modules())
+    for name, module in model.named_modules():
+        if "drop" in type(module).__name__.lower():
+            continue
+        for key, value in vars(module).items():
+            other = getattr(others.get(name), key, value)
+            if not key.startswith("_") and _is_number(value) and _is_number(other) and value != other:
+                return f"{joined(name, key)} is {value} here and {other} in a model made from it"
+    return ""
 
 
-def first_difference(mine: dict[str, tuple[int, ...]], made: dict[str, tuple[int, ...]]) -> str:
+def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
     """The first tensor in which the shapes of a model and of the one made from a configuration differ, in words."""
     for name in (*mine, *made):
         if mine.get(name) != made.get(name):
-            has, gets = (f"{s[name]}" if name in s else "missing" for s in (mine, made))
+            has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (mine, made))
             return f"{name} is {has} here and {gets} in a model made from it"
     return ""
 
 
 def warn_if_lost(before: nn.Module, after: nn.Module) -> None:
-    """Log a warning if a configuration described the model before, and the one after is another than it says."""
-    if holder_of(after) is not None and not mismatch(before) and (what := mismatch(after)):
-        warn(after, what)
+    """Log a warning if its configuration described a model before its depth changed, and does not afterwards."""
+    holder = holder_of(after)
+    if holder is None:
+        return
+    try:
+        if mismatch(before, made_from(type(before), getattr(before, holder))):
+            return
+    except Exception:  # it was not made so: whatever its constructor raises
+        return
+    try:
+        what = mismatch(after, made_from(type(after), getattr(after, holder)))
+    except Exception as error:
+        what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
+    if what:
+        warn(after, what, "give example=..., if you did not: it may show a form that the configuration can describe")
 
 
-def warn(model: nn.Module, what: str) -> None:
-    """Say that the model's configuration does not describe it, why, and what to do."""
+def warn(model: nn.Module, what: str, hint: str) -> None:
+    """Say that a model's configuration does not describe it, why, and what to do."""
     _log.warning(
-        "the configuration of this %s cannot describe it (%s), so a checkpoint of it cannot be loaded with the class "
-        "alone: save the plan and the state, and restore it with Submodel.build",
+        "the configuration of this %s does not describe it (%s). Its class alone cannot load a checkpoint of it: save "
+        "the plan and the state, and restore it with Submodel.build; or %s",
         type(model).__name__,
         what,
+        hint,
     )
 
 
@@ -151,9 +173,13 @@ def set_field(config: Any, path: Fields, value: Any) -> None:
 
 
 def reread(config: Any) -> Any:
-    """The configuration as it is after it was saved and read, if it has `to_dict` and `from_dict`; otherwise itself."""
+    """The configuration as it is after it was saved and read, if it has `to_dict` and `from_dict`; otherwise itself.
+
+    Whatever error its class raises is passed on.
+    """
     if hasattr(config, "to_dict") and hasattr(type(config), "from_dict"):
-        return type(config).from_dict(config.to_dict())
+        with _quiet(type(config)):
+            return type(config).from_dict(config.to_dict())
     return config
 
 
@@ -188,6 +214,12 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
 
 
 _OWN = vars(nn.Module()).keys()  # what every module keeps for itself
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_json(value: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
+from surgery.configuration import warn_if_lost
 from surgery.deprecated import formerly
 from surgery.depth.asked import Depths, asked, check_repeatable, checked
 from surgery.depth.cache import check_cached
@@ -107,6 +108,7 @@ def graft(
         {name: tuple(sources) for name, sources in entries.items()}, shapes, tuple(made.undo), structure(made.model)
     )
     if isinstance(model, nn.Module):
+        warn_if_lost(model, made.model)
         return made.model, plan
     return tensors(made.model), Submodel(plan.entries, plan.shapes)
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from surgery.configuration import warn_if_lost
 from surgery.deprecated import formerly
 from surgery.depth.asked import Kept, asked, checked, positions
 from surgery.depth.cache import check_cached
@@ -94,9 +95,11 @@ def ungraft(
         return small, plan
 
     if isinstance(model, nn.Module):
-        return first_that_works(
+        small, plan = first_that_works(
             {s: forms(root, sections(root), s, places, example) for s, places in kept.items()}, attempt
         )
+        warn_if_lost(model, small)
+        return small, plan
     shallow, _ = _without(root, dropped, {section: Form(False, False) for section in dropped}, False)
     plan = Submodel(_entries(shallow, full, standing), {n: tuple(t.shape) for n, t in full.items()})
     return plan.extract(model), plan
