@@ -18,6 +18,7 @@ class Config:
         self.hidden_size, self.inner, self.num_heads, self.depth = hidden_size, inner, num_heads, depth
         self.rope = rope or {}
         self.labels = labels  # as many as channels, but no width
+        self.largest_size = 32  # like a width in name and number, but none
         self.head = SimpleNamespace(channels=list(groups))
         self.head_dim = hidden_size // num_heads
         if hidden_size % num_heads:
@@ -29,7 +30,10 @@ class Config:
     @classmethod
     def from_dict(cls, values):
         groups = values["head"]
-        return cls(**{key: value for key, value in values.items() if key not in ("head", "head_dim")}, groups=groups)
+        return cls(
+            **{key: value for key, value in values.items() if key not in ("head", "head_dim", "largest_size")},
+            groups=groups,
+        )
 
 
 class Block(nn.Module):
