@@ -207,10 +207,15 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
         return True
 
     same = all(
-        name in others and type(others[name]) is type(module) and compare(name, "", module, others[name])
+        name in others and _kind(others[name]) == _kind(module) and compare(name, "", module, others[name])
         for name, module in model.named_modules()
     )
     return edits if same and len(others) == len(dict(model.named_modules())) else None
+
+
+def _kind(module: nn.Module) -> tuple[str, str]:
+    """The name of a module's class: parametrizations (weight norm) make a class of their own for each module."""
+    return type(module).__module__, type(module).__qualname__
 
 
 _OWN = vars(nn.Module()).keys()  # what every module keeps for itself
