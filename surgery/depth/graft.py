@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
+from surgery.configuration import warn_if_lost
 from surgery.deprecated import formerly
 from surgery.depth.asked import Depths, asked, check_repeatable, checked
 from surgery.depth.cache import check_cached
@@ -109,6 +110,7 @@ def graft(
     found = {name: tuple(sources) for name, sources in entries.items()}
     plan = Submodel(found, shapes, tuple(made.undo), structure(made.model), dtypes)
     if isinstance(model, nn.Module):
+        warn_if_lost(model, made.model)
         return made.model, plan
     return tensors(made.model), Submodel(plan.entries, plan.shapes, dtypes=dtypes)
 

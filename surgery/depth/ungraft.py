@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from surgery.configuration import warn_if_lost
 from surgery.deprecated import formerly
 from surgery.depth.asked import Kept, asked, checked, positions
 from surgery.depth.cache import check_cached
@@ -92,7 +93,10 @@ def ungraft(
 
     if isinstance(model, nn.Module):
         found = sections(root)
-        return first_that_works({s: forms(root, found, s, places, example) for s, places in kept.items()}, attempt)
+        ways = {s: forms(root, found, s, places, example) for s, places in kept.items()}
+        small, plan = first_that_works(ways, attempt)
+        warn_if_lost(model, small)
+        return small, plan
     shallow, _ = _without(root, dropped, {section: Form(False, False) for section in dropped}, False)
     plan = Submodel(_entries(shallow, full, standing), shapes, dtypes=dtypes)
     return plan.extract(model), plan

@@ -18,6 +18,7 @@ from surgery.names import is_inside
 from surgery.submodel import Submodel
 from surgery.width import attributes, axes
 from surgery.width.attributes import Sizes
+from surgery.width.config import config_edits
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.solved import Axes, Axis, Choice, Solution, is_whole, size_of
 from surgery.width.trace import Origins, Step, Trace, bind, scalars_of
@@ -98,7 +99,14 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    return Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
+    right = Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
+
+    def left(small: nn.Module) -> tuple[int, str] | None:
+        found = _difference(small, solution, choice, example)
+        return None if found is None else (len(solution.steps) - found.step, str(found))
+
+    said = config_edits(model, right, known, left)
+    return Submodel(plan.entries, plan.shapes, (*right.edits, *said), plan.structure, plan.dtypes)
 
 
 def _no_way_on(model: nn.Module, solution: Solution, difference: _Diverged) -> str:

@@ -1,0 +1,236 @@
+"""Models that a class makes from a configuration object, such as those of HuggingFace's transformers.
+
+No library is known here. Such a model holds, under the name of its constructor's first parameter (`config`), the object
+that it was made from, and its class makes the same tensors from a copy of that object.
+"""
+
+import copy
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from surgery.depth.counts import is_settings
+from surgery.errors import first_line
+from surgery.names import joined
+from surgery.states import state
+
+Fields = tuple[str, ...]  # where a value lies in a configuration: names of attributes, and keys of dicts
+
+_log = logging.getLogger(__name__)
+
+
+def holder_of(model: nn.Module) -> str | None:
+    """The attribute that holds the configuration from which the model's class makes it; None if there is none.
+
+    >>> class Net(nn.Linear):
+    ...     def __init__(self, sizes): super().__init__(sizes.inputs, 2); self.sizes = sizes
+    >>> from types import SimpleNamespace
+    >>> holder_of(Net(SimpleNamespace(inputs=3))), holder_of(nn.Linear(3, 2))
+    ('sizes', None)
+    """
+    first, *others = list(inspect.signature(type(model).__init__).parameters.values())[1:] or [None]
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return None
+    needed = [p for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return first.name if not needed and is_settings(vars(model).get(first.name)) else None
+
+
+def made_from(kind: type[nn.Module], config: Any) -> nn.Module:
+    """A model that a class makes from a copy of a configuration, with its parameters on the meta device.
+
+    Buffers have their values. Whatever error the class raises is passed on.
+    """
+    with _quiet(kind), torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        return kind(copy.deepcopy(config))
+
+
+@contextmanager
+def _quiet(kind: type) -> Iterator[None]:
+    """The library of a class logs no more than errors: a model that is made only to be looked at is nobody's news."""
+    library = logging.getLogger(kind.__module__.partition(".")[0])
+    level = library.level
+    library.setLevel(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        library.setLevel(level)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters that this thread registers are put on the meta device, so that no initial weights are drawn."""
+    thread = threading.get_ident()
+
+    def put(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta or threading.get_ident() != thread:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(put)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's state by name."""
+    return {name: tuple(tensor.shape) for name, tensor in state(model).items()}
+
+
+def mismatch(model: nn.Module, made: nn.Module) -> str:
+    """The first difference between a model and the one that its class makes from its configuration; "" if none.
+
+    What counts are the names and shapes of their states, and the numbers that their modules hold, but for dropout.
+    """
+    if what := first_difference(shapes_of(model), shapes_of(made)):
+        return what
+    others = dict(made.named_modules())
+    for name, module in model.named_modules():
+        if "drop" in type(module).__name__.lower():
+            continue
+        for key, value in vars(module).items():
+            other = getattr(others.get(name), key, value)
+            if not key.startswith("_") and _is_number(value) and _is_number(other) and value != other:
+                return f"{joined(name, key)} is {value} here and {other} in a model made from it"
+    return ""
+
+
+def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
+    """The first tensor in which the shapes of a model and of the one made from a configuration differ, in words."""
+    for name in (*mine, *made):
+        if mine.get(name) != made.get(name):
+            has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (mine, made))
+            return f"{name} is {has} here and {gets} in a model made from it"
+    return ""
+
+
+def warn_if_lost(before: nn.Module, after: nn.Module) -> None:
+    """Log a warning if its configuration described a model before its depth changed, and does not afterwards."""
+    holder = holder_of(after)
+    if holder is None:
+        return
+    try:
+        if mismatch(before, made_from(type(before), getattr(before, holder))):
+            return
+    except Exception:  # it was not made so: whatever its constructor raises
+        return
+    try:
+        what = mismatch(after, made_from(type(after), getattr(after, holder)))
+    except Exception as error:
+        what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
+    if what:
+        warn(after, what, "give example=..., if you did not: it may show a form that the configuration can describe")
+
+
+def warn(model: nn.Module, what: str, hint: str) -> None:
+    """Say that a model's configuration does not describe it, why, and what to do."""
+    _log.warning(
+        "the configuration of this %s does not describe it (%s). Its class alone cannot load a checkpoint of it: save "
+        "the plan and the state, and restore it with Submodel.build; or %s",
+        type(model).__name__,
+        what,
+        hint,
+    )
+
+
+def fields(config: Any, path: Fields = ()) -> Iterator[tuple[Fields, Any]]:
+    """(place, value) of everything in a configuration, in those nested in it and in its dicts.
+
+    >>> from types import SimpleNamespace
+    >>> list(fields(SimpleNamespace(width=4, vision=SimpleNamespace(width=8), rope={"base": 1e4})))
+    [(('width',), 4), (('vision', 'width'), 8), (('rope', 'base'), 10000.0)]
+    """
+    for name, value in (config if isinstance(config, dict) else vars(config)).items():
+        if not isinstance(name, str):
+            continue
+        if is_settings(value) or isinstance(value, dict):
+            yield from fields(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def field(config: Any, path: Fields) -> Any:
+    """The value at a place."""
+    return functools.reduce(lambda at, name: at[name] if isinstance(at, dict) else getattr(at, name), path, config)
+
+
+def set_field(config: Any, path: Fields, value: Any) -> None:
+    """Set the value at a place."""
+    owner = field(config, path[:-1])
+    if isinstance(owner, dict):
+        owner[path[-1]] = value
+    else:
+        setattr(owner, path[-1], value)
+
+
+def reread(config: Any) -> Any:
+    """The configuration as it is after it was saved and read, if it has `to_dict` and `from_dict`; otherwise itself.
+
+    Whatever error its class raises is passed on.
+    """
+    if hasattr(config, "to_dict") and hasattr(type(config), "from_dict"):
+        with _quiet(type(config)):
+            return type(config).from_dict(config.to_dict())
+    return config
+
+
+def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] | None:
+    """Edits that give a model's modules, and the objects that they hold, the plain attributes of another one.
+
+    None if they differ in something that an edit cannot carry.
+    """
+    others, seen, edits = dict(made.named_modules()), set(), []
+
+    def compare(module: str, path: str, mine: Any, other: Any) -> bool:
+        for name, value in list(vars(mine).items()):
+            if not hasattr(other, name) or name in _OWN:
+                continue
+            new = getattr(other, name)
+            if is_settings(value) and is_settings(new):
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    if not compare(module, joined(path, name), value, new):
+                        return False
+            elif _is_json(value) and value != new:
+                if not _is_json(new):
+                    return False
+                edits.append({"do": "set", "module": module, "attribute": joined(path, name), "value": new})
+        return True
+
+    same = all(
+        name in others and _kind(others[name]) == _kind(module) and compare(name, "", module, others[name])
+        for name, module in model.named_modules()
+    )
+    return edits if same and len(others) == len(dict(model.named_modules())) else None
+
+
+def _kind(module: nn.Module) -> tuple[str, str]:
+    """The name of a module's class: parametrizations (weight norm) make a class of their own for each module."""
+    return type(module).__module__, type(module).__qualname__
+
+
+_OWN = vars(nn.Module()).keys()  # what every module keeps for itself
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether an edit may carry a value."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    return value is None or isinstance(value, int | float | str | bool)

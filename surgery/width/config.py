@@ -1,0 +1,225 @@
+"""The configuration of a narrow model: the values from which its class makes exactly this model.
+
+The class is the judge. Candidates are numbers of the configuration that are sizes of axes that shrink; they hold if the
+model made from them has the narrow model's tensors, runs every operation as predicted, and computes the same buffers.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from surgery.configuration import (
+    Fields,
+    attribute_edits,
+    fields,
+    first_difference,
+    holder_of,
+    made_from,
+    mismatch,
+    reread,
+    set_field,
+    shapes_of,
+    warn,
+)
+from surgery.errors import first_line
+from surgery.forward import named_tensors
+from surgery.names import joined
+from surgery.states import owners
+from surgery.submodel import Edit, Submodel
+from surgery.width.attributes import Known, merged
+from surgery.width.config_values import alternatives, guessed
+
+Difference = Callable[[nn.Module], tuple[int, str] | None]
+"""How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""
+
+_MOST_MADE = 40  # models that are made to find the values
+
+
+class _Score(NamedTuple):
+    """How far a model made from a configuration is from the narrow one; the smallest is best, and zeros are equality.
+
+    What is not known before the rest is right is infinite.
+
+    Attributes:
+        shapes: axes of tensors that have another size.
+        buffers: tensors outside of the state with other values.
+        steps: operations that do not run as predicted.
+    """
+
+    shapes: float
+    buffers: float = math.inf
+    steps: float = math.inf
+
+
+class _Made(NamedTuple):
+    """What came of a configuration.
+
+    Attributes:
+        config: the configuration, with all values that follow from others.
+        why: what differs, in words.
+        edits: what gives the narrow model's modules the attributes of the one made from it.
+        pairs: (size, size of the narrow model) of axes that differ.
+        shares: the shares of sizes of the tensors outside of the state that differ.
+    """
+
+    score: _Score
+    config: Any
+    why: str
+    edits: Sequence[Edit] = ()
+    pairs: Collection[tuple[int, int]] = ()
+    shares: Collection[float] = ()
+
+
+def config_edits(
+    model: nn.Module, plan: Submodel, known: Mapping[str, Known], difference: Difference
+) -> Sequence[Edit]:
+    """Edits after which a narrow model's configuration says its widths; none, and a warning, if it cannot say them.
+
+    Nothing happens for a model that its class does not make from a configuration that it holds.
+
+    Args:
+        model: the full model, or a copy on the meta device.
+        plan: the plan of the narrow model, whose attributes are right.
+        known: what axes of each module become.
+        difference: where a narrow model does something else than predicted.
+    """
+    holder = holder_of(model)
+    if holder is None or plan.small_shapes == dict(plan.shapes):
+        return []
+    config = getattr(model, holder)
+    try:
+        full = made_from(type(model), config)
+        what = mismatch(model, full)
+        search = None if what else _Search(config, full, model, plan, known, difference)
+    except Exception as error:  # it was not made so: whatever its constructor raises
+        search, what = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
+    if search is None:
+        warn(model, f"nor the full model: {what}", "narrow a model that is as its class made it")
+        return []
+    best = search.best()
+    if any(best.score):
+        refused = f"; for the new widths its class raises {search.refused}" if search.refused else ""
+        warn(model, f"{best.why}{refused}", "choose rates, rounding or heads with which its class can say the widths")
+        return []
+    return best.edits
+
+
+class _Search:
+    """The search for the values from which the class makes the narrow model."""
+
+    def __init__(
+        self,
+        config: Any,
+        full: nn.Module,
+        model: nn.Module,
+        plan: Submodel,
+        known: Mapping[str, Known],
+        difference: Difference,
+    ):
+        self.config, self.full, self.model, self.plan, self.difference = config, full, model, plan, difference
+        self.small = plan.build(full)
+        self.plain, self.left = list(fields(reread(config))), _MOST_MADE
+        self.refused = ""  # what the class says of the values that were guessed
+        self.widths = merged(found.widths for found in known.values())
+        self.counts = merged(found.counts for found in known.values())
+
+    def best(self) -> _Made:
+        """The best values that were found."""
+        here, values, sizes = self.judged(self.config, self.full), {}, merged([self.widths, self.counts])
+        guess = dict(guessed(self.config, self.widths, self.counts))
+        if guess and (made := self.made(guess)) is not None and made.score < here.score:
+            here, values = made, guess
+        while any(here.score) and self.left > 0:
+            tries = []
+            for path, new in alternatives(here.config, self.config, sizes, here.pairs, here.shares):
+                if (made := self.made({**values, path: new})) is not None:
+                    tries.append((made.score, len(tries), made, {**values, path: new}))
+                    if not any(made.score):
+                        break
+            if not tries or min(tries)[0] >= here.score:
+                return here
+            _, _, here, values = min(tries)
+        for path in guess:  # what was guessed from a name, and changes nothing, stays as it was
+            fewer = {key: value for key, value in values.items() if key != path}
+            if path in values and (made := self.made(fewer)) is not None and not any(made.score):
+                here, values = made, fewer
+        return here
+
+    def made(self, values: Mapping[Fields, Any]) -> _Made | None:
+        """What the class makes of the configuration with other values; None if it refuses them."""
+        self.left -= 1
+        config = copy.deepcopy(self.config)
+        try:
+            for path, value in values.items():
+                set_field(config, path, value)
+            after = dict(fields(reread(config)))
+            for path, value in self.plain:  # what its class computes from other values
+                if path in after and after[path] != value:
+                    set_field(config, path, after[path])
+            made = made_from(type(self.model), config)
+        except Exception as error:  # whatever its class raises for values that do not go together
+            self.refused = self.refused or f"{type(error).__name__}: {first_line(error)}"
+            return None
+        return self.judged(config, made)
+
+    def judged(self, config: Any, made: nn.Module) -> _Made:
+        """How a model made from a configuration differs from the narrow one."""
+        mine, other = self.plan.small_shapes, shapes_of(made)
+        pairs = [
+            pair
+            for name in mine
+            if len(mine[name]) == len(other.get(name, ()))
+            for pair in zip(other[name], mine[name])
+        ]
+        wrong = [(got, want) for got, want in pairs if got != want]
+        if why := first_difference(mine, other):
+            missing = sum(len(mine[name]) != len(other.get(name, ())) for name in mine)
+            score = _Score(len(wrong) + missing + len(other.keys() - mine.keys()))
+            return _Made(score, config, why, pairs=set(wrong))
+        edits, computed = attribute_edits(self.small, made), _computed(self.small, made)
+        if edits is None:
+            return _Made(_Score(0), config, "its class makes other modules from it")
+        different = [key for key, (mine, other) in computed.items() if not _is_corner(mine, other)]
+        if different:
+            whole = dict(named_tensors(self.full))
+            shares = {
+                a / b
+                for key in different
+                if key in whole and computed[key][0] is not None
+                for a, b in zip(computed[key][0].shape, whole[key].shape)
+                if a < b
+            }
+            why = f"its class computes another {joined(*different[0])}"
+            return _Made(_Score(0, len(different)), config, why, shares=shares)
+        for (module, name), (mine, other) in computed.items():
+            if mine.shape != other.shape:  # no operation uses it, so that it stayed whole
+                index = [None if old == new else [[0, new]] for old, new in zip(mine.shape, other.shape)]
+                edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
+        adopted = Submodel(self.plan.entries, self.plan.shapes, (*self.plan.edits, *edits), self.plan.structure)
+        left, why = self.difference(adopted.build(self.model)) or (0, "")
+        return _Made(_Score(0, 0, left), config, why, edits)
+
+
+def _computed(small: nn.Module, made: nn.Module) -> dict[tuple[str, str], tuple[Tensor | None, Tensor | None]]:
+    """The tensors of two models that are not in their states."""
+    mine, other = _outside(small), _outside(made)
+    return {key: (mine.get(key), other.get(key)) for key in {**mine, **other}}
+
+
+def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}
+    return {key: tensor for key, tensor in named_tensors(model) if id(tensor) not in held}
+
+
+def _is_corner(mine: Tensor | None, other: Tensor | None) -> bool:
+    """Whether the other tensor is the leading corner of mine, up to rounding."""
+    if mine is None or other is None or mine.ndim != other.ndim or mine.dtype != other.dtype:
+        return False
+    if any(a < b for a, b in zip(mine.shape, other.shape)):
+        return False
+    corner = mine[tuple(slice(size) for size in other.shape)]
+    return corner.is_meta or other.is_meta or torch.allclose(corner, other, rtol=1e-5, atol=1e-8, equal_nan=True)

@@ -1,0 +1,327 @@
+"""A model that its class makes from a configuration: after surgery the configuration says what the model is."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery.configuration import holder_of
+
+
+class Config:
+    """Widths of `Net`. As of many libraries, some follow from others when it is made or read."""
+
+    def __init__(self, hidden_size=32, inner=None, num_heads=4, rope=None, depth=1, labels=32, groups=(20, 12)):
+        self.hidden_size, self.inner, self.num_heads, self.depth = hidden_size, inner, num_heads, depth
+        self.rope = rope or {}
+        self.labels = labels  # as many as channels, but no width
+        self.largest_size = 32  # like a width in name and number, but none
+        self.head = SimpleNamespace(channels=list(groups))
+        self.head_dim = hidden_size // num_heads
+        if hidden_size % num_heads:
+            raise ValueError(f"{hidden_size} channels do not divide into {num_heads} heads")
+
+    def to_dict(self):
+        return copy.deepcopy({**vars(self), "head": self.head.channels})
+
+    @classmethod
+    def from_dict(cls, values):
+        groups = values["head"]
+        return cls(
+            **{key: value for key, value in values.items() if key not in ("head", "head_dim", "largest_size")},
+            groups=groups,
+        )
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.num_heads = config, config.num_heads
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out = nn.Linear(config.hidden_size, config.hidden_size)
+        inner = config.inner or 3 * config.hidden_size
+        self.up, self.down = nn.Linear(config.hidden_size, inner), nn.Linear(inner, config.hidden_size)
+
+    def forward(self, x, rotation):
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        if rotation is not None:
+            q, k = rotated(q, rotation), rotated(k, rotation)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(self.up(x).relu())
+
+
+def rotated(x, angle):
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+class Net(nn.Module):
+    """A transformer, with rotary embeddings if it is told so, that runs as many blocks as its configuration says."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.stem = nn.Linear(3, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        a, b = config.head.channels
+        self.head = nn.Sequential(nn.Linear(config.hidden_size, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU())
+        self.last = nn.Linear(b, config.labels)
+        if config.rope:
+            half = config.head_dim // 2
+            frequencies = config.rope["base"] ** (-torch.arange(half) / half)
+            self.register_buffer("unused", frequencies, persistent=False)
+            self.register_buffer("frequencies", frequencies.clone(), persistent=False)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device)[:, None]
+        rotation = places * self.frequencies if self.config.rope else None
+        x = self.stem(x)
+        for block in self.blocks[: self.config.depth]:
+            x = block(x, rotation)
+        return self.last(self.head(x))
+
+
+EXAMPLE = torch.zeros(2, 5, 3)
+
+
+def net(**values):
+    torch.manual_seed(0)
+    return Net(Config(**values)).eval()
+
+
+def reloaded(small):
+    """What its class makes of the saved configuration and the state."""
+    made = type(small)(Config.from_dict(small.config.to_dict())).eval()
+    made.load_state_dict(small.state_dict(), strict=True)
+    return made
+
+
+def check_same(small):
+    """The model equals the reloaded one on an input of another length."""
+    x = torch.randn(3, 7, 3)
+    torch.testing.assert_close(reloaded(small)(x), small(x))
+
+
+@pytest.mark.parametrize(("heads", "kept"), [("inside", 4), ("drop", 2)])
+def test_the_configuration_says_the_new_widths(heads, kept):
+    model = net(inner=40)
+    before, drawn = model.config.to_dict(), torch.get_rng_state()
+    small, plan = surgery.narrow(model, rate=0.5, example=EXAMPLE, heads=heads)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert model.config.to_dict() == before
+    assert small.config is small.blocks[0].config
+    assert small.config is not model.config
+    assert small.config.to_dict() == {
+        **before,
+        "hidden_size": 16,
+        "inner": 20,
+        "num_heads": kept,
+        "head_dim": 16 // kept,
+        "head": [10, 6],
+    }
+    check_same(small)
+    again = surgery.Submodel.from_json(plan.to_json()).build(model)
+    assert again.config.to_dict() == small.config.to_dict()
+
+
+def test_a_width_that_was_a_multiple_becomes_a_number():
+    small, _ = surgery.narrow(net(), rates={"blocks.*.up": 0.5}, example=EXAMPLE)
+    assert (small.config.hidden_size, small.config.inner) == (32, 48)
+    check_same(small)
+
+
+def test_a_shorter_rotation_gets_another_base():
+    """Frequencies are base ** (-i / n): the first half of n is the whole of n / 2 with the root of the base."""
+    small, _ = surgery.narrow(net(rope={"base": 10000.0}), rate=0.5, example=EXAMPLE)
+    assert small.config.rope == {"base": pytest.approx(100.0)}
+    assert len(small.frequencies) == len(small.unused) == 2
+    check_same(small)
+
+
+def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
+    model = net()
+    small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE, keep=["stem"])
+    assert small.config.to_dict() == model.config.to_dict()
+    assert len(caplog.records) == 1
+    assert "blocks.0.qkv.weight is (48, 32) here and (96, 32)" in caplog.text
+    assert "Submodel.build" in caplog.text
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        reloaded(small)
+
+
+def test_why_its_class_refuses_the_widths_is_told(caplog):
+    surgery.narrow(net(), rate=0.3, example=EXAMPLE)
+    assert "its class raises ValueError: 10 channels do not divide into 4 heads" in caplog.text
+
+
+def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):
+    model = net()
+    model.last = nn.Linear(12, 7)
+    small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE)
+    assert small.last.weight.shape == (7, 6)
+    assert "nor the full model: last.weight is (7, 12) here and (32, 12)" in caplog.text
+
+
+def test_only_a_class_that_takes_the_configuration_alone_is_called():
+    class Two(nn.Linear):
+        def __init__(self, config, more):
+            super().__init__(config.width, 2)
+            self.config = config
+
+    class Frozen(nn.Linear):
+        def __init__(self, config):
+            super().__init__(*config, 2)
+            self.config = config
+
+    assert holder_of(Two(SimpleNamespace(width=3), 1)) is None
+    assert holder_of(Frozen([3])) is None
+    assert holder_of(nn.Linear(3, 2)) is None
+    assert holder_of(net()) == "config"
+
+
+def test_depth_and_width_together(caplog):
+    deeper, _ = surgery.graft(net(depth=2), depths=[4], example=EXAMPLE)
+    small, _ = surgery.narrow(deeper, rate=0.5, example=EXAMPLE)
+    assert (small.config.depth, small.config.hidden_size) == (4, 16)
+    check_same(deeper)
+    check_same(small)
+    shallow, _ = surgery.ungraft(deeper, keep=[3], example=EXAMPLE)
+    check_same(shallow)
+    assert not caplog.records
+
+
+def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog):
+    class Alternating(Net):
+        def __init__(self, config):
+            super().__init__(config)
+            for place, block in enumerate(self.blocks):
+                block.shift = place % 2
+
+    torch.manual_seed(0)
+    surgery.graft(Alternating(Config(depth=2)).eval(), depths=[3], example=EXAMPLE)
+    assert "blocks.2.shift is 1 here and 0" in caplog.text
+    caplog.clear()
+    surgery.graft(net(depth=2), depths=[3])
+    assert "blocks.1.0.qkv.weight" in caplog.text
+    assert "give example=" in caplog.text
+
+
+WORDS = torch.arange(14).reshape(2, 7) + 3
+LLAMA = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+BERT = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_labels": 5,
+}
+MODELS = {  # class, its configuration's class, values, example
+    "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA, {"input_ids": WORDS}),
+    "llama-tied": ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "tie_word_embeddings": True}, {"input_ids": WORDS}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": 99, "n_embd": 48, "n_layer": 3, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+        {"input_ids": WORDS},
+    ),
+    "bert": (
+        "BertForSequenceClassification",
+        "BertConfig",
+        BERT,
+        {"input_ids": WORDS, "attention_mask": torch.ones_like(WORDS)},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        {**{key: value for key, value in BERT.items() if key != "vocab_size"}, "image_size": 32, "patch_size": 8},
+        {"pixel_values": torch.zeros(2, 3, 32, 32)},
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": 99, "d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 3, "num_heads": 4}
+        | {"decoder_start_token_id": 0, "pad_token_id": 0},
+        {"input_ids": WORDS, "decoder_input_ids": WORDS[:, :5]},
+    ),
+}
+
+
+def made_by_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    kind, config, values, example = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**values)).eval()
+    with torch.no_grad():  # norms and biases begin as ones and zeros, which hides errors
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, example
+
+
+def check_saved(model, example, folder):
+    """What is saved and read again gives the same outputs, also for other inputs, and the same words."""
+    model.save_pretrained(folder)
+    read = type(model).from_pretrained(folder).eval()
+    others = {"input_ids": torch.randint(3, 90, (3, 9)), "attention_mask": torch.arange(9).expand(3, 9) < 7}
+    inputs = [example]
+    if "input_ids" in example:
+        inputs.append({**{key: value[:1].expand(3, -1) for key, value in example.items()}, **others})
+    else:
+        inputs.append({"pixel_values": torch.randn(3, 3, 32, 32)})
+    with torch.no_grad():
+        for given in inputs:
+            torch.testing.assert_close(read(**given).logits, model(**given).logits)
+    if model.can_generate():
+        plain = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        words = [m.generate(WORDS, use_cache=cache, **plain) for m in (model, read) for cache in (True, False)]
+        assert all(torch.equal(found, words[0]) for found in words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_saved_small_model_is_read_by_transformers(name, tmp_path, caplog):
+    model, example = made_by_transformers(name)
+    before = model.config.to_dict()
+    for heads in ("inside", "drop"):
+        small, _ = surgery.narrow(model, rate=0.5, example=example, output=lambda y: y.logits, heads=heads)
+        assert small.config.to_dict() != before
+        check_saved(small.eval(), example, tmp_path / heads)
+    depths = {section.name: 5 for section in surgery.sections(model)}
+    deeper, _ = surgery.graft(model, depths=depths, example=example)
+    check_saved(deeper.eval(), example, tmp_path / "deeper")
+    shallow, _ = surgery.ungraft(model, keep=dict.fromkeys(depths, 2), example=example)
+    check_saved(shallow.eval(), example, tmp_path / "shallow")
+    small, _ = surgery.narrow(deeper, rate=0.5, example=example, output=lambda y: y.logits)
+    check_saved(small.eval(), example, tmp_path / "both")
+    assert model.config.to_dict() == before
+    assert not [record for record in caplog.records if record.name.startswith("surgery")]
+
+
+@pytest.mark.slow
+def test_transformers_refuses_what_the_configuration_cannot_say(tmp_path, caplog):
+    """BERT's heads share its hidden width, which stays whole, since it is an output."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel(transformers.BertConfig(**BERT)).eval()
+    small, plan = surgery.narrow(model, rate=0.5, example={"input_ids": WORDS})
+    assert small.config.to_dict() == model.config.to_dict()
+    assert "query.weight is (24, 48) here and (48, 48)" in caplog.text
+    small.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="mismatch"):
+        transformers.BertModel.from_pretrained(tmp_path)
+    again = surgery.load(plan.build(transformers.BertModel(model.config)), surgery.state(small))
+    out = small(WORDS).pooler_output
+    torch.testing.assert_close(again.eval()(WORDS).pooler_output, out)
