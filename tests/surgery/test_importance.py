@@ -9,10 +9,12 @@ from torch import nn
 
 from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
 from surgery.inspect.report import count_macs
+from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, choose
 from surgery.width.cost import Cost
+from surgery.width.scores import Followed
 from surgery.width.solved import solve
-from surgery.width.trace import traced
+from surgery.width.trace import Trace, traced
 
 tp = pytest.importorskip("torch_pruning")
 
@@ -208,6 +210,24 @@ def test_what_was_narrowed_is_narrowed_again(tmp_path):
     assert mask.sum() == state(quarter)["1.conv1.weight"].numel() < mask.numel()
 
 
+def test_scores_follow_widths_that_turn_out_to_be_one():
+    """Also where one of them has digits: two heads of three positions."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 3), nn.Linear(3, 1))
+    trace = traced(net, torch.zeros(1, 4)).found
+    scores = {"0.weight:0": torch.arange(6), "1.weight:0": 10 * torch.arange(6), "3.weight:0": torch.ones(3)}
+    follow = Followed(trace, scores)
+    first, second, third = (trace.tensors[name, "weight"][0] for name in ("0", "1", "3"))
+    unify(first, second)
+    solution = solve(trace)
+    assert follow(solution)[solution.axis_of(second)].tolist() == [0, 11, 22, 33, 44, 55]
+    heads = Axis(2)
+    unify(first, product([heads, third]))
+    solution = solve(trace)
+    found = follow(solution)
+    assert found[solution.axis_of(heads)].tolist() == [33, 132]
+    assert found[solution.axis_of(third)].tolist() == [34, 56, 78]
+
+
 class Numbered(nn.Module):
     """Every channel has a factor of its own, which is its number."""
 
@@ -297,6 +317,8 @@ def test_costs_are_predicted(make):
         small = narrow(net, rate=rate, example=x)[0]
         predicted = [Cost(net, solution, what, len(solution.steps))(choice) for what in ("parameters", "macs")]
         assert (*predicted,) == sizes(small, x)
+    solution = solve(Trace(copy.deepcopy(net), x))  # on the CPU attention is one operation
+    assert Cost(net, solution, "macs", len(solution.steps)).full == count_macs(net, x)
 
 
 @pytest.mark.parametrize("scored", [False, True])
@@ -331,12 +353,14 @@ def test_positions_of_all_widths_compete():
     """Scores are divided by the width's mean; the highest of both stay, and of each a floor."""
     net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 4))
     scores = {"0.weight:0": torch.tensor([1.0] * 5 + [9] * 5), "2.weight:0": torch.full((10,), 1e6)}  # 0.2, 1.8; 1
-    options = {"example": torch.zeros(1, 4), "keep_top": scores}
+    options = {"example": torch.zeros(1, 4), "keep_top": scores, "strict": True}
     small, plan = narrow(net, target=Target(macs=0.62), **options)  # 5 * (4 + 10) + 40 of 180
     assert (small[0].out_features, small[2].out_features) == (5, 10)
     assert plan.entries["0.bias"][0].index == (((5, 10),),)
     small, _ = narrow(net, target=Target(macs=0.27, floor=0.4), **options)  # 4 * (4 + 4) + 16 of 180
     assert (small[0].out_features, small[2].out_features) == (4, 4)
+    small, _ = narrow(net, target=Target(macs=0.315), **options)  # 5 * (4 + 4) + 16
+    assert (small[0].out_features, small[2].out_features) == (5, 4)
 
 
 class Padded(nn.Module):
