@@ -265,6 +265,8 @@ def test_what_cannot_be_scored_is_refused():
     refused("a score for each of its 4 positions", by=lambda name, rows, axis: rows.abs())
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     refused("no batch norm", by="bn_scale")
+    net = net.to("meta")
+    refused("no weights to score")
 
 
 def test_scores_of_something_else_are_refused():
@@ -280,6 +282,7 @@ def test_scores_of_something_else_are_refused():
     refused("not finite", found | {"0.weight:0": torch.full((4,), float("nan"))})
     refused("no scores for the width '2.weight:0'", {"0.weight:0": found["0.weight:0"]})
     refused("as surgery.importance gives them", 3)
+    refused("are no numbers", {"0.weight:0": ["much", "little"]})
     narrow(net, rate=0.5, example=x, keep=["2"], keep_top={"0.weight:0": torch.ones(4)})  # the other one stays
 
 
@@ -385,6 +388,34 @@ def test_widths_of_one_size_shrink_differently():
     load(net, plan.embed(state(small))[0])
     with torch.no_grad():
         torch.testing.assert_close(small(x), net(x))
+
+
+def test_what_attention_reads_counts():
+    """Rows of queries and keys that nothing else reads have activations, too."""
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(6, 8, bias=False) for _ in range(3))
+            self.last = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+    net, x = randomized(Reads()), torch.rand(2, 3, 6).double()
+    found = importance(net, example=x, by="activation", batches=[x])
+    q, k = (layer(x).abs().mean((0, 1)).detach() for layer in (net.q, net.k))
+    torch.testing.assert_close(found["q.weight:0"], q + k, rtol=1e-5, atol=0)
+
+
+def test_all_heads_may_win(caplog):
+    """That the scores keep a width whole is nothing to warn of."""
+    net = randomized(attention())
+    scores = importance(net, example=IMAGE.double())
+    scores["1.weight:0"] *= 0
+    small, _ = narrow(net, example=IMAGE.double(), target=Target(macs=0.5), keep_top=scores, heads="drop")
+    assert small[2].qkv.out_features == 72
+    assert "cannot shrink" not in caplog.text
 
 
 def test_targets_that_cannot_be_reached():
