@@ -18,7 +18,8 @@ from surgery.width.trace import Trace
 def read_activations(
     model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
 ) -> tuple[Solution, dict[Atom, Tensor]]:
-    """The mean of |x| over batches and all other axes, x being what matrix products and convolutions read.
+    """The mean of |x| over batches and all other axes, x being what matrix products (attention's too) and convolutions
+    read.
 
     A copy of the model runs where the model is, once to trace it and once for each batch.
     """
@@ -58,7 +59,7 @@ class _Reads(TorchDispatchMode):
             steps, here = self.solution.steps, self.done
             if here >= len(steps) or steps[here].name != name:
                 raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
-            if name in SUMS:
+            if name in SUMS or name == "scaled_dot_product_attention":
                 for tensor, axes, source in zip(given, steps[here].inputs, steps[here].sources):
                     if not self._is_held(source):
                         self._add(tensor, axes)

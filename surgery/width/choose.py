@@ -322,8 +322,8 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
         free = [atom for atom in atoms(axis) if demand.share(atom.size, demand.rate_of(atom)) < atom.size]
         if not free or tuple(free) in found or size_of(axis, chosen.choice) < axis.size:
             continue
-        if any(atom in chosen.sliced for atom in free):  # it could shrink, but the others are worth less
-            continue
+        if demand.numbers and any(atom in chosen.sliced for atom in atoms(axis)):
+            continue  # it could shrink, but others are worth less
         why = firmest(*map(chosen.why, free)) or lost("another digit of the same width shrinks, or none can")
         hidden = why.kind < Kind.OUTPUT or (why.kind is Kind.OUTPUT and any(atom in read for atom in free))
         held = [place for atom in free for place in solution.members.get(atom, ())]

@@ -72,6 +72,8 @@ def importance(
     """
     if not callable(by) and by not in get_args(Name):
         raise SurgeryError(f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise SurgeryError(f"{type(model).__name__} has no weights to score (meta device): load some first")
     if by == "activation":
         solution, found = read_activations(model, example, _all(batches, by), output)
     else:
@@ -157,7 +159,7 @@ def _gradients(
         twin = copy.deepcopy(model).eval().requires_grad_(True)
     except Exception as error:
         raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
-    names, parameters = zip(*twin.named_parameters())
+    names, parameters = dict(twin.named_parameters()).keys(), list(twin.parameters())
     total = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
     for number, batch in enumerate(batches):
         with torch.enable_grad():

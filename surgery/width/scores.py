@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, first_line
 from surgery.names import joined
 from surgery.width import axes
 from surgery.width.solved import Atom, Axis, Product, Solution, Sum, atoms, solve
@@ -113,7 +113,10 @@ def _checked(scores: Any, widths: Mapping[str, Atom]) -> dict[str, Tensor]:
             near = difflib.get_close_matches(str(name), widths, n=2)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "take surgery.importance of this model"
             raise SurgeryError(f"keep_top has scores of {name!r}, and the model has no such width: {hint}")
-        values = torch.as_tensor(values).detach().cpu().double()
+        try:
+            values = torch.as_tensor(values).detach().cpu().double()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SurgeryError(f"scores of {name!r} are no numbers: {first_line(error)}") from error
         if tuple(values.shape) != (widths[name].size,):
             raise SurgeryError(
                 f"keep_top has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "

@@ -9,10 +9,12 @@ from torch import nn
 
 from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
 from surgery.inspect.report import count_macs
+from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, choose
 from surgery.width.cost import Cost
+from surgery.width.scores import Followed
 from surgery.width.solved import solve
-from surgery.width.trace import traced
+from surgery.width.trace import Trace, traced
 
 tp = pytest.importorskip("torch_pruning")
 
@@ -208,6 +210,24 @@ def test_what_was_narrowed_is_narrowed_again(tmp_path):
     assert mask.sum() == state(quarter)["1.conv1.weight"].numel() < mask.numel()
 
 
+def test_scores_follow_widths_that_turn_out_to_be_one():
+    """Also where one of them has digits: two heads of three positions."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 3), nn.Linear(3, 1))
+    trace = traced(net, torch.zeros(1, 4)).found
+    scores = {"0.weight:0": torch.arange(6), "1.weight:0": 10 * torch.arange(6), "3.weight:0": torch.ones(3)}
+    follow = Followed(trace, scores)
+    first, second, third = (trace.tensors[name, "weight"][0] for name in ("0", "1", "3"))
+    unify(first, second)
+    solution = solve(trace)
+    assert follow(solution)[solution.axis_of(second)].tolist() == [0, 11, 22, 33, 44, 55]
+    heads = Axis(2)
+    unify(first, product([heads, third]))
+    solution = solve(trace)
+    found = follow(solution)
+    assert found[solution.axis_of(heads)].tolist() == [33, 132]
+    assert found[solution.axis_of(third)].tolist() == [34, 56, 78]
+
+
 class Numbered(nn.Module):
     """Every channel has a factor of its own, which is its number."""
 
@@ -245,6 +265,8 @@ def test_what_cannot_be_scored_is_refused():
     refused("a score for each of its 4 positions", by=lambda name, rows, axis: rows.abs())
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     refused("no batch norm", by="bn_scale")
+    net = net.to("meta")
+    refused("no weights to score")
 
 
 def test_scores_of_something_else_are_refused():
@@ -260,6 +282,7 @@ def test_scores_of_something_else_are_refused():
     refused("not finite", found | {"0.weight:0": torch.full((4,), float("nan"))})
     refused("no scores for the width '2.weight:0'", {"0.weight:0": found["0.weight:0"]})
     refused("as surgery.importance gives them", 3)
+    refused("are no numbers", {"0.weight:0": ["much", "little"]})
     narrow(net, rate=0.5, example=x, keep=["2"], keep_top={"0.weight:0": torch.ones(4)})  # the other one stays
 
 
@@ -297,6 +320,8 @@ def test_costs_are_predicted(make):
         small = narrow(net, rate=rate, example=x)[0]
         predicted = [Cost(net, solution, what, len(solution.steps))(choice) for what in ("parameters", "macs")]
         assert (*predicted,) == sizes(small, x)
+    solution = solve(Trace(copy.deepcopy(net), x))  # on the CPU attention is one operation
+    assert Cost(net, solution, "macs", len(solution.steps)).full == count_macs(net, x)
 
 
 @pytest.mark.parametrize("scored", [False, True])
@@ -331,12 +356,14 @@ def test_positions_of_all_widths_compete():
     """Scores are divided by the width's mean; the highest of both stay, and of each a floor."""
     net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 4))
     scores = {"0.weight:0": torch.tensor([1.0] * 5 + [9] * 5), "2.weight:0": torch.full((10,), 1e6)}  # 0.2, 1.8; 1
-    options = {"example": torch.zeros(1, 4), "keep_top": scores}
+    options = {"example": torch.zeros(1, 4), "keep_top": scores, "strict": True}
     small, plan = narrow(net, target=Target(macs=0.62), **options)  # 5 * (4 + 10) + 40 of 180
     assert (small[0].out_features, small[2].out_features) == (5, 10)
     assert plan.entries["0.bias"][0].index == (((5, 10),),)
     small, _ = narrow(net, target=Target(macs=0.27, floor=0.4), **options)  # 4 * (4 + 4) + 16 of 180
     assert (small[0].out_features, small[2].out_features) == (4, 4)
+    small, _ = narrow(net, target=Target(macs=0.315), **options)  # 5 * (4 + 4) + 16
+    assert (small[0].out_features, small[2].out_features) == (5, 4)
 
 
 class Padded(nn.Module):
@@ -361,6 +388,34 @@ def test_widths_of_one_size_shrink_differently():
     load(net, plan.embed(state(small))[0])
     with torch.no_grad():
         torch.testing.assert_close(small(x), net(x))
+
+
+def test_what_attention_reads_counts():
+    """Rows of queries and keys that nothing else reads have activations, too."""
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(6, 8, bias=False) for _ in range(3))
+            self.last = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+    net, x = randomized(Reads()), torch.rand(2, 3, 6).double()
+    found = importance(net, example=x, by="activation", batches=[x])
+    q, k = (layer(x).abs().mean((0, 1)).detach() for layer in (net.q, net.k))
+    torch.testing.assert_close(found["q.weight:0"], q + k, rtol=1e-5, atol=0)
+
+
+def test_all_heads_may_win(caplog):
+    """That the scores keep a width whole is nothing to warn of."""
+    net = randomized(attention())
+    scores = importance(net, example=IMAGE.double())
+    scores["1.weight:0"] *= 0
+    small, _ = narrow(net, example=IMAGE.double(), target=Target(macs=0.5), keep_top=scores, heads="drop")
+    assert small[2].qkv.out_features == 72
+    assert "cannot shrink" not in caplog.text
 
 
 def test_targets_that_cannot_be_reached():
