@@ -16,15 +16,17 @@ from surgery.forward import ghost_of
 from surgery.states import state
 from surgery.submodel import Submodel
 from surgery.width.axes import fix
-from surgery.width.choose import Demand, Heads, Rounding, Whole, checked, choose, stayed_whole
+from surgery.width.choose import choose
 from surgery.width.corner import corner
 from surgery.width.cost import Cost
+from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.plan import plan_of
 from surgery.width.repair import couple, repaired
 from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
 from surgery.width.target import CLOSE, Target, numbers_kept
 from surgery.width.trace import Step, Trace, traced
+from surgery.width.whole import Whole, stayed_whole
 from surgery.width.why import Why, lost
 
 _PATIENCE = 4  # couplings that may fail to bring the narrow model further

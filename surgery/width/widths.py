@@ -7,7 +7,8 @@ from torch import nn
 
 from surgery.deprecated import formerly
 from surgery.names import joined
-from surgery.width.choose import Demand, Heads, Rounding, choose
+from surgery.width.choose import choose
+from surgery.width.demand import Demand, Heads, Rounding
 from surgery.width.solved import Atom, size_of, solve
 from surgery.width.trace import traced
 

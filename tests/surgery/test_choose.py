@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from surgery import SurgeryError, narrow, state
-from surgery.width.choose import exact_covers, matches
+from surgery.width.choose import exact_covers
+from surgery.width.demand import matches
 
 
 class Residual(nn.Module):
