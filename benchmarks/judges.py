@@ -21,6 +21,7 @@ RIGHTLY_WHOLE = (
     "looked up",
     "is picked",
     "picked by an index",
+    "order of its positions",
     "no layer makes it",
     "pixels",
     "sampled",

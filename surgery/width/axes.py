@@ -188,8 +188,12 @@ def unify(a: Axis, b: Axis) -> None:
 
 def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
     """The axes after a (row-major) reshape to these sizes."""
-    if 0 in sizes:
-        return [Axis(size, role("an empty tensor")) for size in sizes]
+    if 0 in sizes:  # no boxes were found, say: what the other axes are is still known
+        rest, others = [axis for axis in old if axis.size], [size for size in sizes if size]
+        if prod(axis.size for axis in rest) != prod(others):
+            return [Axis(size, role("an empty tensor")) for size in sizes]
+        found = iter(regroup(rest, others))
+        return [next(found) if size else Axis(0, role("an empty tensor")) for size in sizes]
     queue = [digit for axis in old for digit in digits(axis)]
     if not _fits([digit.size for digit in queue], sizes):
         queue = _merge_fixed(queue)

@@ -354,7 +354,11 @@ def test_a_reshape_that_only_joins_and_divides_fixes_nothing():
     assert one.size == 1
     assert digits(joined) == [find(old[0]), digits(old[1])[0]]
     assert digits(old[1])[1] is last
-    assert regroup([Axis(0), Axis(3)], [3, 0])[1].why.text == "an empty tensor"
+    assert regroup([Axis(0), Axis(3)], [0])[0].why.text == "an empty tensor"
+    first, second = Axis(2), Axis(3)
+    empty, rest = regroup([Axis(0), first, second], [0, 6])
+    assert digits(rest) == [first, second]
+    assert empty.why.text == "an empty tensor"
 
 
 def test_whole_neighbours_become_one_digit_only_where_a_reshape_mixes_them():

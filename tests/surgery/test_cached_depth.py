@@ -224,3 +224,23 @@ def test_counts_are_those_of_the_section_they_are_named_for():
     }
     del net.config.decoder_layers
     assert recounted(net, [encoder, decoder], {encoder: deeper}) == {("", "config.depths"): (4, 3)}  # whose num_layers?
+
+
+class Finding(nn.Module):
+    """As many rows as its numbers are above a bound, as a detector has boxes; so it cannot run on the meta device."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2)))
+
+    def forward(self, x):
+        x = self.blocks(x)
+        return x[x[:, 0] > 0.1]
+
+
+def test_numbers_may_decide_how_many_outputs_there_are():
+    torch.manual_seed(0)
+    net, x = Finding(), torch.randn(50, 4)
+    deeper, _ = graft(net, depths=[4], example=x)
+    assert deeper(x).shape[0] != net(x).shape[0]
+    assert len(deeper.blocks) == 4
