@@ -55,12 +55,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=600, help="for one operation on one model")
     parser.add_argument("--out", type=Path, help="JSON file; default: benchmarks/results/coverage-SUITE.json")
+    parser.add_argument("--again", action="store_true", help="judge the misses of the suite's stored file again")
     parser.add_argument("--list-smallest", action="store_true", help=f"find the models of {SMALLEST.name} anew")
     options = parser.parse_args()
     if options.list_smallest:
         SMALLEST.write_text(json.dumps(find_smallest(), indent=1) + "\n")
         return
-    names = options.names or suite(options.suite)
+    out = options.out or (None if options.names else RESULTS / f"coverage-{options.suite}.json")
+    stored = json.loads(out.read_text())["rows"] if options.again else []
+    before = {row["name"]: row["result"] for row in stored}
+    names = [row["name"] for row in stored if missed(row)] or options.names or suite(options.suite)
     meta = options.suite == "all" and not options.names
     operations = options.operations or (["decompose", "graft"] if meta else list(JUDGES))
     rows = []
@@ -70,14 +74,20 @@ def main() -> None:
     ) as pool:
         work = partial(judge, operations=operations, seconds=options.seconds, meta=meta)
         for row in pool.imap_unordered(work, names):
+            row["result"] = {**before.get(row["name"], {}), **row["result"]}  # other operations' results stay
             rows.append(row)
-            misses = {o: r for o, r in row["result"].items() if r not in ("ok", "nothing to do")}
-            print(f"{len(rows):4}/{len(names)} {row['name']}: {misses or 'ok'}", flush=True)
-    rows.sort(key=lambda row: names.index(row["name"]))
+            print(f"{len(rows):4}/{len(names)} {row['name']}: {missed(row) or 'ok'}", flush=True)
+    rows += [row for row in stored if row["name"] not in names]
+    order = [row["name"] for row in stored] or names
+    rows.sort(key=lambda row: order.index(row["name"]))
     table(rows, operations)
-    out = options.out or (None if options.names else RESULTS / f"coverage-{options.suite}.json")
     if out:
         out.write_text(json.dumps({"versions": versions(), "suite": options.suite, "rows": rows}, indent=1) + "\n")
+
+
+def missed(row: dict) -> dict[str, str]:
+    """The operations that a model misses, with the reasons."""
+    return {o: r for o, r in row["result"].items() if r not in ("ok", "nothing to do")}
 
 
 def table(rows: list[dict], operations: list[str]) -> None:

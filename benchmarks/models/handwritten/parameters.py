@@ -101,8 +101,8 @@ class Hypernetwork(nn.Module):
     def __init__(self, s: int):
         super().__init__()
         self.hidden = 6 * s
-        self.code = nn.Parameter(torch.randn(9))
-        self.hyper = nn.Sequential(nn.Linear(9, 13 * s), nn.ReLU(), nn.Linear(13 * s, 7 * self.hidden))
+        self.code = nn.Parameter(torch.randn(9 * s))
+        self.hyper = nn.Sequential(nn.Linear(9 * s, 13 * s), nn.ReLU(), nn.Linear(13 * s, 7 * self.hidden))
         self.head = nn.Linear(self.hidden, 5)
 
     def forward(self, x: Tensor) -> Tensor:
