@@ -22,6 +22,7 @@ RIGHTLY_WHOLE = (
     "is picked",
     "picked by an index",
     "order of its positions",
+    "divided inside",
     "no layer makes it",
     "pixels",
     "sampled",

@@ -126,6 +126,13 @@ def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
+def copied(example: Any) -> Any:
+    """The example with copies of its tensors, for models that write into their input."""
+    if isinstance(example, Mapping):
+        example = dict(example)
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
+
+
 class Observed(NamedTuple, Generic[T]):
     """What was seen of a model that ran.
 
@@ -165,7 +172,7 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
     alone = clone(model)
     try:
-        return Observed(watch(alone, example), model, example, False, why_not)
+        return Observed(watch(alone, copied(example)), model, example, False, why_not)
     except (SurgeryError, InternalError):
         raise
     except Exception as error:

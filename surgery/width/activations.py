@@ -1,14 +1,14 @@
 """How large the numbers are that layers read along each width."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surgery.edits import clone
 from surgery.errors import InternalError, SurgeryError, first_line
-from surgery.forward import call, in_mode, tensors_in, watching
+from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.scores import onto_atoms
 from surgery.width.solved import SUMS, Atom, Solution, solve
@@ -24,8 +24,8 @@ def read_activations(
     A copy of the model runs where the model is, once to trace it and once for each batch.
     """
     try:
-        twin = copy.deepcopy(model)
-        solution = solve(Trace(copy.deepcopy(model), example, output=output))
+        twin = clone(model)
+        solution = solve(Trace(clone(model), copied(example), output=output))
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
@@ -34,7 +34,7 @@ def read_activations(
     for number, batch in enumerate(batches):
         try:
             with in_mode(twin, training=False), watching(twin), _Reads(solution, scores, 1 / len(batches)):
-                call(twin, batch)
+                call(twin, copied(batch))
         except SurgeryError:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from surgery.errors import SurgeryError
 from surgery.width.demand import Demand, matches
 from surgery.width.solved import (
     Atom,
@@ -46,6 +47,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
     Products may share digits, so we choose the cheapest combination of digits for all of them together. A width that no
     layer makes (the rows of a table) stays whole, as do the axes of inputs and outputs.
     """
+    _check_used(solution, demand)
     reasons = _asked_to_stay(solution, demand)
     while True:
         sliced = _sliced(solution, demand, reasons)
@@ -59,6 +61,21 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
             return Chosen(choice, reasons, sliced)
         why = role("a window or a range runs over it, and the positions that stay would not be the first ones")
         reasons.update({atom: why for axis in torn for atom in atoms(axis) if atom not in reasons})
+
+
+def _check_used(solution: Solution, demand: Demand) -> None:
+    """SurgeryError for a pattern of `rates` that decides nothing."""
+    for pattern in demand.rates:
+        made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
+        mine = [axis for module, axis in made if demand.pattern_of(module) == pattern]
+        if mine and not all(map(is_whole, mine)):
+            continue
+        why = "no module that it matches makes a width"
+        if made and not mine:
+            why = "an earlier pattern matches the same modules"
+        elif mine:
+            why = next(atom.why.text for axis in mine for atom in atoms(axis))
+        raise SurgeryError(f"rates[{pattern!r}] decides nothing: {why}")
 
 
 def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
@@ -82,6 +99,7 @@ def _neighbours(axis: Axis, choice: Choice) -> bool:
 def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> list[Atom]:
     """The atoms that shrink, in the model's order: those that are a width alone, and of each product one digit."""
     lone: dict[Atom, None] = {}
+    bound: set[Atom] = set()  # parts of a digit: they shrink if it is chosen
     products: dict[_Digits, None] = {}  # the digits of a width that may shrink
 
     def is_free(atom: Atom) -> bool:
@@ -95,6 +113,7 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
                     visit(digit)
             if len(free) > 1:
                 products[tuple(free)] = None
+                bound.update(atom for digit in free if isinstance(digit, Sum) for atom in atoms(digit))
             elif free and isinstance(free[0], Atom):
                 if free[0].grouping == "heads" and demand.heads == "inside":
                     reasons[free[0]] = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of them")
@@ -103,7 +122,7 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
     for found in solution.tensors.values():
         for axis in found:
             visit(axis)
-    sliced = {atom for atom in lone if not any(atom in product for product in products)}
+    sliced = {atom for atom in lone if atom not in bound and not any(atom in product for product in products)}
     for component in _components(list(products)):
         covers = [_Cover(chosen, component, lone.keys(), demand) for chosen in exact_covers(component)]
         if covers:

@@ -60,9 +60,13 @@ class Demand:
             raise SurgeryError(f"rounding({share}) gives {asked}, and a width keeps at least 1 position: round up")
         return max(1, min(size, int(asked)))
 
+    def pattern_of(self, module: str) -> str | None:
+        """The pattern of `rates` that counts for what a module makes."""
+        return next((pattern for pattern in self.rates if matches(module, pattern)), None)
+
     def asked_of(self, module: str) -> float | None:
         """The share that `rates` gives for what a module makes."""
-        return next((rate for pattern, rate in self.rates.items() if matches(module, pattern)), None)
+        return self.rates.get(self.pattern_of(module))
 
     def rate_of(self, atom: Atom) -> float:
         """The share of a width; SurgeryError if modules that make it together are to have different shares."""
@@ -89,6 +93,8 @@ def matches(module: str, pattern: str) -> bool:
 
 def checked(model: nn.Module, demand: Demand) -> Demand:
     """The demand; SurgeryError if a rate is no share, or a pattern matches no module of the model."""
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"narrow runs the model: give a module, not a {type(model).__name__}")
     for rate in (demand.rate, *_rates(demand.rates)):
         if isinstance(rate, Mapping):
             raise SurgeryError(f"rate is one number, got {rate}: give rates by the names of modules as rates={{...}}")
@@ -98,8 +104,10 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")
     if not callable(demand.rounding):
         raise SurgeryError(f"rounding is a function such as math.ceil, got {demand.rounding!r}")
-    if isinstance(demand.keep, str) or not all(isinstance(pattern, str) for pattern in (*demand.keep, *demand.rates)):
+    if isinstance(demand.keep, str) or not all(isinstance(pattern, str) for pattern in demand.keep):
         raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}")
+    if odd := [pattern for pattern in demand.rates if not isinstance(pattern, str)]:
+        raise SurgeryError(f"rates gives a rate for each name of modules, got {odd[0]!r} as a name")
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in (*demand.keep, *demand.rates):
         if not any(matches(name, pattern) for name in names):

@@ -1,12 +1,12 @@
 """How much each position of each coupled width matters."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from surgery.edits import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
@@ -72,6 +72,12 @@ def importance(
     """
     if not callable(by) and by not in get_args(Name):
         raise SurgeryError(f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function")
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"importance runs the model: give a module, not a {type(model).__name__}")
+    if example is None:
+        raise SurgeryError("importance runs one forward pass: give an input as `example`")
+    if isinstance(by, type):
+        raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SurgeryError(f"{type(model).__name__} has no weights to score (meta device): load some first")
     if by == "activation":
@@ -142,6 +148,8 @@ def _criterion(
 
 
 def _all(batches: Iterable[Any], by: str) -> list[Any]:
+    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
+        raise SurgeryError(f"batches is a list (or another iterable) of batches, got {type(batches).__name__}")
     batches = list(batches)
     if not batches:
         raise SurgeryError(f"by={by!r} needs `batches`, at least one")
@@ -156,7 +164,7 @@ def _gradients(
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
     """
     try:
-        twin = copy.deepcopy(model).eval().requires_grad_(True)
+        twin = clone(model).eval().requires_grad_(True)
     except Exception as error:
         raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
     names, parameters = dict(twin.named_parameters()).keys(), list(twin.parameters())

@@ -84,10 +84,11 @@ def narrow(
         The narrow module, and the plan that maps its state to the model's.
 
     Raises:
-        SurgeryError: if nothing can shrink, or with `strict` not everything; if a pattern matches no module; if modules
-            that make one width are to have different rates; if the target cannot be reached, with `strict` also if
-            whole positions miss it by more than 2 %, which otherwise is logged as a warning; for scores of another
-            model, and if there are none for a width that is to shrink.
+        SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
+            if a pattern matches no module, or decides nothing; if modules that make one width are to have different
+            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 %,
+            which otherwise is logged as a warning; for scores of another model, and if there are none for a width that
+            is to shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))

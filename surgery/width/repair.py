@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from surgery.edits import set_attribute
 from surgery.errors import first_line
-from surgery.forward import call, in_mode, tensors_in, watching
+from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside
 from surgery.submodel import Submodel
 from surgery.width import attributes, axes
@@ -246,7 +246,7 @@ def _difference(small: nn.Module, solution: Solution, choice: Choice, example: A
         try:
             # Watched like the full model: without hooks torch's own layers may use other, fused operations.
             with in_mode(small, training), watching(small), predicted:
-                output = call(small, example)
+                output = call(small, copied(example))
         except Exception as error:
             found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), first_line(error))
             found.modules = _running(small, error)

@@ -1,6 +1,7 @@
 """As many positions of every width as a model of a given size has."""
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class Target:
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
 
     >>> Target(macs=0.5)
-    Target(macs=0.5, parameters=None, floor=0.1)
+    Target(macs=0.5)
     """
 
     macs: float | None = None
@@ -40,10 +41,17 @@ class Target:
         given = [share for share in (self.macs, self.parameters) if share is not None]
         if len(given) != 1:
             raise SurgeryError("a target is a share of the MACs or of the parameters: Target(macs=0.5)")
-        for what, share, least in ((self.what, given[0], False), ("floor", self.floor, True)):
+        for what, share, whole, floor in (
+            (self.what, given[0], "the full model in (0", 0),
+            ("floor", self.floor, "a width in [0", 1),
+        ):
             number = isinstance(share, int | float) and not isinstance(share, bool)
-            if not number or not (0 < share <= 1 or (least and share == 0)):
-                raise SurgeryError(f"Target({what}={share!r}): give a share of the full model in (0, 1]")
+            if not number or not (0 < share <= 1 or (floor and share == 0)):
+                raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]")
+
+    def __repr__(self) -> str:
+        floor = "" if self.floor == 0.1 else f", floor={self.floor}"
+        return f"Target({self.what}={self.share}{floor})"
 
     @property
     def what(self) -> What:
@@ -92,16 +100,22 @@ def numbers_kept(
         numbers = kept(counts)
         return cost({atom: range(n) for atom, n in numbers.items() if n < atom.size}) / max(cost.full, 1)
 
-    low, high = int(value.isinf().sum()), len(value)
+    low = int(value.isinf().sum())
     if (least := share(best(low))) > target.share:
         raise SurgeryError(
             f"{target} cannot be reached: {least:.1%} of the {target.what} are left where every width that can shrink "
             "is at its floor: take a lower floor, another rounding or a larger share"
         )
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if share(best(middle)) <= target.share else (low, middle - 1)
+    # Without scores positions of equal worth go together, so that equal widths stay equal.
+    ends = range(low, len(value) + 1) if scores else [low, *_ends(value[order], low)]
+    fitting = bisect(ends, target.share, key=lambda count: share(best(count)))
+    low = ends[fitting - 1]
     counts, full = best(low), set()
+    if scores is None:
+        for size in sorted({atom.size for atom in widths}):  # one step more of all widths of one size may still fit
+            more = [n + (atom.size == size and n < size) for n, atom in zip(counts, widths)]
+            counts = more if share(more) <= target.share else counts
+        return kept(counts)
     for number in owner[low:].tolist():  # the next position is too much: those after it may still fit
         if share(counts) >= (1 - CLOSE) * target.share:
             break
@@ -111,6 +125,12 @@ def numbers_kept(
                 counts[number] -= 1
                 full.add(number)
     return kept(counts)
+
+
+def _ends(value: Tensor, start: int) -> list[int]:
+    """Where runs of equal values end, of the runs that begin at `start` or later."""
+    changes = value[start:].diff().nonzero().flatten() + start + 1
+    return [*changes.tolist(), len(value)]
 
 
 def _ranked(target: Target, widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None) -> tuple[Tensor, Tensor]:

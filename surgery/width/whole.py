@@ -49,11 +49,13 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
             continue
         if demand.numbers and any(atom in chosen.sliced for atom in atoms(axis)):
             continue  # it could shrink, but others are worth less
-        why = firmest(*map(chosen.why, free)) or lost("another digit of the same width shrinks, or none can")
+        why = firmest(*map(chosen.why, free)) or lost(
+            "no share of its parts shrinks it: they shrink, or stay, for other widths"
+        )
         hidden = why.kind < Kind.OUTPUT or (why.kind is Kind.OUTPUT and any(atom in read for atom in free))
         held = [place for atom in free for place in solution.members.get(atom, ())]
         if hidden and why.kind is not Kind.ASKED and held:
             key, position = next((place for place in held if place[0][0] == module), held[0])
             shape = tuple(axis.size for axis in solution.tensors[key])
             found[tuple(free)] = Whole(module, joined(*key), shape, position, axis.size, why)
-    return list(found.values())
+    return list({str(width): width for width in found.values()}.values())  # an axis of several widths once
