@@ -64,9 +64,10 @@ def main() -> None:
     out = options.out or (None if options.names else RESULTS / f"coverage-{options.suite}.json")
     stored = json.loads(out.read_text())["rows"] if options.again else []
     before = {row["name"]: row["result"] for row in stored}
-    names = [row["name"] for row in stored if missed(row)] or options.names or suite(options.suite)
     meta = options.suite == "all" and not options.names
     operations = options.operations or (["decompose", "graft"] if meta else list(JUDGES))
+    misses = [row["name"] for row in stored if missed(row).keys() & set(operations)]
+    names = misses or options.names or suite(options.suite)
     rows = []
     context = multiprocessing.get_context("spawn")
     with context.Pool(

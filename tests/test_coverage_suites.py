@@ -17,6 +17,7 @@ from surgery import narrow, state
 from surgery.submodel import Submodel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", handwritten.MODELS)
 def test_handwritten_models_run_at_both_widths(name):
     case = handwritten.MODELS[name]
