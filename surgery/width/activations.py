@@ -1,8 +1,10 @@
 """How large the numbers are that layers read along each width."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +27,8 @@ def read_activations(
     """
     try:
         twin = clone(model)
-        solution = solve(Trace(clone(model), copied(example), output=output))
+        with _unfused():
+            solution = solve(Trace(clone(model), copied(example), output=output))
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
@@ -33,7 +36,8 @@ def read_activations(
     scores: dict[Atom, Tensor] = {}
     for number, batch in enumerate(batches):
         try:
-            with in_mode(twin, training=False), watching(twin), _Reads(solution, scores, 1 / len(batches)):
+            reads = _Reads(solution, scores, 1 / len(batches))
+            with _unfused(), in_mode(twin, training=False), watching(twin), reads:
                 call(twin, copied(batch))
         except SurgeryError:
             raise
@@ -43,6 +47,17 @@ def read_activations(
                 "batches of inputs, without labels"
             ) from error
     return solution, scores
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Recurrent layers run operation by operation, so that what they read is seen."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 class _Reads(TorchDispatchMode):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+import surgery
 from surgery import SurgeryError, narrow, state
 from surgery.width.choose import exact_covers
 from surgery.width.demand import matches
@@ -206,3 +208,62 @@ def test_exact_covers_are_all_there_are(seed):
     found = list(exact_covers(products))
     assert {frozenset(cover) for cover in found} == expected
     assert len(found) == len(expected)
+
+
+def test_patterns_that_decide_nothing_are_refused():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    for rates, message in (
+        ({"1": 0.5}, "rates['1'] decides nothing: no module that it matches makes a width"),
+        ({"4": 0.5}, "rates['4'] decides nothing: it is an axis of the output"),
+        ({"*": 0.5, "0": 0.25}, "rates['0'] decides nothing: an earlier pattern matches the same modules"),
+    ):
+        with pytest.raises(SurgeryError, match=re.escape(message)):
+            narrow(net, rates=rates, example=torch.zeros(1, 4))
+    for model in (state(net), [net]):
+        with pytest.raises(SurgeryError, match="give a module, not a"):
+            narrow(model, rate=0.5, example=torch.zeros(1, 4))
+
+
+class Writing(nn.Module):
+    """Writes into its input, and looks at numbers, so that it cannot run on the meta device."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x -= x.mean()
+        return self.b(self.a(x) if x.sum().item() < 1e9 else x)
+
+
+def test_the_example_stays_as_it_was():
+    x = torch.arange(8.0).view(2, 4)
+    narrow(Writing(), rate=0.5, example=x)
+    surgery.importance(Writing(), example=x, by="activation", batches=[x])
+    assert x.flatten().tolist() == list(range(8))
+
+
+class Rotary(nn.Module):
+    """Attention whose head dimension is two halves that a table of angles turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Linear(5, 16), nn.Linear(16, 3 * 32), nn.Linear(32, 3)
+        self.heads = 4
+        self.register_buffer("angles", torch.rand(6, 4))
+
+    def turned(self, x):
+        a, b = x.chunk(2, -1)
+        cos, sin = self.angles.cos(), self.angles.sin()
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.embed(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def test_dropped_heads_keep_their_dimension():
+    for heads, angles, left in (("inside", 2, 4), ("drop", 4, 2)):
+        small, _ = narrow(Rotary(), rate=0.5, example=torch.randn(2, 6, 5), heads=heads)
+        assert (small.angles.shape[1], small.heads, small.qkv.out_features) == (angles, left, 48)

@@ -522,3 +522,20 @@ def test_torch_prunings_classes_on_library_models():
             ("blocks.1.attn.proj.weight:1:1", "blocks.1.attn.proj", tp.prune_linear_in_channels, 3),
         ],
     )
+
+
+def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_knows():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e, self.r, self.c = nn.Linear(5, 8), nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.c(self.r(self.e(x))[0])
+
+    x = torch.randn(2, 6, 5)
+    scores = importance(Recurrent(), example=x, by="activation", batches=[x])
+    assert scores.keys() == importance(Recurrent(), example=x, by="l1").keys()
+    small, _ = narrow(Recurrent(), rate=0.5, example=x, keep_top=scores)
+    assert (small.r.input_size, small.r.hidden_size) == (4, 6)
+    assert torch.backends.mkldnn.enabled
