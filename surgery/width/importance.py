@@ -106,8 +106,11 @@ def _summed(model: nn.Module, solution: Solution, criterion: Criterion) -> dict[
         seen.add(id(tensor))
         name = joined(module, attribute)
         for position, axis in enumerate(solution.tensors[module, attribute]):
-            with torch.no_grad():
-                values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
+            try:
+                with torch.no_grad():
+                    values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
+            except Exception as error:
+                raise SurgeryError(f"by fails for axis {position} of {name!r}: {first_line(error)}") from error
             if values is None:
                 continue
             if not isinstance(values, Tensor) or tuple(values.shape) != (axis.size,):
