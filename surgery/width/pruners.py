@@ -45,7 +45,8 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, T
         except Exception as error:
             layer = group[0].dep.target.module
             hint = "; it may need gradients in p.grad" if any(p.grad is None for p in layer.parameters()) else ""
-            raise SurgeryError(f"{type(by).__name__} fails for a width of {layer}: {first_line(error)}{hint}") from error
+            why = f"{first_line(error)}{hint}"
+            raise SurgeryError(f"{type(by).__name__} fails for a width of {layer}: {why}") from error
         if values is not None:
             scores[atom] = torch.as_tensor(values).detach().cpu().double()
     return scores
