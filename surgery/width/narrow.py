@@ -24,7 +24,7 @@ from surgery.width.plan import plan_of
 from surgery.width.repair import couple, repaired
 from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
-from surgery.width.target import CLOSE, Target, numbers_kept
+from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 from surgery.width.whole import Whole, stayed_whole
 from surgery.width.why import Why, lost
@@ -187,7 +187,11 @@ class _Search:
             self.cost = Cost(self.ghost, solution, self.target.what, self.steps_of_first_pass())
             numbers = partial(numbers_kept, self.target, self.cost, rounded=self.demand.share, scores=score)
             self.demand = replace(self.demand, numbers=numbers)
-        self.chosen = choose(solution, self.demand)
+        try:
+            self.chosen = choose(solution, self.demand)
+        except Unreachable as error:
+            whole = stayed_whole(solution, self.asked, choose(solution, self.asked))
+            raise SurgeryError(f"{error}; {_told(self.model, whole)}" if whole else str(error)) from None
 
     def steps_of_first_pass(self) -> int:
         """How many steps the forward pass in evaluation mode has; one in training mode may follow."""

@@ -15,6 +15,10 @@ from surgery.width.solved import Atom
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
 
 
+class Unreachable(SurgeryError):
+    """The smallest model that keeps the floor is larger than the target."""
+
+
 @dataclass(frozen=True)
 class Target:
     """How large the narrow model may be: the largest one that is not larger is made.
@@ -84,7 +88,7 @@ def numbers_kept(
         scores: of a width; None for one share of all widths.
 
     Raises:
-        SurgeryError: if the smallest model that keeps the floor is larger than the target.
+        Unreachable: if the smallest model that keeps the floor is larger than the target.
     """
     owner, value = _ranked(target, widths, scores)
     order = value.argsort(descending=True, stable=True)
@@ -102,7 +106,7 @@ def numbers_kept(
 
     low = int(value.isinf().sum())
     if (least := share(best(low))) > target.share:
-        raise SurgeryError(
+        raise Unreachable(
             f"{target} cannot be reached: {least:.1%} of the {target.what} are left where every width that can shrink "
             "is at its floor: take a lower floor, another rounding or a larger share"
         )

@@ -539,3 +539,17 @@ def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_kno
     small, _ = narrow(Recurrent(), rate=0.5, example=x, keep_top=scores)
     assert (small.r.input_size, small.r.hidden_size) == (4, 6)
     assert torch.backends.mkldnn.enabled
+
+
+def test_a_target_that_cannot_be_reached_says_what_stays_whole():
+    class Ordered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 12), nn.Linear(12, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x).cumsum(1)))
+
+    message = r"Target\(macs=0.4\) cannot be reached: .*\n  axis 0 of a.weight \(12, 6\) stays whole: an operation"
+    with pytest.raises(SurgeryError, match=message):
+        narrow(Ordered(), target=Target(macs=0.4), example=torch.zeros(3, 6))
