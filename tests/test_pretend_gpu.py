@@ -284,3 +284,12 @@ def test_memory_must_not_be_freed_while_another_stream_uses_it():
     free(after_waiting=True)
     with pytest.raises(Forbidden, match="freed while stream 1 may still use it"):
         free(after_waiting=False)
+
+
+def test_torch_knows_its_own_functions_afterwards():
+    """What torch first asks about within is kept for good: which functions make tensors on the device of a context."""
+    torch.utils._device._device_constructors.cache_clear()
+    with PretendGPU(), torch.device("meta"):
+        torch.zeros(1)
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).is_meta

@@ -60,6 +60,7 @@ class PretendGPU:
 
     def __enter__(self) -> "PretendGPU":
         enter = self._stack.enter_context
+        torch.utils._device._device_constructors()  # which it caches: before torch.tensor is another for a while
         for name, value in self._tensor_methods().items():
             setattr(torch.Tensor, name, value)
             self._stack.callback(delattr, torch.Tensor, name)
