@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,7 @@ from surgery.width.corner import corner
 from surgery.width.cost import Cost
 from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.plan import plan_of
-from surgery.width.repair import couple, repaired
+from surgery.width.repair import Coupling, Stuck, couple, couplings, repaired
 from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
@@ -29,7 +30,7 @@ from surgery.width.trace import Step, Trace, traced
 from surgery.width.whole import Whole, stayed_whole
 from surgery.width.why import Why, lost
 
-_PATIENCE = 4  # couplings that may fail to bring the narrow model further
+_PATIENCE = 6  # couplings that are tried to bring the narrow model further
 _MOST_LEFT = 8  # operations around which widths are left whole because the narrow model does not run
 _TOLD = 5  # widths that stayed whole are listed up to this number
 
@@ -151,16 +152,19 @@ class _Search:
         self.target, self.scores = target, scores
         self.values = state(model)
         self.left: dict[int, Why] = {}  # by step why the axes that it sees stay whole
+        self.coupled: list[Coupling] = []
         self.trace_anew()
 
     def trace_anew(self) -> None:
-        """Trace the model, note what was found to stay whole, and choose."""
+        """Trace the model, note what was found to stay whole and to be one width, and choose."""
         self.trace, self.ghost, self.example, *_ = traced(self.model, self.given, self.output)
         self.followed = None if self.scores is None else Followed(self.trace, self.scores)
         for first, why in self.left.items():
             for step in self.same_code(first):
                 for axis in step.axes():
                     fix(axis, why)
+        for coupling in self.coupled:
+            couple(self.trace, coupling)
         self.solve()
 
     def same_code(self, step: int) -> list[Step]:
@@ -213,27 +217,42 @@ class _Search:
     def plan(self) -> Submodel:
         """The plan of a narrow model that runs as predicted.
 
-        Where it does something else, code may take one width for another of the same size (a head's share from its
-        input's channels): the longest two become one. If that does not help, the widths around it stay whole.
+        Where it does something else, code may take one width for another of the same size: two such become one if the
+        narrow model then runs further. If no two do, the widths around it stay whole.
         """
-        best, patience = None, _PATIENCE
-        while True:
-            choice = self.chosen.choice
-            base = plan_of(self.ghost, self.values, self.solution, choice)
-            outcome = repaired(self.ghost, base, self.solution, choice, self.example)
-            if isinstance(outcome, Submodel):
-                return outcome
-            further = best is None or outcome.step > best.step
-            best, patience = (outcome, _PATIENCE) if further else (best, patience - 1)
-            if patience and couple(self.trace, self.solution, outcome.step, choice):
-                before = len(self.whole())
-                self.solve()
-                if self.chosen.choice and len(self.whole()) <= before:
-                    continue
-            if self.strict or best.step in self.left or len(self.left) == _MOST_LEFT:
-                raise SurgeryError(best.message)
-            self.left[best.step] = lost(f"the code there does not run with fewer: {best.difference}")
+        outcome = self.attempt()
+        while isinstance(outcome, Stuck):
+            outcome = self.coupled_further(outcome) or self.left_whole(outcome)
+        return outcome
+
+    def attempt(self) -> Submodel | Stuck:
+        """What comes of the present choice."""
+        choice = self.chosen.choice
+        base = plan_of(self.ghost, self.values, self.solution, choice)
+        return repaired(self.ghost, base, self.solution, choice, self.example)
+
+    def coupled_further(self, stuck: Stuck) -> Submodel | Stuck | None:
+        """What comes of the first coupling with which the narrow model runs further; None if there is none."""
+        before = len(self.whole())
+        found = list(islice(couplings(self.trace, self.solution, stuck.step, self.chosen.choice), _PATIENCE))
+        for coupling in found:
+            self.coupled.append(coupling)
             self.trace_anew()
-            if not self.chosen.choice:
-                raise SurgeryError(best.message)
-            best, patience = None, _PATIENCE
+            if self.chosen.choice and len(self.whole()) <= before:
+                outcome = self.attempt()
+                if isinstance(outcome, Submodel) or outcome.step > stuck.step:
+                    return outcome
+            self.coupled.pop()
+        if found:
+            self.trace_anew()
+        return None
+
+    def left_whole(self, stuck: Stuck) -> Submodel | Stuck:
+        """What comes of it if the widths around the step stay whole."""
+        if self.strict or stuck.step in self.left or len(self.left) == _MOST_LEFT:
+            raise SurgeryError(stuck.message)
+        self.left[stuck.step] = lost(f"the code there does not run with fewer: {stuck.difference}")
+        self.trace_anew()
+        if not self.chosen.choice:
+            raise SurgeryError(stuck.message)
+        return self.attempt()

@@ -267,3 +267,32 @@ def test_dropped_heads_keep_their_dimension():
     for heads, angles, left in (("inside", 2, 4), ("drop", 4, 2)):
         small, _ = narrow(Rotary(), rate=0.5, example=torch.randn(2, 6, 5), heads=heads)
         assert (small.angles.shape[1], small.heads, small.qkv.out_features) == (angles, left, 48)
+
+
+class SharedHeadDimension(nn.Module):
+    """Rotary attention, as wide as the model, that takes queries and values apart by one number."""
+
+    def __init__(self, width=40, heads=4):
+        super().__init__()
+        self.head_dim = width // heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.register_buffer("angles", torch.rand(6, self.head_dim // 2))
+
+    turned = Rotary.turned
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.7])
+def test_axes_that_become_one_are_those_of_the_operation_that_fails(rate):
+    """Halves of queries round up apart from values: these get the queries' size, whatever the model's own width is."""
+    net = nn.Sequential(nn.Linear(5, 40), SharedHeadDimension(), nn.Linear(40, 3))
+    small, _ = narrow(net, rate=rate, example=torch.randn(2, 6, 5), strict=True)
+    dim = 2 * math.ceil(rate * 5)
+    assert (small[1].head_dim, small[1].q.out_features, small[1].v.out_features) == (dim, 4 * dim, 4 * dim)
+    assert small[0].out_features == 40 * rate
