@@ -2,20 +2,18 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 
 from surgery.errors import SurgeryError
-from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
+from surgery.width.sizes import Sizes, add_all, add_changes, add_counts, add_widths, merged
+from surgery.width.solved import Axis, Choice, Solution, size_of
 from surgery.width.trace import Step
-from surgery.width.why import Kind
-
-Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
 # Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
@@ -47,12 +45,12 @@ def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
 
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
-            _add_widths(of(module).widths, axis, choice)
-            _add_counts(of(module).counts, axis, choice)
+            add_widths(of(module).widths, axis, choice)
+            add_counts(of(module).counts, axis, choice)
     for step in solution.steps:
         for axis in (axis for tensor_axes in (*step.inputs, *step.outputs) for axis in tensor_axes):
-            _add_changes(of(step.module).widths, axis, choice)  # numbers of tokens and pixels are no widths
-            _add_counts(of(step.module).counts, axis, choice)
+            add_changes(of(step.module).widths, axis, choice)  # numbers of tokens and pixels are no widths
+            add_counts(of(step.module).counts, axis, choice)
         for number, axis in _numbers(step):
             of(step.module).counts.setdefault(number, set()).add(size_of(axis, choice))
         of(step.module).scales.extend(_scales(step, choice))
@@ -74,7 +72,7 @@ def step_sizes(step: Step, choice: Choice) -> Sizes:
     found: Sizes = {}
     for tensor_axes in (*step.inputs, *step.outputs):
         for axis in tensor_axes:
-            _add_all(found, axis, choice)
+            add_all(found, axis, choice)
     return merged([found, argument_sizes(step, choice)])
 
 
@@ -108,103 +106,6 @@ def _scales(step: Step, choice: Choice) -> Iterator[tuple[float, float]]:
             if found:
                 yield from found
                 break
-
-
-def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
-    """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
-    seen: dict[str, dict[str, Any]] = {}
-    for step in solution.steps:
-        seen.setdefault(step.module, {"input": step.inputs[0] if step.inputs else ()}).update(step.numbers)
-    for name, module in small.named_modules():
-        values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
-        for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
-            if hasattr(module, attribute) and getattr(module, attribute) != value:
-                yield {"do": "set", "module": name, "attribute": attribute, "value": value}
-
-
-# The true values of a narrow module's attributes. `numbers` are its operation's arguments that are sizes of axes.
-
-
-def _convolution(module: _ConvNd, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    groups = size_of(numbers["groups"], choice) if "groups" in numbers else module.groups
-    first, second = module.weight.shape[:2]
-    if isinstance(module, _ConvTransposeNd):
-        return {"groups": groups, "in_channels": first, "out_channels": second * groups}
-    return {"groups": groups, "in_channels": second * groups, "out_channels": first}
-
-
-def _linear(module: nn.Linear, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {"out_features": module.weight.shape[0], "in_features": module.weight.shape[1]}
-
-
-def _embedding(module: nn.Embedding, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {"num_embeddings": module.weight.shape[0], "embedding_dim": module.weight.shape[1]}
-
-
-def _bilinear(module: nn.Bilinear, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    outputs, first, second = module.weight.shape
-    return {"out_features": outputs, "in1_features": first, "in2_features": second}
-
-
-def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    inputs = module.weight_ih_l0.shape[1]
-    if module.proj_size:
-        projected, hidden = module.weight_hr_l0.shape
-        return {"hidden_size": hidden, "input_size": inputs, "proj_size": projected}
-    return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": inputs}
-
-
-def _recurrent_cell(module: nn.RNNCellBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {"hidden_size": module.weight_hh.shape[1], "input_size": module.weight_ih.shape[1]}
-
-
-def _prelu(module: nn.PReLU, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {"num_parameters": len(module.weight)}
-
-
-def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    fused = module.in_proj_weight
-    keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
-    return {"embed_dim": module.out_proj.weight.shape[0], "kdim": keys.shape[1], "vdim": values.shape[1]}
-
-
-def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    if "input" in numbers:  # torch may compute it in several operations, none of which takes the shape
-        return {"normalized_shape": [size_of(a, choice) for a in numbers["input"][-len(module.normalized_shape) :]]}
-    return _as_called(module, numbers, choice)
-
-
-def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {
-        key: new
-        for key, axis in numbers.items()
-        if key != "input" and (new := _renewed_number(module, key, axis, choice))
-    }
-
-
-_TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str, Any]]], ...] = (
-    (_ConvNd, _convolution),
-    (nn.Linear, _linear),
-    (nn.Bilinear, _bilinear),
-    ((nn.Embedding, nn.EmbeddingBag), _embedding),
-    (nn.RNNBase, _recurrent),
-    (nn.RNNCellBase, _recurrent_cell),
-    (nn.PReLU, _prelu),
-    (nn.MultiheadAttention, _attention),
-    (nn.RMSNorm, _rms_norm),
-    ((_NormBase, nn.GroupNorm, nn.LayerNorm, nn.ChannelShuffle), _as_called),
-)
-
-
-def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
-    """The axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
-    if isinstance(axis, list):
-        return [size_of(a, choice) for a in axis]
-    parts = digits(axis)
-    for start in range(len(parts) + 1):
-        if math.prod(d.size for d in parts[start:]) == getattr(module, attribute, None):
-            return math.prod(size_of(d, choice) for d in parts[start:])
-    return None
 
 
 def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
@@ -246,7 +147,7 @@ def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
 
 
 def _is_custom(module: nn.Module) -> bool:
-    """Whether attributes may be changed by their names; torch's own modules are in the table above or hold no width."""
+    """Whether attributes may be changed by their names; torch's own are in of_torch.py or hold none."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
@@ -266,76 +167,3 @@ def _renewed(value: Any, sizes: Sizes) -> Any:
         if any(item is not None for item in new):
             return tuple(old if item is None else item for old, item in zip(value, new))
     return None
-
-
-# What the sizes along an axis become. Code may store the size of several consecutive digits or terms as one number.
-
-
-def _add_all(found: Sizes, axis: Axis, choice: Choice) -> None:
-    """The sizes of an axis and of all its parts."""
-    for part in _parts(axis):
-        _add(found, part, choice)
-
-
-def _add_widths(found: Sizes, axis: Axis, choice: Choice) -> None:
-    """The sizes of features: not of the digits that tell heads or groups apart."""
-    for part in _parts(axis):
-        if not (_grouping(part) and len(part.whole) > 1):
-            _add(found, part, choice)
-
-
-def _add_changes(found: Sizes, axis: Axis, choice: Choice) -> None:
-    """The sizes of features that shrink."""
-    for part in _parts(axis):
-        if not (_grouping(part) and len(part.whole) > 1) and any(size_of(d, choice) != d.size for d in part.digits):
-            _add(found, part, choice)
-
-
-def _add_counts(found: Sizes, axis: Axis, choice: Choice) -> None:
-    """The numbers of heads and groups."""
-    for part in _parts(axis):
-        if _grouping(part):
-            _add(found, part, choice)
-
-
-class _Part(NamedTuple):
-    """Consecutive digits of an axis, and all of its digits."""
-
-    digits: list[Axis]
-    whole: list[Axis]
-
-
-def _parts(axis: Axis) -> Iterator[_Part]:
-    """The axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
-    own = digits(axis)
-    stretches = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
-    for stretch in stretches or [[axis]]:
-        if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
-            yield _Part(stretch, own)
-    for digit in own:
-        if isinstance(digit, Sum):
-            for term in dict.fromkeys(terms(digit)):
-                yield from _parts(term)
-
-
-def _is_of_input(digit: Axis) -> bool:
-    return all(atom.why and atom.why.kind is Kind.INPUT for atom in atoms(digit))
-
-
-def _grouping(part: _Part) -> bool:
-    """Whether it is a single digit that tells heads or groups apart."""
-    return len(part.digits) == 1 and bool(grouping_of(part.digits[0]))
-
-
-def _add(found: Sizes, part: _Part, choice: Choice) -> None:
-    old = math.prod(d.size for d in part.digits)
-    found.setdefault(old, set()).add(math.prod(size_of(d, choice) for d in part.digits))
-
-
-def merged(several: Iterable[Sizes]) -> Sizes:
-    """The sizes of several modules, taken together."""
-    result: Sizes = {}
-    for sizes in several:
-        for old, new in sizes.items():
-            result.setdefault(old, set()).update(new)
-    return result

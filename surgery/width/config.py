@@ -30,8 +30,9 @@ from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.states import owners
 from surgery.submodel import Edit, Submodel
-from surgery.width.attributes import Known, merged
+from surgery.width.attributes import Known
 from surgery.width.config_values import alternatives, guessed
+from surgery.width.sizes import merged
 
 Difference = Callable[[nn.Module], tuple[int, str] | None]
 """How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""

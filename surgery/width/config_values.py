@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from surgery.configuration import Fields, fields
-from surgery.width.attributes import Sizes, merged
+from surgery.width.sizes import Sizes, merged
 
 _WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ffn")
 _COUNT = re.compile(r"heads?$|groups?$")

@@ -40,11 +40,12 @@ def importance(
         model: any module; it is not changed.
         example, output: as for `surgery.narrow`.
         by: the score of a position, from the elements w that parameters have there:
-            `l1`: the sum of |w|;
-            `l2`: the sum of w^2;
+            `l1`: the sum of |w| (Li et al., "Pruning Filters", ICLR 2017). Biases do not count;
+            `l2`: the sum of w^2, likewise;
             `bn_scale`: |weight| of batch norms (Liu et al., "Network Slimming", ICCV 2017). Widths without a batch norm
             get no scores;
-            `taylor`: the sum of |w * gradient|, of the mean loss over the batches (Molchanov et al., CVPR 2019);
+            `taylor`: the sum of |w * gradient|, of the mean loss over the batches (Molchanov et al., CVPR 2019), of
+            kernels and matrices: vectors, which are norms' scales and biases, do not count;
             `fisher`: the sum of w^2 * gradient^2, the mean over batches: batches of one sample give the diagonal of
             the empirical Fisher information (Theis et al., 2018), larger ones a coarser estimate;
             `activation`: the mean of |x| where layers read the width;
@@ -66,7 +67,7 @@ def importance(
             not finite, and for `bn_scale` of a model without batch norms.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> _ = net[0].weight.data.fill_(1), net[0].bias.data.zero_(), net[2].weight.data.copy_(torch.tensor([[1, -5, 0]]))
+    >>> _ = net[0].weight.data.fill_(1), net[2].weight.data.copy_(torch.tensor([[1, -5, 0]]))
     >>> importance(net, example=torch.zeros(1, 2), by="l1")
     {'0.weight:0': tensor([3., 7., 2.], dtype=torch.float64)}
     """
@@ -128,12 +129,15 @@ def _criterion(
     model: nn.Module, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
     """The function that a criterion's name stands for."""
+    vectors = {name for name, p in model.named_parameters(remove_duplicate=False) if p.ndim == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch")
         found = _gradients(model, _all(batches, by), loss, squared=by == "fisher")
 
-        def products(name: str, rows: Tensor, axis: int) -> Tensor:
+        def products(name: str, rows: Tensor, axis: int) -> Tensor | None:
+            if by == "taylor" and name in vectors:
+                return None
             gradients = found[name].movedim(axis, 0).reshape(rows.shape)
             return ((rows * gradients).abs() if by == "taylor" else rows.square() * gradients).sum(1)
 
@@ -146,8 +150,9 @@ def _criterion(
                 f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}"
             )
         return lambda name, rows, axis: rows.abs().sum(1) if name in scales else None
+    biases = {name for name in vectors if "bias" in name.rpartition(".")[2]}
     power = 1 if by == "l1" else 2
-    return lambda name, rows, axis: (rows.abs() ** power).sum(1)
+    return lambda name, rows, axis: None if name in biases else (rows.abs() ** power).sum(1)
 
 
 def _all(batches: Iterable[Any], by: str) -> list[Any]:

@@ -20,9 +20,10 @@ from surgery.width.axes import fix
 from surgery.width.choose import choose
 from surgery.width.corner import corner
 from surgery.width.cost import Cost
+from surgery.width.couple import Coupling, couple, couplings
 from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.plan import plan_of
-from surgery.width.repair import Coupling, Stuck, couple, couplings, repaired
+from surgery.width.repair import Stuck, repaired
 from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept

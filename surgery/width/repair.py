@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from traceback import walk_tb
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,57 +16,17 @@ from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside
 from surgery.submodel import Submodel
-from surgery.width import attributes, axes
-from surgery.width.attributes import Sizes
+from surgery.width import attributes
 from surgery.width.config import config_edits
+from surgery.width.of_torch import known_edits
 from surgery.width.rules.registry import operation_name, rule_for
-from surgery.width.solved import Axes, Axis, Choice, Solution, is_whole, size_of
-from surgery.width.trace import Origins, Step, Trace, bind, scalars_of
+from surgery.width.sizes import Sizes, merged
+from surgery.width.solved import Axes, Axis, Choice, Solution, size_of
+from surgery.width.trace import Origins, Step, bind, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
-
-class Place(NamedTuple):
-    """An axis of a trace: the number of a step, and of the axis among that step's."""
-
-    step: int
-    position: int
-
-
-Coupling: TypeAlias = tuple[tuple[Place, Place], ...]  # pairs of axes that become one width
-
 _ATTEMPTS = 40  # to get the narrow model past one step
-
-
-def couplings(trace: Trace, solution: Solution, step: int, choice: Choice) -> Iterator[Coupling]:
-    """Axes of one size that shrink differently, of what the step's module sees: its code may take them for one width.
-
-    First those of the step itself with others, the shortest first (a head's share of queries and of values); then the
-    longest two (a head's share computed from the input's channels), and all axes that are as long as these.
-    """
-    module = trace.steps[step].module
-    found: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
-    for number, known in enumerate(solution.steps):
-        if is_inside(known.module, module):
-            for position, axis in enumerate(known.axes()):
-                if not is_whole(axis):
-                    found.setdefault(axis.size, {}).setdefault(size_of(axis, choice), Place(number, position))
-    mine = {axis.size: size_of(axis, choice) for axis in solution.steps[step].axes() if not is_whole(axis)}
-    for size in sorted(mine):
-        first = found[size][mine[size]]
-        yield from (((first, other),) for new, other in found[size].items() if new != mine[size])
-    for size in sorted(found, reverse=True):
-        first, *others = found[size].values()
-        if others:
-            yield ((first, others[0]),)
-            if len(others) > 1:
-                yield tuple((first, other) for other in others)
-
-
-def couple(trace: Trace, coupling: Coupling) -> None:
-    """Unify the axes of a coupling."""
-    for a, b in coupling:
-        axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
 
 
 class Stuck(NamedTuple):
@@ -92,14 +52,14 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
     `Stuck` if no choice of attributes makes it run to the end.
     """
     known = attributes.known_by_module(solution, choice)
-    base = (*plan.edits, *attributes.known_edits(plan.build(model), solution, choice))
+    base = (*plan.edits, *known_edits(plan.build(model), solution, choice))
     small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
     chosen: Values = {}
     for name, module in model.named_modules():
         within = attributes.merge_known(found for other, found in known.items() if is_inside(other, name))
         for attribute, value in attributes.certain_changes(module, within).items():
             chosen[name, attribute] = value
-    sizes = attributes.merged(size for found in known.values() for size in (found.widths, found.counts))
+    sizes = merged(size for found in known.values() for size in (found.widths, found.counts))
 
     def attempt(values: Values) -> _Diverged | None:
         with _unchanged(small):

@@ -143,8 +143,11 @@ def by_hand(net, by):
         return net[1].weight.abs()
     if by == "activation":
         return torch.stack([F.relu(net[1](net[0](x))).abs().mean(0) for x, _ in BATCHES]).mean(0)
-    total = 0
+    total, biases = 0, (net[0].bias, net[1].bias)
+    left_out = {"l1": biases, "l2": biases, "taylor": (*biases, net[1].weight)}.get(by, ())
     for (w, other), *grads in zip(parts, *gradients):
+        if any(w is one for one in left_out):
+            continue
         score = {
             "l1": w.abs(),
             "l2": w.square(),
@@ -189,7 +192,7 @@ def test_structured_axes_are_summed_by_part():
     net = randomized(attention())
     found = importance(net, example=IMAGE.double())
     layer = net[2]
-    rows = (layer.qkv.weight.abs().sum(1) + layer.qkv.bias.abs()).view(3, 3, 8)
+    rows = layer.qkv.weight.abs().sum(1).view(3, 3, 8)
     columns = layer.proj.weight.abs().sum(0).view(3, 8)
     torch.testing.assert_close(found["2.proj.weight:1:0"], (rows.sum((0, 2)) + columns.sum(1)).detach())
     torch.testing.assert_close(found["2.proj.weight:1:1"], (rows.sum((0, 1)) + columns.sum(0)).detach())
@@ -501,6 +504,23 @@ def test_torch_prunings_classes_say_the_same():
     }  # fmt: skip
     with pytest.raises(SurgeryError, match="GroupTaylorImportance fails"):
         importance(randomized(residual()), example=IMAGE.double(), by=tp.importance.GroupTaylorImportance())
+
+
+def test_criteria_are_those_of_torch_pruning():
+    """Up to a factor, our scores are those of its classes for the same criterion, which looks at the same parameters."""
+    net, x = randomized(residual()).float().eval(), torch.rand(2, 3, 6, 6)
+    net(x).square().mean().backward()
+    made = tp.importance
+    theirs = {
+        "l1": made.GroupMagnitudeImportance(p=1), "l2": made.GroupMagnitudeImportance(p=2),
+        "bn_scale": made.BNScaleImportance(), "taylor": made.GroupTaylorImportance(),
+    }  # fmt: skip
+    for by, criterion in theirs.items():
+        found = importance(net, example=x, by=by, batches=[x], loss=lambda net, x: net(x).square().mean())
+        for layer in ("0", "1.conv1", "2.conv1"):
+            scores = own_scores(net, net.get_submodule(layer), tp.prune_conv_out_channels, criterion, x)
+            ours = found[f"{layer}.weight:0"].float()
+            torch.testing.assert_close(ours / ours.mean(), scores / scores.mean(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.slow
