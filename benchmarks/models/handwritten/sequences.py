@@ -75,8 +75,8 @@ class Scan(nn.Module):
         return self.head(self.out(y * F.silu(gate)))
 
 
-class Mixture(nn.Module):
-    """A mixture of experts: the two best of a softmax, weighted again; tokens are picked and added by index."""
+class Experts(nn.Module):
+    """Four experts and what chooses among them."""
 
     def __init__(self, s: int):
         super().__init__()
@@ -85,6 +85,10 @@ class Mixture(nn.Module):
             nn.Sequential(nn.Linear(11 * s, 13 * s), nn.SiLU(), nn.Linear(13 * s, 11 * s)) for _ in range(4)
         )
         self.head = nn.Linear(11 * s, 5)
+
+
+class Mixture(Experts):
+    """A mixture of experts: the two best of a softmax, weighted again; tokens are picked and added by index."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -98,16 +102,8 @@ class Mixture(nn.Module):
         return self.head(x + result.view_as(x))
 
 
-class Switch(nn.Module):
+class Switch(Experts):
     """A switch transformer's layer: the best expert alone (`max`), all experts computed and masked."""
-
-    def __init__(self, s: int):
-        super().__init__()
-        self.embed, self.gate = nn.Linear(7, 11 * s), nn.Linear(11 * s, 4)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(11 * s, 13 * s), nn.ReLU(), nn.Linear(13 * s, 11 * s)) for _ in range(4)
-        )
-        self.head = nn.Linear(11 * s, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
