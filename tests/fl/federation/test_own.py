@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -21,7 +22,13 @@ from fl.runs import evaluate
 STATIC = ("fedmr", "local", "fesem", "fedfa")  # statistics are collected of one model, of many, and of parts
 
 
-@pytest.mark.parametrize(("name", "norm"), [*((n, None) for n in ALGORITHMS), *((n, "static_batch") for n in STATIC)])
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    some(
+        [*product(ALGORITHMS, [None]), *product(STATIC, ["static_batch"])],
+        [*product(METHODS, [None]), *product(STATIC, ["static_batch"])],
+    ),
+)
 def test_all_at_once_is_one_after_another(make_federation, name, norm):
     fed = make_federation("resnet20" if norm else "cnn", norm=norm, dtype=torch.float64)
     algorithm = made(name, fed)
