@@ -12,8 +12,9 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+@pytest.mark.parametrize(
+    ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "cnn"), ("vmap", "resnet20")])
+)
 def test_fedprox_without_its_term_is_fedavg(make_federation, backend, model):
     fed = make_federation(model, backend=backend)
     for (a, _), (b, _) in zip(play(fedavg(fed), fed), play(fedprox(fed, FedProxOptions(mu=0.0)), fed), strict=True):
@@ -56,8 +57,10 @@ def test_indep_passes_whole_models_on(make_federation):
         assert same.sum(0).tolist() == same.sum(1).tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("unit", ["layer", "tensor", "block"])
-@pytest.mark.parametrize("fraction", [0.0, 0.4])
+@pytest.mark.parametrize(
+    ("unit", "fraction"),
+    some(product(("layer", "tensor", "block"), (0.0, 0.4)), [("layer", 0.0), ("tensor", 0.4), ("block", 0.4)]),
+)
 def test_fedmr_equals_its_definition(make_federation, unit, fraction):
     """Two rounds written out with the oracles: who trains what, the mean before recombination, the shuffled lists."""
     fed = make_federation("resnet20", participants=3)

@@ -46,7 +46,7 @@ def spoilt_by_hand(fed, malicious):
     return replace(fed.data, y=y)
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.0, 20.0])
+@pytest.mark.parametrize("factor", some([0.0, 1.0, 20.0], [20.0]))
 @pytest.mark.parametrize("make", [fedavg, fedfa])
 def test_equation_1_is_two_trainings(make_federation, make, factor):
     """The honest training and one on other labels, written out; buffers and honest clients are those of the first."""
@@ -230,7 +230,7 @@ def test_every_method_survives_half_of_its_clients(make_federation, name):
     assert any(not torch.equal(one["global"][n], t) for n, t in without["global"].items())
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedfa"])
+@pytest.mark.parametrize("algorithm", some(["fedavg", "fedfa"], ["fedfa"]))
 def test_an_attacked_run_is_resumed_bit_for_bit(tmp_path, algorithm):
     flags = [*TINY, "--algorithm", algorithm, "--participants", "4", "--out", str(tmp_path)]
     flags += [
