@@ -86,7 +86,10 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("optimizer", [SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), Adam(0.01)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), marks=pytest.mark.slow), Adam(0.01)],
+)
 def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_federation, backend, optimizer):
     """Several rounds, so that what a graph keeps would show."""
     net = nn.Sequential(
@@ -102,7 +105,7 @@ def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_fed
             torch.testing.assert_close(trained.states[name].cpu(), tensor, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", some(BACKENDS, ["vmap", "graphs"]))
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.float64], [torch.float32]))
 def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
     """Attention has fused kernels in float32, which need what vmap does not tell them."""

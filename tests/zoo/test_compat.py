@@ -56,7 +56,7 @@ def torchvision_model(name, **options):
     return randomise(torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options))
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TORCHVISION.items())
+@pytest.mark.parametrize(("theirs", "ours"), some(TORCHVISION.items(), list(TORCHVISION.items())[::2]))
 def test_torchvision_s_weights_give_torchvision_s_logits(theirs, ours):
     theirs = torchvision_model(theirs)
     before = copy.deepcopy(theirs.state_dict())

@@ -61,7 +61,7 @@ def losses(fed, levels, parts, mean=False):
 
 
 @pytest.mark.parametrize(
-    ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "cnn"), ("vmap", "resnet20")])
+    ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "resnet20"), ("vmap", "cnn")])
 )
 def test_one_level_is_a_known_method(make_federation, backend, model):
     fed = make_federation(model, backend=backend)
@@ -181,7 +181,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
 
 @pytest.mark.parametrize(
     ("backend", "combine"),
-    some(product(("workers", "vmap"), ("sum", "mean")), [("workers", "sum"), ("vmap", "mean")]),
+    some(product(("workers", "vmap"), ("sum", "mean")), [("vmap", "mean")]),
 )
 def test_all_levels_are_the_same_on_all_backends(make_federation, backend, combine):
     settings = {"dtype": torch.float64, "optimizer": SGD(0.05, 0.5)}
