@@ -67,7 +67,7 @@ def assert_sound(name):
     }.items():
         config = fl.Config(
             algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participants=1.0,
-            clients=4, partition="iid", **settings,
+            clients=4, partition="iid", samples=400, **settings,
         )  # fmt: skip
         fed, algorithm = fl.build(config)
         server = algorithm.init()

@@ -684,7 +684,10 @@ def assert_native(model, native, x, rate=0.5, **options):
             assert getattr(module, attribute, None) == getattr(other, attribute, None), (name, attribute)
 
 
-@pytest.mark.parametrize("case", [n for n, (_, _, side) in NATIVE.items() if side is not None])
+OF_IMAGES = [n for n, (_, _, side) in NATIVE.items() if side is not None]
+
+
+@pytest.mark.parametrize("case", some(OF_IMAGES, [n for n in OF_IMAGES if n != "levit"]))
 def test_narrow_is_what_the_constructor_makes(case):
     make, native, side = NATIVE[case]
     assert_native(make(), native(), images(side))
@@ -740,7 +743,7 @@ TORCHVISION = (
 TIMM = "efficientnet_lite0 resnext26ts ghostnet_100 eca_resnet33ts skresnet18 fasternet_t0 rexnet_100 hrnet_w18_small"
 
 
-@pytest.mark.parametrize("name", some(TORCHVISION.split(), TORCHVISION.split()[:4]))
+@pytest.mark.parametrize("name", some(TORCHVISION.split(), TORCHVISION.split()[:2]))
 def test_torchvision_models(name):
     model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7).double())
     x = images(64).double()
@@ -759,7 +762,7 @@ def test_large_torchvision_models(name):
     assert_zero_oracle(model, small, plan, images(64).double())
 
 
-@pytest.mark.parametrize("name", some(TIMM.split(), TIMM.split()[2:6]))
+@pytest.mark.parametrize("name", some(TIMM.split(), ["skresnet18", "fasternet_t0"]))
 def test_timm_models(name):
     model = filled(timm.create_model, name, num_classes=7).double()
     x = images(64).double()

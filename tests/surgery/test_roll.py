@@ -56,7 +56,7 @@ def rolled(name, full, small, by):
     return load(copy.deepcopy(full), result)
 
 
-@pytest.mark.parametrize("by", some([0, 1, 5, 13, 47], [0, 5, 47]))
+@pytest.mark.parametrize("by", some([0, 1, 5, 13, 47], [5, 47]))
 @pytest.mark.parametrize("name", SPECS)
 def test_a_window_is_the_leading_corner_of_the_rolled_model(name, by):
     full, small, x = pair(name)

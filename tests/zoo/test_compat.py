@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from selection import some
 from torch import nn
 
 import zoo
@@ -55,7 +56,7 @@ def torchvision_model(name, **options):
     return randomise(torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options))
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TORCHVISION.items())
+@pytest.mark.parametrize(("theirs", "ours"), some(TORCHVISION.items(), list(TORCHVISION.items())[::2]))
 def test_torchvision_s_weights_give_torchvision_s_logits(theirs, ours):
     theirs = torchvision_model(theirs)
     before = copy.deepcopy(theirs.state_dict())
@@ -120,7 +121,9 @@ def test_mobilenetv2_at_the_paper_s_half_width_is_torchvision_s():
     assert_same_logits(load(spec.build(), theirs.state_dict()), theirs, images(2, 64))
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TORCHVISION.items())
+@pytest.mark.parametrize(
+    ("theirs", "ours"), some(TORCHVISION.items(), [("resnet50", "resnet50"), ("mobilenet_v2", "mobilenetv2")])
+)
 def test_a_state_goes_to_torchvision(theirs, ours):
     ours = randomise(zoo.create(ours, num_classes=CLASSES))
     state = to_torchvision(ours.state_dict())

@@ -128,7 +128,7 @@ def test_corners_of_the_large_weights_run_in_the_small_model(name):
     logits(small, spec)
 
 
-@pytest.mark.parametrize("name", MODEST)
+@pytest.mark.parametrize("name", some(MODEST, ["cnn", "resnet20", "mobilenetv2", "transformer"]))
 def test_surgery_relates_widths_by_reference(name):
     spec = Spec(name, width=MODEST[name], **options_of(name))
     large, small = spec.build(), spec.scaled(0.6).build()
@@ -145,7 +145,9 @@ def test_surgery_relates_widths_by_reference(name):
     assert torch.equal(logits(narrow, spec), logits(small, spec))
 
 
-@pytest.mark.parametrize("name", [name for name in MODEST if name not in ("cnn", "lenet")])
+@pytest.mark.parametrize(
+    "name", some([name for name in MODEST if name not in ("cnn", "lenet")], ["resnet20", "mobilenetv2", "transformer"])
+)
 def test_surgery_relates_depths(name):
     """The shallow model that surgery cuts out is the one that the zoo builds."""
     deep = tuple(min(3, d + 1) for d in Spec(name).depth)
@@ -183,7 +185,7 @@ def test_sections_are_found(name):
     ]
 
 
-@pytest.mark.parametrize("name", MODEST)
+@pytest.mark.parametrize("name", some(MODEST, ["cnn", "resnet20", "mobilenetv2", "transformer"]))
 def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
     spec = Spec(name, width=0.5, rounding="ceil", **options_of(name))
     half = spec.scaled(0.5).build(device="meta").state_dict()

@@ -61,7 +61,7 @@ def losses(fed, levels, parts, mean=False):
 
 
 @pytest.mark.parametrize(
-    ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "cnn"), ("vmap", "resnet20")])
+    ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "resnet20"), ("vmap", "cnn")])
 )
 def test_one_level_is_a_known_method(make_federation, backend, model):
     fed = make_federation(model, backend=backend)
@@ -125,8 +125,9 @@ def by_hand(fed, clients, server, at, objective, rng, mean=False):
     return trained
 
 
-@pytest.mark.parametrize("model", ["cnn", "resnet20"])
-@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize(
+    ("released", "model"), some(product((False, True), ("cnn", "resnet20")), [(False, "resnet20"), (True, "cnn")])
+)
 def test_rounds_are_those_written_out(make_federation, model, released):
     """Three levels, two rounds each: who trains what from where, the pull, the nearest centre, the weighted means; with
     and without what the released code does. After the second level, client 2 loses its model.
@@ -180,7 +181,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
 
 @pytest.mark.parametrize(
     ("backend", "combine"),
-    some(product(("workers", "vmap"), ("sum", "mean")), [("workers", "sum"), ("vmap", "mean")]),
+    some(product(("workers", "vmap"), ("sum", "mean")), [("vmap", "mean")]),
 )
 def test_all_levels_are_the_same_on_all_backends(make_federation, backend, combine):
     settings = {"dtype": torch.float64, "optimizer": SGD(0.05, 0.5)}

@@ -80,7 +80,10 @@ def check_round(fed, options, patterns, everybody_apart=False):
     return server
 
 
-@pytest.mark.parametrize(("keep", "patterns"), [((), {}), (("101", "10"), {(3, 2): [0, 2]})])
+@pytest.mark.parametrize(
+    ("keep", "patterns"),
+    [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})],
+)
 def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holders(keep, patterns):
     check_round(stepping(), NeFLOptions(keep=keep), patterns)
 

@@ -36,7 +36,7 @@ def copied(server):
     return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in server.items()}
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", some(MIXED, ["fedfa", "nefl"]))
 def test_a_round_changes_no_server_and_goes_on_after_a_restart(tmp_path, name):
     fed, algorithm = federation(name), method(name)
     ((server, _),) = play(algorithm, fed, 1)

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from fl_flags import TINY
+from selection import some
 
 from fl import run as cli
 from fl.config import Config
@@ -89,7 +90,10 @@ def test_the_settings_of_text(name):
         check_candidates(config, spec)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name.endswith("both-iid")])
+BOTH = [name for name in ROWS if name.endswith("both-iid")]
+
+
+@pytest.mark.parametrize("name", some(BOTH, BOTH[::3]))
 def test_the_models_take_their_images(name):
     """The full one and the smallest, with the 10 images of a step, on the meta device."""
     data, network, *_ = ROWS[name]

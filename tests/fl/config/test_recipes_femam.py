@@ -183,7 +183,10 @@ def tiny(tmp_path):
 SMALL = "--algorithm femam --seeds 0 --rounds 2 --femam.levels global,personal --femam.level-rounds 1"
 
 
-@pytest.mark.parametrize(("name", "clients", "side"), [("cifar100-levels3-6-11", 11, 32), ("tiny-clusters50", 5, 64)])
+@pytest.mark.parametrize(
+    ("name", "clients", "side"),
+    [("cifar100-levels3-6-11", 11, 32), pytest.param("tiny-clusters50", 5, 64, marks=pytest.mark.slow)],
+)
 def test_a_row_runs_on_its_data(name, clients, side, request, tmp_path):
     root = request.getfixturevalue(name.split("-")[0])
     flags = f"{SMALL} --clients {clients} --width 0.1 --local-epochs 1 --batch-size 100 --no-download".split()

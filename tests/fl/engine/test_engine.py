@@ -44,7 +44,7 @@ def several_rounds(fed, backend, rounds=3, objective=cross_entropy):
     return history
 
 
-@pytest.mark.parametrize(("model", "norm"), MODELS)
+@pytest.mark.parametrize(("model", "norm"), some(MODELS, MODELS[1:7:2]))
 def test_vmap_equals_loop_over_rounds_with_ragged_clients(make_federation, model, norm):
     fed = make_federation(model, norm=norm, optimizer=SGD(lr=0.01, momentum=0.9, weight_decay=1e-3))
     assert len({len(split.train) for split in fed.clients}) == 4  # ragged: different numbers of steps
@@ -57,7 +57,7 @@ def test_vmap_equals_loop_over_rounds_with_ragged_clients(make_federation, model
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 @pytest.mark.parametrize("mu", some([0.0, 0.3], [0.3]))
-@pytest.mark.parametrize(("model", "norm"), MODELS)
+@pytest.mark.parametrize(("model", "norm"), some(MODELS, [*MODELS[:2], *MODELS[4:6], MODELS[7]]))
 def test_backends_equal_plain_pytorch(make_federation, backend, mu, model, norm):
     """float64, against a deep copy trained by torch.optim.SGD on batches written out sample by sample."""
     assert_equal_to_plain_pytorch(make_federation, backend, SGD(0.05, 0.9, 1e-2), mu, model, norm)
@@ -103,7 +103,7 @@ def assert_equal_to_plain_pytorch(make_federation, backend, sgd, mu, model, norm
             torch.testing.assert_close(trained.states[name][k], expected[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
+@pytest.mark.parametrize("backend", some(["loop", "workers", "vmap"], ["loop", "vmap"]))
 def test_a_torchvision_model_with_step_counters_trains(make_federation, backend):
     """Integer buffers advance by the client's own number of steps and stay integers."""
     net = torchvision.models.resnet18(num_classes=3, weights=None)
@@ -421,7 +421,7 @@ def test_auto_follows_the_measured_table(make_federation, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
-@pytest.mark.parametrize("chunk", some([1, 2, 3, 9], [2, 9]))
+@pytest.mark.parametrize("chunk", some([1, 2, 3, 9], [2]))
 def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
     whole = make_federation("resnet20", backend=backend, dtype=torch.float64)
     parts = dataclasses.replace(whole, chunk=chunk)

@@ -6,7 +6,7 @@ from fl_flags import TINY
 from oracles import average
 from rounds import assert_same, made, play
 from safetensors.torch import load_file
-from selection import METHODS, some
+from selection import some
 
 import surgery
 from fl import data
@@ -46,7 +46,7 @@ def spoilt_by_hand(fed, malicious):
     return replace(fed.data, y=y)
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.0, 20.0])
+@pytest.mark.parametrize("factor", some([0.0, 1.0, 20.0], [20.0]))
 @pytest.mark.parametrize("make", [fedavg, fedfa])
 def test_equation_1_is_two_trainings(make_federation, make, factor):
     """The honest training and one on other labels, written out; buffers and honest clients are those of the first."""
@@ -216,7 +216,9 @@ def test_a_backdoor_in_fedavg_opens_for_the_trigger_only():
     assert result["none"][1] > 0.8
 
 
-@pytest.mark.parametrize("name", some([name for name in ALGORITHMS if name != "local"], METHODS))  # it sends nothing
+@pytest.mark.parametrize(
+    "name", some([name for name in ALGORITHMS if name != "local"], ["fedmr", "fedrep", "femam", "fedfa"])
+)  # it sends nothing
 def test_every_method_survives_half_of_its_clients(make_federation, name):
     kinds = [WIDE, WIDE.scaled(depth=(1, 1, 1))] * 2 if name == "flexifed" else KINDS
     settings = {"participants": 4, "optimizer": SGD(0.01), "epochs": 1, "batch_size": 12}
@@ -230,7 +232,7 @@ def test_every_method_survives_half_of_its_clients(make_federation, name):
     assert any(not torch.equal(one["global"][n], t) for n, t in without["global"].items())
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedfa"])
+@pytest.mark.parametrize("algorithm", some(["fedavg", "fedfa"], ["fedfa"]))
 def test_an_attacked_run_is_resumed_bit_for_bit(tmp_path, algorithm):
     flags = [*TINY, "--algorithm", algorithm, "--participants", "4", "--out", str(tmp_path)]
     flags += [

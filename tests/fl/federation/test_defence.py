@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from rounds import assert_same, made, play, poison
-from selection import METHODS, some
+from selection import some
 
 import surgery
 from fl.algorithms import ALGORITHMS, MIXED, FedFAOptions, HeteroFLOptions, fedavg, fedfa, heterofl
@@ -206,7 +206,9 @@ def test_an_amplified_attack_moves_the_mean_and_not_the_trimmed_mean(make_federa
     assert max(others) < plain / 3, (plain, others)
 
 
-@pytest.mark.parametrize("name", some([name for name in ALGORITHMS if name != "local"], METHODS))  # it sends nothing
+@pytest.mark.parametrize(
+    "name", some([name for name in ALGORITHMS if name != "local"], ["fedmr", "fedrep", "femam", "fedfa"])
+)  # it sends nothing
 def test_every_method_runs_defended(make_federation, name):
     kinds = [WIDE, WIDE.scaled(depth=(1, 1, 1))] * 2 if name == "flexifed" else KINDS
     settings = {"participants": 4, "epochs": 1, "batch_size": 12}

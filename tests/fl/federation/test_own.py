@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -21,7 +22,13 @@ from fl.runs import evaluate
 STATIC = ("fedmr", "local", "fesem", "fedfa")  # statistics are collected of one model, of many, and of parts
 
 
-@pytest.mark.parametrize(("name", "norm"), [*((n, None) for n in ALGORITHMS), *((n, "static_batch") for n in STATIC)])
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    some(
+        [*product(ALGORITHMS, [None]), *product(STATIC, ["static_batch"])],
+        [*product(METHODS, [None]), *product(STATIC, ["static_batch"])],
+    ),
+)
 def test_all_at_once_is_one_after_another(make_federation, name, norm):
     fed = make_federation("resnet20" if norm else "cnn", norm=norm, dtype=torch.float64)
     algorithm = made(name, fed)
@@ -40,7 +47,7 @@ def test_of_several_architectures(name):
 
 
 @pytest.mark.parametrize("model", ["transformer", "transformer_masked"])
-@pytest.mark.parametrize("name", ["fedavg", "local"])
+@pytest.mark.parametrize("name", some(["fedavg", "local"], ["local"]))
 def test_clients_of_text_are_scored_alike(name, model):
     """What is masked depends on a client alone, not on who else is evaluated."""
     settings = {"partition": "iid", "width": 0.1, "local_test": 0.2, "participants": 3, "clients": 4, "min_samples": 1}
@@ -70,7 +77,7 @@ def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch,
     assert evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), asked) == {}
 
 
-@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
+@pytest.mark.parametrize("name", some(ALGORITHMS, ["fedavg", "fedrep", "femam", "fedfa"]))
 def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_federation, name):
     """Those of personal models do, by a gather for each: not by a forward pass, which takes some 20 launches here."""
 

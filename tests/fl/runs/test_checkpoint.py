@@ -6,7 +6,7 @@ tests/fl/test_run.py does so on the command line, for all methods among the slow
 import pytest
 import torch
 from rounds import SMALL, made, play
-from selection import some
+from selection import METHODS, some
 
 from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
@@ -20,7 +20,7 @@ from zoo import Spec
 SPEC = Spec("cnn", num_classes=3, in_channels=1, image_size=8)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
 def test_a_round_after_a_checkpoint_is_the_round_without(make_federation, tmp_path, name):
     fed = make_federation("cnn", epochs=1)
     algorithm, server = made(name, fed), None
