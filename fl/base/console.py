@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import torch
 
-from fl.base.errors import FLError
+from fl.base.errors import Diverged, FLError
 from surgery import SurgeryError
 from zoo import ZooError
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command: its own, 2 for what cannot be run, 130 on Ctrl-C.
+    """The exit code of a command: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C.
 
     >>> guarded(lambda: 0)
     0
@@ -20,6 +20,9 @@ def guarded(command: Callable[[], int]) -> int:
         return command()
     except KeyboardInterrupt:
         return 130
+    except Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (FLError, SurgeryError, ZooError, OSError) as error:
         reason = str(error)
     except (MemoryError, torch.OutOfMemoryError):
