@@ -105,7 +105,8 @@ def run(arguments: Arguments) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
-    return guarded(lambda: run(tyro.cli(Arguments, prog="python -m fl.landscape", args=argv)))
+    smaller = "--together (models side by side) or --samples"
+    return guarded(lambda: run(tyro.cli(Arguments, prog="python -m fl.landscape", args=argv)), smaller)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fl.simulation.many_runs import resumable, train_all
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
+    """The command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -31,20 +31,27 @@ def run(argv: list[str]) -> int:
     runs = config.runs()
     with resumable(folder, "fl.run"):
         if len(runs) == 1:
-            print(describe(simulate(config, folder, bool(config.resume), dataset)))
+            summary = simulate(config, folder, bool(config.resume), dataset)
+            print(describe(summary))
+            failed = "failed" in summary
         else:
-            many(config, runs, folder, dataset)
+            failed = many(config, runs, folder, dataset)
     print(advice(config, folder))
-    return 0
+    return int(failed)
 
 
-def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset) -> None:
-    """One run folder a method and seed within `folder`, then one table and one figure of all."""
+def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset) -> bool:
+    """One run folder a method and seed within `folder`, then one table and one figure of all. Returns whether training
+    failed in any of them.
+    """
     inside = {folder / run_name(one): one for one in runs}
-    done = train_all(inside, folder / "config.yaml", config.to_yaml(), bool(config.resume), lambda _: dataset)
-    table = compare(done, folder / "comparison.png")
+    ended = train_all(inside, folder / "config.yaml", config.to_yaml(), bool(config.resume), lambda _: dataset)
+    table = compare(ended.done, folder / "comparison.png")
     write_text(folder / "comparison.txt", table + "\n")
     print(f"\n{table}")
+    if ended.failed:
+        print(ended.describe())
+    return bool(ended.failed)
 
 
 if __name__ == "__main__":

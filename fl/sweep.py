@@ -37,7 +37,7 @@ and values.png; `python -m fl.sweep --resume FOLDER` continues where one stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
+    """The command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -59,15 +59,17 @@ def run(argv: list[str]) -> int:
         return loaded[key]
 
     with resumable(folder, "fl.sweep"):
-        done = set(train_all(runs, folder / FILE, sweep.write(), resume, load))
-    ended = {key: [path for path in members if path in done] for key, members in groups.items()}
-    found = {key: find_runs(paths) for key, paths in ended.items() if paths}
+        ended = train_all(runs, folder / FILE, sweep.write(), resume, load)
+    done = {key: [path for path in members if path in ended.done] for key, members in groups.items()}
+    found = {key: find_runs(paths) for key, paths in done.items() if paths}
     where = shlex.quote(str(folder))
     print(
         f"\n{report(sweep.option, found, folder)}\n\nresults   {where}/\ntable     {where}/sweep.txt, {where}/sweep.csv"
     )
     print(f"figures   {where}/curves.png, {where}/values.png")
-    return 0
+    if ended.failed:
+        print(ended.describe())
+    return int(bool(ended.failed))
 
 
 def command(argv: list[str]) -> tuple[Sweep, Path, bool]:

@@ -154,7 +154,8 @@ def block_similarity(model: nn.Module | State, *, first: bool = False) -> list[S
     if not result:
         what = "two blocks" if first else "two blocks after its first"
         raise SurgeryError(
-            f"no section has {what} to compare: give a deeper model" + ("" if first else ", or first=True")
+            f"no section has {what} to compare: give a deeper model"
+            + ("" if first else ", or compare the first blocks as well (`first`)")
         )
     return result
 

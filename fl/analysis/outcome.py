@@ -63,7 +63,7 @@ def results() -> dict[str, Column]:
     """
     every = columns()
     own = {name: every[column] for name, column in _own().items()}
-    late = replace(every["accuracy"], heading=f"mean last {TAIL} %", beside_own="")
+    late = replace(every["accuracy"], heading=f"last-{TAIL} acc. %", beside_own="")
     best = replace(late, heading="best acc. %")
     return own | {"accuracy": every["accuracy"], "late": late, "best": best} | _scores() | others() | _COSTS
 

@@ -5,13 +5,16 @@ from collections.abc import Callable
 
 import torch
 
-from fl.base.errors import FLError
+from fl.base.errors import Diverged, FLError
 from surgery import SurgeryError
 from zoo import ZooError
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command: its own, 2 for what cannot be run, 130 on Ctrl-C.
+def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --chunk (clients at a time)") -> int:
+    """The exit code of a command: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C.
+
+    Args:
+        smaller: the flags of this command that a smaller value of saves memory.
 
     >>> guarded(lambda: 0)
     0
@@ -20,13 +23,16 @@ def guarded(command: Callable[[], int]) -> int:
         return command()
     except KeyboardInterrupt:
         return 130
+    except Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (FLError, SurgeryError, ZooError, OSError) as error:
         reason = str(error)
     except (MemoryError, torch.OutOfMemoryError):
-        reason = "out of memory: use a smaller --batch-size, --width or --chunk (clients at a time)"
+        reason = f"out of memory: use a smaller {smaller}"
     except RuntimeError as error:
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
-        reason = "out of memory: use a smaller --batch-size, --width or --chunk (clients at a time)"
+        reason = f"out of memory: use a smaller {smaller}"
     print(f"error: {reason}", file=sys.stderr)
     return 2

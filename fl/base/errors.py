@@ -1,4 +1,4 @@
-"""The one exception of this package."""
+"""The exception of this package, and its two kinds that callers tell apart."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +12,10 @@ class FLError(ValueError):
 
 class Diverged(FLError):
     """Training that cannot go on because every client of a round failed."""
+
+
+class Unwritable(FLError):
+    """A file that cannot be written: a full disk, a folder that is read-only."""
 
 
 @contextmanager

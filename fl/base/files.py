@@ -1,23 +1,80 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and errors that name the file."""
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from fl.base.errors import FLError, Unwritable
+
+_FULL = "make room on that disk"
+_CLOSED = "change its permissions, or work on a copy of the folder in a place where you may write"
+_WAYS_OUT = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: _CLOSED,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+}
+LARGEST = 2**28
+"""Bytes of a text file that is read whole; a metrics.csv of 100,000 rounds has about a tenth of that."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it, an OSError becomes an `Unwritable` that names the file and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        way_out = _WAYS_OUT.get(error.errno, "")
+        raise Unwritable(
+            f"{path} cannot be written ({error.strerror or error})" + (way_out and f": {way_out}")
+        ) from None
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` at once when the block ends well, and else goes away."""
+    """A path to write to. When the block ends well, that file replaces `path` in one step; otherwise it is deleted.
+
+    Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        try:
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file has the name of a temporary one of `replacing`, which only a killed process leaves.
+
+    >>> is_leftover(".metrics.csv.123.tmp"), is_leftover("metrics.csv"), is_leftover(".mine.tmp")
+    (True, False, False)
+    """
+    first, _, rest = name.rpartition(".tmp")[0].rpartition(".")
+    return name.startswith(".") and name.endswith(".tmp") and len(first) > 1 and rest.isdecimal()
+
+
+def regular(path: Path, most: int | None = LARGEST) -> Path:
+    """The path of a file that can be read to its end.
+
+    Raises:
+        FLError: if it is a device, a pipe or a folder (or a link to one), or has more than `most` bytes.
+        FileNotFoundError: if there is no such file.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise FLError(f"{path} is no regular file (but a folder, a device or a pipe): put the file back")
+    if most is not None and found.st_size > most:
+        raise FLError(f"{path} has {found.st_size:,} bytes, more than a file of a run ever has: put the file back")
+    return path
 
 
 def write_text(path: Path, text: str) -> None:

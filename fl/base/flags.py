@@ -182,8 +182,14 @@ def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: An
     """
 
     def from_strings(strings: list[str]) -> tuple:
-        words = [word.strip() for word in strings[0].split(",") if word.strip()]
-        return () if words == [empty] else tuple(_parsed(kind, word) for word in words)
+        words = [word.strip() for word in strings[0].split(",")]
+        if words in ([empty], [""]):
+            return ()
+        if "" in words:
+            raise ValueError(
+                f"{strings[0]!r} has an empty item: write one comma between two items, and none at the end"
+            )
+        return tuple(_parsed(kind, word) for word in words)
 
     return Flag(
         Limits(**limits) if limits else items,

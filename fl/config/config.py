@@ -8,6 +8,7 @@ import yaml
 
 from fl.algorithms import ALGORITHMS, OPTIONS
 from fl.base.errors import FLError
+from fl.base.files import regular
 from fl.config.checks import check
 from fl.config.fields import Fields, MethodOptions
 from fl.config.yaml_settings import filled, flat, with_lists
@@ -75,9 +76,11 @@ class Config(MethodOptions, Fields):
         """The settings of a run folder."""
         path = folder / "config.yaml"
         try:
-            return cls.from_yaml(path.read_text())
+            text = regular(path).read_text()
         except (OSError, UnicodeDecodeError):
             raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
+        try:
+            return cls.from_yaml(text)
         except FLError as error:
             raise FLError(f"{path}: {error}") from None
 

@@ -12,7 +12,7 @@ from fl.data.source import Source, reason
 
 FOLDER = "tiny-imagenet-200"
 CLASSES, SIDE = 200, 64
-URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 FILES = ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_annotations.txt")
 
@@ -33,7 +33,7 @@ def load(root: Path, download: bool) -> Dataset:
     Raises:
         FLError: for missing or damaged files; it names them and the address of the archive.
     """
-    origin = f"The data comes from {URL.removeprefix('http://')}"
+    origin = f"The data comes from {URL.removeprefix('https://')}"
     source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
     if missing := source.missing():
         if not download:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 import zoo
 from fl.algorithms.algorithm import Server
 from fl.base.errors import FLError
-from fl.base.files import replacing
+from fl.base.files import regular, replacing
+from fl.runs.checksums import damage, ordered, record
 from surgery import State, SurgeryError, check_same
 from surgery.transfer import host_copies
 from zoo import Spec
@@ -22,25 +24,34 @@ _FORMAT = "2"
 _STATISTICS = "statistics"  # stored beside the parts of the server
 
 
-def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State) -> None:
+def save(
+    folder: Path,
+    server: Server,
+    round: int,
+    spec: Spec,
+    statistics: State,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
     It is one safetensors file with tensors named `part/tensor` and JSON in its header, so that tensors and round always
-    belong together, which two files would not ensure.
+    belong together, which two files would not ensure. The header also has a checksum of every tensor. The same content
+    is the same file, byte for byte.
 
     Args:
         spec: of the model.
         statistics: of the global model's static batch norms, if it has any.
+        settings: those that the run must keep, see `fl.runs.fixed_settings`.
     """
     # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
         raise FLError(f"a server has no part called {_STATISTICS!r}: that is where checkpoints keep static norms'")
     parts = flatten({**server, _STATISTICS: statistics})
     tensors = dict(zip(parts, host_copies(list(parts.values()))))
-    model = dataclasses.asdict(spec)
-    header = {"format": _FORMAT, "state": json.dumps({"round": round, "model": model})}
-    with replacing(folder / FILE) as temporary:
-        temporary.write_bytes(serialise(tensors, metadata=header))  # save_file makes files private to the user
+    state = json.dumps({"round": round, "model": dataclasses.asdict(spec), "settings": dict(settings or {})})
+    header = {"format": _FORMAT, "state": state, "checksums": record(tensors, state)}
+    with replacing(folder / FILE) as temporary, open(temporary, "wb") as file:  # save_file makes private files
+        file.writelines(ordered(serialise(tensors, metadata=header)))
 
 
 def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
@@ -61,10 +72,17 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
             f"{folder / FILE} holds another model: {other[0]} was {header['model'].get(other[0])}, the settings now "
             f"mean {wanted[other[0]]}; start a new run"
         )
+    expected = flatten(like)
     try:
-        check_same(flatten(like), tensors, "this run", "the checkpoint")
+        check_same(expected, tensors, "this run", "the checkpoint")
     except SurgeryError as error:
         raise FLError(f"{folder / FILE} holds another model: {error}") from None
+    for name, tensor in expected.items():
+        if tensors[name].dtype != tensor.dtype:
+            raise FLError(
+                f"{folder / FILE} holds another model: {name} is {tensors[name].dtype} there, and {tensor.dtype} in "
+                "this run; start a new run"
+            )
     server = {
         part: {name: tensors[f"{part}/{name}"].to(value) for name, value in state.items()}
         for part, state in like.items()
@@ -75,6 +93,8 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
 def read_model(folder: Path) -> tuple[Spec, State]:
     """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
     spec, parts = read_parts(folder)
+    if "global" not in parts:
+        raise FLError(f"{folder / FILE} holds no global model: put back a copy of the file, or train again")
     return spec, parts["global"] | parts.get(_STATISTICS, {})
 
 
@@ -85,6 +105,15 @@ def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
         return Spec.from_dict(header["model"]), unflatten(tensors)
     except zoo.ZooError as error:
         raise FLError(f"{folder / FILE} describes no model: {error}") from None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings that a checkpoint remembers; none in those of earlier versions."""
+    try:
+        with safe_open(folder / FILE, framework="pt") as file:
+            return _state(folder / FILE, file.metadata() or {})["settings"]
+    except (SafetensorError, OSError) as error:
+        raise FLError(f"{folder / FILE} cannot be read: {error}") from None
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
@@ -109,14 +138,38 @@ def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
 def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = folder / FILE
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path, most=None), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
         raise FLError(f"{folder} has no {FILE}") from None
     except (SafetensorError, OSError) as error:
         raise FLError(f"{path} cannot be read: {error}") from None
-    if header.get("format") != _FORMAT or "state" not in header:
-        found = header.get("format")
-        raise FLError(f"{path} is no checkpoint of format {_FORMAT} but {found}: another version wrote it; train again")
-    return tensors, json.loads(header["state"])
+    state = _state(path, header)
+    wrong = damage(tensors, header["state"], header["checksums"]) if "checksums" in header else ""
+    if not wrong and not all("/" in name for name in tensors):
+        wrong = "it has tensors that belong to no part of a server"
+    if wrong:
+        raise _damaged(path, wrong)
+    return tensors, state
+
+
+def _state(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
+    """The round, the model and the settings in the header of a file."""
+    if (found := header.get("format")) != _FORMAT:
+        what = f"of format {found}, which another version of this program wrote" if found else "no checkpoint of a run"
+        raise FLError(f"{path} is {what}, and this version reads format {_FORMAT}: train again")
+    try:
+        state = json.loads(header["state"])
+        state = {"settings": {}} | state  # which earlier versions did not write
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(path, "its header does not say which round and model it is of") from None
+    if type(state.get("round")) is not int or state["round"] < 0:
+        raise _damaged(path, f"its header says round {state.get('round')!r}")
+    if not isinstance(state.get("model"), dict) or not isinstance(state["settings"], dict):
+        raise _damaged(path, "its header describes no model")
+    return state
+
+
+def _damaged(path: Path, how: str) -> FLError:
+    return FLError(f"{path} is damaged ({how}): put back a copy of the file, or start a new run under another --name")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl.base.files import replacing
+from fl.base.files import regular, replacing, writing
 from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.runs.evaluate import Scores, held_out
@@ -56,7 +56,7 @@ class ClientTable:
         number, count = rows[-1]["round"], len(self.sizes)
         values = [[row[key] for row in scores[part]] for part in self.parts for key in scores[part][0]]
         table = np.column_stack([np.arange(count), np.full(count, number), self.sizes, *values]).astype(np.float64)
-        with open(self.history, "ab") as file:
+        with writing(self.history), open(self.history, "ab") as file:
             file.write(table.tobytes())
             file.flush()
             os.fsync(file.fileno())  # like metrics.csv, it must not lag behind a checkpoint
@@ -66,7 +66,7 @@ class ClientTable:
     def _read(self) -> np.ndarray:
         """The tables on disk [rounds, clients, columns]; if the last one was cut off, it is dropped."""
         shape = len(self.sizes), len(self.columns)
-        values = np.fromfile(self.history) if self.history.exists() else np.empty(0)
+        values = np.fromfile(regular(self.history, most=None)) if self.history.exists() else np.empty(0)
         whole = len(values) - len(values) % (shape[0] * shape[1])
         return values[:whole].reshape(-1, *shape)
 

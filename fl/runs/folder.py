@@ -1,6 +1,8 @@
-"""Run folders: where they lie, what they hold."""
+"""Run folders: where they lie, what they hold, and which process works in them."""
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -9,16 +11,25 @@ from torch import nn
 from fl import models
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
+from fl.base.files import is_leftover
 from fl.config import Config
-from fl.runs import checkpoint
+from fl.runs import checkpoint, lock, metrics
+from fl.runs.fixed_settings import check_unchanged
 from zoo import Spec
+
+SETTINGS = "config.yaml"
 
 
 def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
-    """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint."""
+    """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint.
+
+    Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings.
+    """
     if not (folder / checkpoint.FILE).exists():
+        _check_none_lost(folder)
         return algorithm.init(), 0
     server, done = checkpoint.restore(folder, algorithm.init(), spec)
+    check_unchanged(checkpoint.read_settings(folder), config, folder)
     if done > config.rounds:
         raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
     return server, done
@@ -41,14 +52,76 @@ def new_folder(config: Config, title: str) -> Path:
     return path
 
 
-def create_folder(folder: Path) -> None:
-    """Make a run folder, which must be new."""
+@contextmanager
+def held(folder: Path, resume: bool) -> Iterator[None]:
+    """Keep a run folder to this process for as long as the block lasts, see `fl.runs.lock`.
+
+    It is made unless a run is resumed; should nothing be in it at the end, as where the settings were refused, it is
+    deleted again.
+
+    Raises FLError for a folder that another process works in, cannot be made, or (not resuming) has something in it. An
+    empty one is taken: that is what a process leaves that was killed before it had written its settings.
+    """
+    if resume:
+        if not folder.is_dir():
+            raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
+        with lock.locked(folder):
+            yield
+        return
+    made = _make(folder)
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}") from None
+        with lock.locked(folder):
+            check_unused(folder)
+            yield
+    finally:
+        for one in made:
+            with suppress(OSError):  # it has something in it
+                one.rmdir()
+
+
+def check_unused(folder: Path) -> None:
+    """Raise FLError if there is such a folder, and something in it."""
+    if is_unused(folder):
+        return
+    if (folder / SETTINGS).exists() or (folder / "sweep.yaml").exists():
+        raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}")
+    raise FLError(
+        f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
+        "--name, or move away what is in it"
+    )
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether there is no such folder, or an empty one."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(one.name == lock.FILE or is_leftover(one.name) for one in folder.iterdir())
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder; returns those that there were not, the innermost first."""
+    try:
+        check_unused(folder)
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except FLError:
+        raise
     except (OSError, ValueError) as error:
         raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
+    return made
+
+
+def _check_none_lost(folder: Path) -> None:
+    """Raise FLError if a folder without a checkpoint must have had one: rounds run again from the start only where too
+    few were done for the first.
+    """
+    table = folder / metrics.FILE
+    done = len(metrics.read(table)) if table.exists() else 0
+    if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
+        raise FLError(
+            f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
+            "under another --name"
+        )
 
 
 def load_model(folder: str | Path) -> nn.Module:

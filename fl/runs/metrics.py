@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fl.base.errors import FLError
+from fl.base.files import regular, writing
 from fl.base.tables import write_csv
 from fl.runs.columns import columns
 
+FILE = "metrics.csv"
 Row = dict[str, float]
 
 
@@ -25,7 +27,8 @@ class Metrics:
 
     def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
         self.path = path
-        self.rows = [row for row in read(path) if row["round"] <= keep] if path.exists() else []
+        # Later rounds may be there twice, where two processes of an earlier version, which had no lock, wrote them.
+        self.rows = [row for row in _rows(path) if row["round"] <= keep] if path.exists() else []
         if [row["round"] for row in self.rows] != list(range(1, keep + 1)):
             raise FLError(f"{path} does not hold rounds 1 to {keep}, which the checkpoint has done: put the table back")
         if wanted is not None:
@@ -33,15 +36,17 @@ class Metrics:
             self.rows = [
                 {k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in self.rows
             ]
-        self.columns = list(columns())
+        self.kinds = {name: column.kind for name, column in columns().items()}
+        self.columns = list(self.kinds)
         self._check({name for row in self.rows for name in row})
         write_csv(path, self.columns, ([row.get(name, "") for name in self.columns] for row in self.rows))
 
     def add(self, row: Row) -> None:
         """Append the row of a round. Raises FLError for a metric without a column."""
         self._check(row)
+        row = {name: kind(row[name]) for name, kind in self.kinds.items() if name in row}  # as it will be read back
         self.rows.append(row)
-        with open(self.path, "a", newline="") as file:
+        with writing(self.path), open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
             file.flush()
             os.fsync(file.fileno())  # the table must not lag behind a checkpoint that is safely on disk
@@ -73,17 +78,37 @@ def selected(rows: Sequence[Row]) -> Row:
 def read(path: Path) -> list[Row]:
     """The rows of a metrics.csv, as numbers; blanks are left out, and so is a last line that was cut off.
 
-    Raises FLError for any other file.
+    Raises FLError for any other file, and for rounds that are there twice or in another order.
     """
+    rows = _rows(path)
+    for number, row in enumerate(rows):
+        if number and row["round"] <= rows[number - 1]["round"]:
+            twice = any(row["round"] == other["round"] for other in rows[:number])
+            raise FLError(
+                f"{path} has round {row['round']} {'twice' if twice else 'out of order'}, as if two processes had "
+                "written it, so its numbers are not those of one run: train again"
+            )
+    return rows
+
+
+def _rows(path: Path) -> list[Row]:
     try:
-        with open(path, newline="") as file:
-            table = csv.DictReader(file)
-            if table.fieldnames and "round" not in table.fieldnames:
-                raise ValueError
-            lines = [row for row in table if None not in row.values()]
-        rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
+        lines = regular(path).read_bytes().decode().splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            del lines[-1]  # cut off, perhaps within a number
+        table = csv.DictReader(lines)
+        if table.fieldnames and "round" not in table.fieldnames:
+            raise ValueError
+        texts = [row for row in table if None not in row.values()]
+        rows = [{key: float(value) for key, value in row.items() if value} for row in texts]
         kinds = {name: column.kind for name, column in columns().items()}
+        if any(row["round"] < 1 or row["round"] % 1 for row in rows):
+            raise ValueError
         # Columns of methods that are not here any more are floats.
         return [{key: kinds.get(key, float)(value) for key, value in row.items()} for row in rows]
-    except (KeyError, ValueError, TypeError, csv.Error):
+    except FLError:
+        raise
+    except OSError as error:
+        raise FLError(f"{path} cannot be read: {error.strerror}") from None
+    except (KeyError, ValueError, TypeError, OverflowError, csv.Error):
         raise FLError(f"{path} cannot be read: it is not a table of rounds") from None

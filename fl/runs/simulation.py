@@ -7,15 +7,16 @@ from pathlib import Path
 
 from fl import data
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.base.files import write_json
+from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
 from fl.partition import KINDS
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.runs.client_scores import ClientTable
-from fl.runs.folder import begin, create_folder
-from fl.runs.metrics import Metrics, Row
+from fl.runs.fixed_settings import fixed
+from fl.runs.folder import SETTINGS, begin
+from fl.runs.metrics import FILE, Metrics, Row
 from fl.runs.summary import summarise
 
 _log = logging.getLogger("fl")
@@ -47,18 +48,21 @@ class Simulation:
     def begin(cls, config: Config, folder: Path, resume: bool, dataset: data.Dataset | None = None) -> "Simulation":
         """From the settings, and where it is resumed from the checkpoint in its folder.
 
-        Raises FLError for a folder that exists already, or, resuming, holds no run of this model and method.
+        Args:
+            folder: there already, and `fl.runs.folder.held`.
+
+        Raises FLError, where it is resumed, for a folder that holds no run of this model and method.
         """
         dataset = dataset or config.load()
         fed, algorithm = build(config, dataset)
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
         if not resume:
-            create_folder(folder)
+            write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
         used, known = fed.clients.total, len(dataset.y)
         if used < known and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done)
-        run.metrics = Metrics(folder / "metrics.csv", keep=done, wanted=lambda row: run.due(row["round"]))
+        run.metrics = Metrics(folder / FILE, keep=done, wanted=lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, run.metrics.rows)
         return run
 
@@ -83,7 +87,7 @@ class Simulation:
             statistics: whether with those of the global model's static batch norms, which may have to be collected.
         """
         collected = self.fed.statistics(self.server["global"]) if statistics else {}
-        checkpoint.save(self.folder, self.server, self.done, self.fed.spec, collected)
+        checkpoint.save(self.folder, self.server, self.done, self.fed.spec, collected, fixed(self.config))
         self.saved = self.done
 
     def close(self) -> dict:

@@ -1,7 +1,9 @@
 """The results of a run at a glance."""
 
+import math
 import platform
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +12,9 @@ from fl.algorithms import is_mixed
 from fl.config import Config
 from fl.runs.assembly import pick_device
 from fl.runs.columns import columns
-from fl.runs.metrics import Metrics, selected
+from fl.runs.metrics import Metrics, Row, selected
+
+_LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
 def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
@@ -31,11 +35,26 @@ def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
         "device": str(pick_device(config.device)),
         "torch": torch.__version__,
         "python": platform.python_version(),
-    }
+    } | ({"failed": lost} if (lost := failure(metrics.rows)) else {})
+
+
+def failure(rows: Sequence[Row]) -> str:
+    """Why training has failed, though its rounds were done: a loss that is not finite at the end. "" where it has not.
+
+    >>> failure([{"round": 1, "train_loss": 2.0, "loss": float("nan")}, {"round": 2, "train_loss": 1.0}])
+    'the loss is nan in round 1'
+    >>> failure([{"round": 1, "loss": float("inf")}, {"round": 2, "loss": 1.0}])
+    ''
+    """
+    for name in _LOSSES:
+        measured = [row for row in rows if name in row]
+        if measured and not math.isfinite(value := measured[-1][name]):
+            return f"the {name.replace('_', ' ')} is {value} in round {measured[-1]['round']}"
+    return ""
 
 
 def describe(summary: dict) -> str:
-    """The results of a run in two lines, or in three if clients have test data of their own."""
+    """The results of a run in two lines, a third one if clients have test data of their own, and one if it failed."""
     known = columns()
     final, best, chosen = (
         {name: known[name].text(value) for name, value in summary[part].items() if name in known}
@@ -51,6 +70,8 @@ def describe(summary: dict) -> str:
     if chosen:
         which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
         own = f"\nclients' own test data in round {chosen['round']}{which}: {_own(chosen)} (± over clients)"
+    if "failed" in summary:
+        own += f"\ntraining has failed: {summary['failed']}; start a new run with a smaller --lr, or a --clip such as 1"
     return (
         f"{head} test accuracy {final['accuracy']} in round {final['round']}, best {best['accuracy']} in round "
         f"{best['round']}; loss {final['loss']}, {other}{own}\n{summary['seconds']:.0f} s of training"

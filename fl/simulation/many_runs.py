@@ -4,7 +4,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fl import data
@@ -12,7 +12,7 @@ from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
 from fl.runs.assembly import build
-from fl.runs.folder import begin, create_folder
+from fl.runs.folder import begin, held, is_unused
 from fl.simulation.one_run import simulate
 
 _log = logging.getLogger("fl")
@@ -24,17 +24,44 @@ def resumable(folder: Path, module: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if folder.exists():
+        if not is_unused(folder):
             where = shlex.quote(str(folder))
             print(f"\nstopped; results so far are in {where}\ncontinue with:  python -m {module} --resume {where}")
         raise
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How several runs have ended.
+
+    Attributes:
+        done: the folders of those that did all their rounds.
+        failed: why training failed: of runs that diverged, which are not among `done`, and of those that ended with a
+            loss that is not finite, which are.
+    """
+
+    done: list[Path] = field(default_factory=list)
+    failed: dict[Path, str] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """The runs that failed, a line for each.
+
+        >>> print(Ended([], {Path("a"): "the loss is nan in round 4"}).describe())
+        <BLANKLINE>
+        training has failed in 1 of the runs:
+        a: the loss is nan in round 4
+        """
+        if not self.failed:
+            return ""
+        lines = [f"{path}: {why}" for path, why in self.failed.items()]
+        return "\n".join([f"\ntraining has failed in {len(lines)} of the runs:", *lines])
+
+
 def train_all(
     runs: Mapping[Path, Config], settings: Path, text: str, resume: bool, load: Callable[[Config], data.Dataset]
-) -> list[Path]:
-    """Carry out several runs, each in its folder. Finished runs are kept, interrupted ones are resumed; a run that
-    diverges is logged and left out.
+) -> Ended:
+    """Carry out several runs, each in its folder. Finished runs are kept, interrupted ones are resumed; after a run
+    whose training fails the others go on.
 
     Args:
         runs: the settings (with one method and one seed) of the run in each folder.
@@ -42,28 +69,26 @@ def train_all(
         text: the content of that file.
         load: loads the data set of a run.
 
-    Returns:
-        The folders of the runs that finished.
-
     Raises:
         FLError: as `simulate` does, and if all runs diverge.
     """
-    if not resume and settings.parent.exists():
-        create_folder(settings.parent)  # which raises the error
-    for path, one in runs.items():  # an error in the last of them must come before the first trains
-        dataset = load(one)
-        fed, algorithm = build(one, dataset)
-        begin(one, path, algorithm, fed.spec)
-    if not resume:
-        create_folder(settings.parent)
-    write_text(settings, text)
-    done = []
-    for path, one in runs.items():
-        try:
-            simulate(replace(one, out=str(path.parent), name=path.name), path, resume=path.exists(), dataset=load(one))
-            done.append(path)
-        except Diverged as error:
-            if path == [*runs][-1] and not done:
-                raise
-            _log.warning("warning: %s is left out: %s", path, error)
-    return done
+    ended = Ended()
+    with held(settings.parent, resume):
+        for path, one in runs.items():  # an error in the last of them must come before the first trains
+            dataset = load(one)
+            fed, algorithm = build(one, dataset)
+            begin(one, path, algorithm, fed.spec)
+        write_text(settings, text)
+        for path, one in runs.items():
+            try:
+                there, placed = path.exists(), replace(one, out=str(path.parent), name=path.name)
+                summary = simulate(placed, path, resume=there, dataset=load(one))
+                ended.done.append(path)
+                if "failed" in summary:
+                    ended.failed[path] = summary["failed"]
+            except Diverged as error:
+                if path == [*runs][-1] and not ended.done:
+                    raise
+                _log.warning("warning: %s is left out: %s", path, error)
+                ended.failed[path] = str(error)
+    return ended

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from fl import data
+from fl.base.errors import FLError, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
+from fl.runs.folder import SETTINGS, held
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
 from fl.simulation.rounds import rounds
@@ -25,22 +27,28 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
 
     Args:
         config: with one algorithm and one seed.
-        folder: must be new, unless the run in it is resumed.
+        folder: must be new or empty, unless the run in it is resumed.
         dataset: spares loading it again when several runs share it.
 
     Raises:
-        FLError: if the folder exists already (or, resuming, holds no run of this model and method), or training
-            diverges.
+        FLError: if the folder has something in it (or, resuming, holds no run of this model and method), another
+            process works in it, it cannot be written to, or training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
-    run = Simulation.begin(config, folder, resume, dataset)
-    leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
-    write_text(folder / "config.yaml", config.to_yaml())
     try:
-        for number in rounds(run):
-            if number % config.checkpoint_every == 0:
-                run.save()
-    finally:
-        summary = run.close()
-        leave("end", run)
-    return summary
+        with held(folder, resume):
+            run = Simulation.begin(config, folder, resume, dataset)
+            leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
+            write_text(folder / SETTINGS, config.to_yaml())
+            try:
+                for number in rounds(run):
+                    if number % config.checkpoint_every == 0:
+                        run.save()
+            finally:
+                summary = run.close()
+                leave("end", run)
+            return summary
+    except Unwritable as error:
+        if not (folder / SETTINGS).exists():
+            raise
+        raise FLError(f"{error}; then go on with --resume {folder}, which loses no round of its checkpoint") from None

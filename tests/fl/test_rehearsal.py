@@ -66,7 +66,8 @@ def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
     tiny = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
     config, _ = parse([*tiny, "--algorithm", name, "--backend", backend, *OF_METHOD.get(name, []), *flags])
     config = dataclasses.replace(config, rounds=rounds)
-    played = play(Simulation.begin(config, folder / f"{name}-{backend}", resume=False))
+    (place := folder / f"{name}-{backend}").mkdir()
+    played = play(Simulation.begin(config, place, resume=False))
     history = []
     for _ in range(rounds):
         with gpu.watch() as seen:

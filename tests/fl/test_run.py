@@ -373,7 +373,7 @@ def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
 
 
 def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
-    folder = run(tmp_path, "--lr", "1e30", code=2)
+    folder = run(tmp_path, "--lr", "1e30", code=1)
     error = capsys.readouterr().err
     assert "training diverged" in error
     assert "smaller --lr" in error
@@ -432,7 +432,7 @@ def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
         (whole.splitlines()[0], "does not hold rounds 1 to 4"),
         (b"\xff\xfe,\n1", "not a table of rounds"),
         (b"step,foo\n1,2", "not a table of rounds"),
-        (b"round,foo\n1,2\n2,2\n3,2\n4,2", "no column 'foo'"),
+        (b"round,foo\n1,2\n2,2\n3,2\n4,2\n", "no column 'foo'"),
     ):
         path.write_bytes(content)
         assert cli.main(["--resume", str(folder)]) == 2

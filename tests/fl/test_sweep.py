@@ -319,15 +319,16 @@ def test_help_names_the_option_first(capsys):
 
 
 def test_a_value_that_diverges_is_left_out_and_the_others_go_on(tmp_path, caplog, capsys):
-    folder = swept(tmp_path, "lr", "0.02,1e20,0.05", "--algorithm", "fedavg")
+    folder = swept(tmp_path, "lr", "0.02,1e20,0.05", "--algorithm", "fedavg", code=1)
     assert "lr=1e%2B20" in caplog.text or "lr=1e20" in caplog.text
     assert "is left out: training diverged" in caplog.text
     with open(folder / "sweep.csv", newline="") as file:
         assert [row["lr"] for row in csv.DictReader(file)] == ["0.02", "0.05"]
     assert (folder / "values.png").exists()
     assert (folder / "curves.png").exists()
-    capsys.readouterr()
-    assert swept(tmp_path, "lr", "1e20,1e21", "--algorithm", "fedavg", name="all", code=2)
+    said = capsys.readouterr().out.split("training has failed in 1 of the runs:\n")[1]
+    assert "fedavg-seed0: training diverged: in round 1 loss or weights of every client" in said
+    assert swept(tmp_path, "lr", "1e20,1e21", "--algorithm", "fedavg", name="all", code=1)
     assert "error: training diverged" in capsys.readouterr().err
 
 

@@ -129,7 +129,7 @@ def test_first_blocks_are_compared_where_they_fit():
     assert not one.layers["conv1.weight"].isnan().any()
     assert list(two.layers) == ["conv2.weight"]  # conv1 of the first block has other channels, and shortcut is alone
     assert two.mean() == two.matrix[0, 1] == two.layers["conv2.weight"][0, 1]
-    with pytest.raises(SurgeryError, match="deeper model, or first=True"):
+    with pytest.raises(SurgeryError, match=r"deeper model, or compare the first blocks as well \(`first`\)"):
         block_similarity(net)
 
 

@@ -196,3 +196,12 @@ def test_what_has_a_type_is_the_same_from_yaml(kind, data):
     assert fits(kind, value)
     assert said(kind)
     assert from_yaml(kind, list(value) if is_tuple(kind) else value) == value
+
+
+@pytest.mark.parametrize("given", ["1,,2", "1,2,", ",1"])
+def test_a_list_with_an_empty_item_is_refused(given, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(["--seeds", given])
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"--seeds: '{given}' has an empty item" in said

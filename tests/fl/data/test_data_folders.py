@@ -157,6 +157,7 @@ def test_tiny_imagenet_numbers_sorted_wnids(tiny):
 def test_missing_tiny_imagenet_tells_files_and_address(tmp_path):
     message = complaint("tiny-imagenet", tmp_path)
     assert "cs231n.stanford.edu/tiny-imagenet-200.zip" in message
+    assert data.tiny_imagenet.URL.startswith("https://")
     for file in ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_annotations.txt"):
         assert f"tiny-imagenet-200/{file}" in message
 

@@ -150,15 +150,18 @@ def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(tmp_path, monke
     assert cli.main([*TINY, "--rounds", "1", "--out", str(tmp_path), "--name", "a"]) == 0
     before = (folder / "checkpoint.safetensors").read_bytes()
 
-    def full(path, data):
-        with open(path, "wb") as file:
-            file.write(data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def full(data):
+        yield data[: len(data) // 2]
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.write_bytes", full)
+        patch.setattr("fl.runs.checkpoint.ordered", full)
         assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (
+        "checkpoint.safetensors cannot be written (No space left on device): make room on that disk; then go" in error
+    )
+    assert f"go on with --resume {folder}" in error
     assert (folder / "checkpoint.safetensors").read_bytes() == before
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0

@@ -1,0 +1,47 @@
+"""The settings that a run keeps from its first round to its last, as its checkpoint remembers them."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl.algorithms import ALGORITHMS
+from fl.base.checks import role
+from fl.base.errors import FLError
+from fl.base.flags import written
+from fl.config import Config
+from fl.config.yaml_settings import flat
+
+
+def fixed(config: Config) -> dict[str, Any]:
+    """The settings, by flag, that a resumed run must not change, as plain values. The number of rounds is one of them
+    where the learning rate, or who joins and leaves, depends on it.
+
+    >>> settings = fixed(Config(lr=0.5))
+    >>> settings["lr"], "rounds" in settings, "fedmr.fraction" in settings, "fedprox.mu" in settings
+    (0.5, False, True, False)
+    >>> fixed(Config(lr_schedule="cosine"))["rounds"]
+    40
+    """
+    free = {field.name for field in fields(config) if role(field).resumable} | {"out", "name"}
+    if config.lr_schedule != "constant" or config.joining or config.leaving:
+        free.discard("rounds")
+    free |= set(ALGORITHMS) - set(config.algorithm)
+    values = yaml.safe_load(config.to_yaml())
+    return flat({name: value for name, value in values.items() if name not in free})
+
+
+def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> None:
+    """Raise FLError for a setting that is not what it was when the checkpoint was written.
+
+    Settings that only one of two versions of this package has are not compared.
+    """
+    for flag, value in fixed(config).items():
+        if flag in before and before[flag] != value:
+            was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before[flag], value))
+            raise FLError(
+                f"{folder} was trained with --{flag} {was}, and now it is {now}: put {was} back into "
+                f"{folder / 'config.yaml'}, or start a new run"
+            )

@@ -1,0 +1,174 @@
+"""Files of a run that were damaged, edited or lost: a line each, and nothing is overwritten."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import fl
+from fl import compare
+from fl.config import Config
+from fl.runs import checkpoint
+from fl.simulation import simulate
+
+CONFIG = Config(
+    algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
+    models_every=0, backend="loop",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data():
+    return CONFIG.load()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    simulate(CONFIG, folder, dataset=data)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, trained):
+    """A copy of a run to spoil."""
+    return shutil.copytree(trained, tmp_path / "a")
+
+
+def refused(folder, data, match, config=CONFIG):
+    """Resuming is a line, and changes nothing."""
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.is_symlink()}
+    with pytest.raises(fl.FLError, match=match) as error:
+        simulate(config, folder, resume=True, dataset=data)
+    assert "\n" not in str(error.value)
+    assert str(folder) in str(error.value)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not [path for path in folder.iterdir() if path.is_file() and not path.is_symlink() and path not in before]
+
+
+def rewritten(path, **changes):
+    """The checkpoint with other metadata (None: without) and without its checksums."""
+    with safe_open(path, framework="pt") as file:
+        tensors, header = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    header = {key: value for key, value in (header | {"checksums": None} | changes).items() if value is not None}
+    save_file(tensors, path, metadata=header)
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        ("not json", "does not say which round and model"),
+        ("[]", "does not say which round and model"),
+        ("{}", "says round None"),
+        (None, "does not say which round and model"),
+        ('{"round": -1, "model": {}}', "says round -1"),
+        ('{"round": true, "model": {}}', "says round True"),
+        ('{"round": 1.5, "model": {}}', r"says round 1\.5"),
+        ('{"round": 1, "model": null}', "describes no model"),
+        ('{"round": 1, "model": {}, "settings": 3}', "describes no model"),
+    ],
+)
+def test_forged_headers(folder, data, state, match):
+    rewritten(folder / checkpoint.FILE, state=state)
+    refused(folder, data, rf"checkpoint\.safetensors is damaged \(its header {match}")
+    with pytest.raises(fl.FLError, match="is damaged"):
+        fl.load_model(folder)
+
+
+def test_other_formats_are_named(folder, data):
+    for given, match in (("3", "is of format 3, which another version"), (None, "is no checkpoint of a run, and")):
+        rewritten(folder / checkpoint.FILE, format=given)
+        refused(folder, data, match)
+
+
+def test_a_checkpoint_without_checksums_and_settings_goes_on(folder, data):
+    """As versions before wrote them."""
+    whole, path = (folder / checkpoint.FILE).read_bytes(), folder / checkpoint.FILE
+    with safe_open(path, framework="pt") as file:
+        state = json.loads(file.metadata()["state"])
+    assert state.pop("settings")["lr"] == CONFIG.lr
+    rewritten(path, state=json.dumps(state))
+    assert simulate(CONFIG, folder, resume=True, dataset=data)["rounds"] == 1
+    server = checkpoint.read_parts(folder)[1]
+    checkpoint.save(folder, server, 1, checkpoint.read_parts(folder)[0], {}, {})
+    assert len(path.read_bytes()) < len(whole)  # as it has no settings
+
+
+def test_flipped_bits(folder, data):
+    path = folder / checkpoint.FILE
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    for place, match in (
+        (len(whole) - 3, r"is damaged \(the tensor 'global/.*' is not as it was written\)"),
+        (8 + whole[8:].index(b'round\\": 1') + 9, "is damaged"),
+        (8 + whole[8:].index(b"checksums") + 20, "is damaged|cannot be read"),
+    ):
+        assert place != size
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        refused(folder, data, match)
+    path.write_bytes(whole)
+    simulate(CONFIG, folder, resume=True, dataset=data)
+    assert path.read_bytes() == whole
+
+
+def test_other_dtypes(folder, data):
+    spec, server = checkpoint.read_parts(folder)
+    server = {part: {name: tensor.double() for name, tensor in state.items()} for part, state in server.items()}
+    checkpoint.save(folder, server, 1, spec, {})
+    refused(folder, data, r"is torch\.float64 there, and torch\.float32 in this run")
+
+
+def test_what_is_no_file_of_a_run(folder, data):
+    path = folder / checkpoint.FILE
+    save_file({"a": torch.zeros(1)}, path, metadata={"format": "2", "state": '{"round": 1, "model": {}}'})
+    refused(folder, data, "tensors that belong to no part")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused(folder, data, "no regular file")
+
+
+def test_settings_that_were_edited_by_hand_are_named(folder, data):
+    text = (folder / "config.yaml").read_text().replace("lr: 0.02", "lr: 0.5")
+    (folder / "config.yaml").write_text(text)
+    refused(folder, data, r"was trained with --lr 0\.02, and now it is 0\.5: put 0\.02 back", Config.read(folder))
+    more = Config.from_yaml(text.replace("lr: 0.5", "lr: 0.02").replace("rounds: 1", "rounds: 2"))
+    assert simulate(more, folder, resume=True, dataset=data)["rounds"] == 2
+
+
+def test_a_checkpoint_that_is_gone(folder, data):
+    (folder / checkpoint.FILE).unlink()
+    refused(folder, data, r"checkpoint\.safetensors is gone, though 1 rounds were done: put it back")
+
+
+def test_tables_with_repeated_rounds_and_without_an_end(folder, data, capsys):
+    path = folder / "metrics.csv"
+    whole = path.read_bytes()
+    head, row = whole.splitlines(keepends=True)
+
+    def compared(match):
+        assert compare.main([str(folder), "--out", str(folder.parent / "f.png")]) == 2
+        error = capsys.readouterr().err
+        assert match in error
+        assert error.count("\n") == 1
+
+    path.write_bytes(head + row + row)
+    compared("metrics.csv has round 1 twice, as if two processes had written it")
+    path.write_bytes(head + b"3" + row[1:] + row)
+    compared("has round 1 out of order")
+    path.write_bytes(head + b"-1" + row[1:])
+    compared("not a table of rounds")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    compared("metrics.csv is no regular file")
+    refused(folder, data, "no regular file")
+    path.unlink()
+    path.write_bytes(whole)
+    with open(path, "ab") as file:
+        file.truncate(2**29)
+    compared("has 536,870,912 bytes, more than a file of a run ever has")
+    (folder / "config.yaml").unlink()
+    (folder / "config.yaml").symlink_to("/dev/zero")
+    compared("config.yaml is no regular file")

@@ -1,0 +1,113 @@
+"""One process at a time works in a run folder, and what a killed one leaves can be used again."""
+
+import os
+import signal
+
+import pytest
+
+from fl import FLError
+from fl.base.files import replacing, write_text
+from fl.runs import lock
+from fl.runs.folder import held
+
+
+def test_a_folder_that_another_works_in_is_refused_by_name(tmp_path):
+    folder = tmp_path / "a"
+    with held(folder, resume=False):
+        write_text(folder / "config.yaml", "")
+        for resume in (True, False):
+            match = f"a is in use by process {os.getpid()} on" if resume else "exists already"
+            with pytest.raises(FLError, match=match), held(folder, resume):
+                raise AssertionError("two in one folder")
+        assert (folder / lock.FILE).exists()
+    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+    with held(folder, resume=True):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    ready, tell = os.pipe()
+    if not (process := os.fork()):
+        with held(tmp_path / "a", resume=False):
+            (tmp_path / "a" / ".metrics.csv.12.tmp").write_text("half a")
+            os.write(tell, b"x")
+            signal.pause()
+        os._exit(0)
+    os.read(ready, 1)
+    with pytest.raises(FLError, match=f"in use by process {process} on"), held(tmp_path / "a", resume=False):
+        pass
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    assert (tmp_path / "a" / lock.FILE).exists()
+    with held(tmp_path / "a", resume=False):  # killed before its settings: as good as new
+        assert [path.name for path in (tmp_path / "a").iterdir()] == [lock.FILE]
+    os.close(ready)
+    os.close(tell)
+
+
+def test_a_lock_file_that_its_owner_deletes_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    """Its owner ends between our opening of the file and our locking of it: the file is not in the folder any more."""
+    flock, path = lock.fcntl.flock, tmp_path / lock.FILE
+
+    def late(handle, how):
+        if not taken:
+            path.unlink()
+        taken.append(handle)
+        flock(handle, how)
+
+    taken = []
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with lock.locked(tmp_path):
+        assert len(taken) == 2
+        with pytest.raises(FLError, match="in use"), lock.locked(tmp_path):
+            pass
+
+
+def test_settings_that_are_refused_leave_no_folder_and_an_empty_one_stays(tmp_path):
+    for folder in (tmp_path / "new" / "a", tmp_path / "mine"):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        with pytest.raises(FLError, match="no such split"), held(folder, resume=False):
+            raise FLError("no such split")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_folders_with_something_in_them_are_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("mine")
+    match = "other exists already and holds no run that could be resumed"
+    with pytest.raises(FLError, match=match), held(tmp_path / "other", resume=False):
+        pass
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes"]
+    with pytest.raises(FLError, match="is not a run folder"), held(tmp_path / "none", resume=True):
+        pass
+
+
+def test_file_systems_without_locks_and_without_writing_say_so(tmp_path, monkeypatch, caplog):
+    def refuse(error):
+        def call(*_):
+            raise error
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.fcntl, "flock", refuse(OSError(37, "No locks available")))
+        with held(tmp_path, resume=True):
+            assert "cannot be locked (No locks available): make sure that no other process" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse(OSError(30, "Read-only file system")))
+        match = r"\.lock cannot be written \(Read-only file system\): .*work on a copy"
+        with pytest.raises(FLError, match=match), held(tmp_path, resume=True):
+            pass
+
+
+def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path, monkeypatch):
+    write_text(tmp_path / "a", "old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    match = r"a cannot be written \(No space left on device\): make room on that disk"
+    with pytest.raises(FLError, match=match), replacing(tmp_path / "a") as temporary:
+        temporary.write_text("new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
