@@ -84,6 +84,9 @@ class Fields(DataSettings):
     """norm layers; default is the model's own choice"""
     dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """rate of dropout [the model's own]"""
+    init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
+    """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
+    those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
     participants: Annotated[int | float, count_or_share()] = 5

@@ -10,6 +10,7 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json
 from fl.config import Config
 from fl.federation import Federation
+from fl.models.init import Start
 from fl.partition import KINDS
 from fl.runs import checkpoint
 from fl.runs.assembly import build
@@ -50,7 +51,7 @@ class Simulation:
         Raises FLError for a folder that exists already, or, resuming, holds no run of this model and method.
         """
         dataset = dataset or config.load()
-        fed, algorithm = build(config, dataset)
+        fed, algorithm = build(config, dataset, Start.kept(folder) if resume else None)
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
         if not resume:
             create_folder(folder)
@@ -92,6 +93,6 @@ class Simulation:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        summary = summarise(self.config, self.metrics, self.done)
+        summary = summarise(self.config, self.metrics, self.done, self.fed.start)
         write_json(self.folder / "summary.json", summary)
         return summary

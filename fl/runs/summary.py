@@ -8,13 +8,14 @@ import torch
 
 from fl.algorithms import is_mixed
 from fl.config import Config
+from fl.models.init import Start
 from fl.runs.assembly import pick_device
 from fl.runs.columns import columns
 from fl.runs.metrics import Metrics, selected
 
 
-def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
-    """What summary.json says of a run: its settings in brief, its results and where it ran."""
+def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None) -> dict:
+    """What summary.json says of a run: its settings in brief, its results, what it began from and where it ran."""
     evaluated = [row for row in metrics.rows if "accuracy" in row]
     chosen = selected(metrics.rows)
     local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
@@ -27,6 +28,7 @@ def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
         "final": evaluated[-1] if evaluated else {},
         "best": {key: best[key] for key in ("round", "accuracy") if key in best},
         "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
+        **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
         "seconds": sum(row["seconds"] for row in metrics.rows),
         "device": str(pick_device(config.device)),
         "torch": torch.__version__,

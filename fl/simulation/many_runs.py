@@ -11,6 +11,7 @@ from fl import data
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
+from fl.models.init import Start
 from fl.runs.assembly import build
 from fl.runs.folder import begin, create_folder
 from fl.simulation.one_run import simulate
@@ -52,7 +53,7 @@ def train_all(
         create_folder(settings.parent)  # which raises the error
     for path, one in runs.items():  # an error in the last of them must come before the first trains
         dataset = load(one)
-        fed, algorithm = build(one, dataset)
+        fed, algorithm = build(one, dataset, Start.kept(path))
         begin(one, path, algorithm, fed.spec)
     if not resume:
         create_folder(settings.parent)
