@@ -173,15 +173,19 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
     if ":" in spec.name or 2 * len(own.keys() & given.keys()) >= len(own):
         return given
     given = in_order(given, spec.name)
-    shapes = [tuple(tensor.shape) for name, tensor in given.items() if tensor.ndim]
-    images = next((shape for shape in shapes if len(shape) == 4), (0, spec.in_channels))
-    more = {"num_classes": shapes[-1][0], "in_channels": images[1]} if shapes and spec.tokens is None else {}
-    more |= {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
-    try:
-        model = zoo.load(replace(spec, **more).build(device="meta"), given)
-    except zoo.ZooError as error:
-        raise _Misfit(str(error), float("inf")) from None
-    return {name: tensor for name, tensor in model.state_dict().items() if name in own}
+    plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
+    channels = [tensor.shape[1] for tensor in given.values() if tensor.ndim == 4] or [spec.in_channels]
+    classes = [len(tensor) for tensor in given.values() if tensor.ndim == 2]  # of linear layers, one the classifier
+    if spec.tokens is None:
+        plain["in_channels"] = channels[0]
+    errors = []
+    for number in dict.fromkeys([*reversed(classes), spec.num_classes] if spec.tokens is None else [spec.num_classes]):
+        try:
+            model = zoo.load(replace(spec, **plain, num_classes=number).build(device="meta"), given)
+            return {name: tensor for name, tensor in model.state_dict().items() if name in own}
+        except zoo.ZooError as error:
+            errors.append(error)
+    raise _Misfit(str(errors[0]), float("inf")) from None
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:

@@ -22,7 +22,7 @@ _FORMAT = "2"
 _STATISTICS = "statistics"  # stored beside the parts of the server
 
 
-def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State) -> None:
+def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State, file: str = FILE) -> None:
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
     It is one safetensors file with tensors named `part/tensor` and JSON in its header, so that tensors and round always
@@ -31,6 +31,7 @@ def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State
     Args:
         spec: of the model.
         statistics: of the global model's static batch norms, if it has any.
+        file: its name in the folder.
     """
     # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
@@ -39,7 +40,7 @@ def save(folder: Path, server: Server, round: int, spec: Spec, statistics: State
     tensors = dict(zip(parts, host_copies(list(parts.values()))))
     model = dataclasses.asdict(spec)
     header = {"format": _FORMAT, "state": json.dumps({"round": round, "model": model})}
-    with replacing(folder / FILE) as temporary:
+    with replacing(folder / file) as temporary:
         temporary.write_bytes(serialise(tensors, metadata=header))  # save_file makes files private to the user
 
 
@@ -72,19 +73,19 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     return server, header["round"]
 
 
-def read_model(folder: Path) -> tuple[Spec, State]:
+def read_model(folder: Path, file: str = FILE) -> tuple[Spec, State]:
     """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
-    spec, parts = read_parts(folder)
+    spec, parts = read_parts(folder, file)
     return spec, parts["global"] | parts.get(_STATISTICS, {})
 
 
-def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
+def read_parts(folder: Path, file: str = FILE) -> tuple[Spec, dict[str, State]]:
     """(spec of the model, everything the server kept, by part) of a run folder."""
-    tensors, header = _read(folder)
+    tensors, header = _read(folder, file)
     try:
         return Spec.from_dict(header["model"]), unflatten(tensors)
     except zoo.ZooError as error:
-        raise FLError(f"{folder / FILE} describes no model: {error}") from None
+        raise FLError(f"{folder / file} describes no model: {error}") from None
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
@@ -106,14 +107,14 @@ def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
     return parts
 
 
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    path = folder / FILE
+def _read(folder: Path, file: str = FILE) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path = folder / file
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+        with safe_open(path, framework="pt") as opened:
+            header = opened.metadata() or {}
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
-        raise FLError(f"{folder} has no {FILE}") from None
+        raise FLError(f"{folder} has no {file}") from None
     except (SafetensorError, OSError) as error:
         raise FLError(f"{path} cannot be read: {error}") from None
     if header.get("format") != _FORMAT or "state" not in header:

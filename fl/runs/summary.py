@@ -11,7 +11,8 @@ from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import pick_device
 from fl.runs.columns import columns
-from fl.runs.metrics import Metrics, selected
+from fl.runs.metrics import Metrics, evaluations_since_best, selected
+from fl.runs.metrics import best as judged_best
 
 
 def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None) -> dict:
@@ -20,11 +21,13 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
     chosen = selected(metrics.rows)
     local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
     best = max(evaluated, key=lambda row: row["accuracy"], default={})
+    early = rounds < config.rounds and 0 < config.patience <= evaluations_since_best(metrics.rows)
     return {
         "algorithm": config.algorithm[0],
         "seed": config.seeds[0],
         "rounds": rounds,
-        "complete": rounds == config.rounds,
+        "complete": rounds == config.rounds or early,
+        **({"stopped": {"patience": config.patience, "best": judged_best(metrics.rows)["round"]}} if early else {}),
         "final": evaluated[-1] if evaluated else {},
         "best": {key: best[key] for key in ("round", "accuracy") if key in best},
         "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
@@ -53,6 +56,9 @@ def describe(summary: dict) -> str:
     if chosen:
         which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
         own = f"\nclients' own test data in round {chosen['round']}{which}: {_own(chosen)} (± over clients)"
+    if stopped := summary.get("stopped"):
+        times = "evaluation" if stopped["patience"] == 1 else f"{stopped['patience']} evaluations"
+        own += f"\nstopped early: the last {times} brought nothing better than round {stopped['best']}"
     return (
         f"{head} test accuracy {final['accuracy']} in round {final['round']}, best {best['accuracy']} in round "
         f"{best['round']}; loss {final['loss']}, {other}{own}\n{summary['seconds']:.0f} s of training"

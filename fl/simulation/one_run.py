@@ -7,10 +7,17 @@ from fl.base.files import write_text
 from fl.config import Config
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
+from fl.simulation.logs import OnRound, watched
 from fl.simulation.rounds import rounds
 
 
-def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.Dataset | None = None) -> dict:
+def simulate(
+    config: Config,
+    folder: Path,
+    resume: bool = False,
+    dataset: data.Dataset | None = None,
+    on_round: OnRound | None = None,
+) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
@@ -27,6 +34,8 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         config: with one algorithm and one seed.
         folder: must be new, unless the run in it is resumed.
         dataset: spares loading it again when several runs share it.
+        on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
+            run stops there; `resume` goes on with the next round.
 
     Raises:
         FLError: if the folder exists already (or, resuming, holds no run of this model and method), or training
@@ -37,9 +46,12 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
     write_text(folder / "config.yaml", config.to_yaml())
     try:
-        for number in rounds(run):
-            if number % config.checkpoint_every == 0:
-                run.save()
+        with watched(run, on_round) as stop:
+            for number in rounds(run):
+                if number % config.checkpoint_every == 0:
+                    run.save()
+                if stop(run.rows[-1]):
+                    break
     finally:
         summary = run.close()
         leave("end", run)
