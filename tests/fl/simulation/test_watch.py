@@ -3,7 +3,8 @@
 import json
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fl.engine import BACKENDS, progress
 from fl.runs import best, checkpoint
 from fl.runs.metrics import read
 from fl.simulation import logs, rounds
+from surgery import broadcast
 
 CONFIG = fl.Config(
     algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50, models_every=0
@@ -89,51 +91,67 @@ def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     assert (summary["rounds"], summary["stopped"]["best"]) == (4, 2)
 
 
-@pytest.mark.parametrize("killed", [3, 4, 5])
-def test_the_best_model_is_kept_and_survives_a_kill(tmp_path, monkeypatch, killed):
-    scores(monkeypatch, [0.2, 0.5, 0.4, 0.6, 0.3, 0.1])
-    config = replace(CONFIG, keep_best=True, checkpoint_every=2)
-    states = {}
-    real = rounds.one_round
+@pytest.fixture
+def models(monkeypatch):
+    """From the number of each round to its global model."""
+    kept, real = {}, rounds.one_round
 
     def noted(run, number):
         row = real(run, number)
-        states[number] = torch.cat([tensor.flatten() for tensor in run.server["global"].values()])
+        kept[number] = torch.cat([tensor.flatten() for tensor in run.server["global"].values()])
         return row
 
     monkeypatch.setattr(rounds, "one_round", noted)
-    fl.simulate(config, tmp_path / "whole")
-    assert torch.equal(model_of(tmp_path / "whole", best=True), states[4])
-    assert torch.equal(model_of(tmp_path / "whole"), states[6])
+    return kept
 
-    real_save = checkpoint.save
+
+BEST = replace(CONFIG, keep_best=True, checkpoint_every=3)
+
+
+def test_a_kill_before_a_checkpoint_leaves_the_best_model_before_it(tmp_path, monkeypatch, models):
+    """The new one is written already: it is of a round that is to be repeated."""
+    scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.6, 0.1])
+    real = checkpoint.save
 
     def save(folder, server, number, *more, **named):
-        if number >= killed - 1 and "file" not in named:
-            raise SystemExit  # as if killed before this checkpoint, perhaps after the best model was written
-        real_save(folder, server, number, *more, **named)
+        if number == 6 and not named:
+            raise SystemExit
+        real(folder, server, number, *more, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", save)
         with pytest.raises(SystemExit):
-            fl.simulate(config, tmp_path / "run")
-    fl.simulate(config, tmp_path / "run", resume=True)
-    for file in (checkpoint.FILE, best.FILE):
-        whole, resumed = (load_file(tmp_path / name / file) for name in ("whole", "run"))
-        assert whole.keys() == resumed.keys()
-        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+            fl.simulate(BEST, tmp_path / "run")
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+    fl.simulate(BEST, tmp_path / "run", resume=True)
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[5])
+    assert torch.equal(model_of(tmp_path / "run"), models[6])
     assert not list((tmp_path / "run").glob(".best*"))
 
 
-def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch):
-    scores(monkeypatch, [0, 0.5, 0.9, 0.6, 0, 0.4])
-    config = replace(CONFIG, keep_best=True, eval_every=2)
+def test_a_kill_after_a_checkpoint_leaves_the_best_model_up_to_it(tmp_path, monkeypatch, models):
+    scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.3, 0.1])
+
+    def commit(self):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best.BestModel, "commit", commit)
+        with pytest.raises(SystemExit):
+            fl.simulate(BEST, tmp_path / "run")
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+    fl.simulate(BEST, tmp_path / "run", resume=True)
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+    assert torch.equal(model_of(tmp_path / "run"), models[6])
+
+
+def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
+    scores(monkeypatch, [0, 0.5, 0.9, 0.4])
+    config = replace(CONFIG, keep_best=True, eval_every=2, rounds=4)
     fl.simulate(replace(config, rounds=3), tmp_path / "run")
-    assert torch.equal(model_of(tmp_path / "run", best=True), model_of(tmp_path / "run"))  # of round 3
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[3])
     fl.simulate(config, tmp_path / "run", resume=True)
-    fl.simulate(config, tmp_path / "whole")
-    assert torch.equal(model_of(tmp_path / "run", best=True), model_of(tmp_path / "whole", best=True))
-    assert not torch.equal(model_of(tmp_path / "run", best=True), model_of(tmp_path / "run"))
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
 
 
 def test_a_best_model_that_was_not_kept_is_refused(tmp_path, monkeypatch):
@@ -220,9 +238,7 @@ def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch,
     assert cli.main([*TINY, "--log", "wandb", "--out", str(tmp_path)]) == 2
     assert "pip install 'layer-surgery[wandb]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(
-        "fl.config.checks.find_spec", lambda name: find_spec("fl.secure") and type("", (), {"origin": None})
-    )
+    monkeypatch.setattr("fl.config.checks.find_spec", lambda name: ModuleSpec(name, None))
     assert cli.main([*TINY, "--log", "tensorboard", "--out", str(tmp_path)]) == 2  # a folder of that name is no package
     assert cli.main([*TINY, "--log", "mlflow", "--out", str(tmp_path)]) == 2
     assert "unknown --log 'mlflow': there are tensorboard, wandb" in capsys.readouterr().err
@@ -231,8 +247,6 @@ def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch,
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_backends_count_the_clients_that_are_done(make_federation, backend):
     fed = make_federation(backend=backend, sizes=(3, 7, 12, 5), participants=4)
-    from surgery import broadcast
-
     counts = []
     with progress.shown(lambda done, total: counts.append((done, total))):
         fed.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
@@ -241,7 +255,7 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
     assert counts[-1] == pytest.approx((4, 4))
     assert [total for _, total in counts] == [4] * len(counts)
     assert len([done for done, _ in counts if done == pytest.approx(4)]) == 2
-    assert all(b > a or a == pytest.approx(4) for (a, _), (b, _) in zip(counts, counts[1:]))
+    assert all(b > a or a == pytest.approx(4) for (a, _), (b, _) in pairwise(counts))
     assert {"loop", "workers", "vmap", "graphs"} == BACKENDS.keys()
 
 
