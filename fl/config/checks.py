@@ -1,7 +1,5 @@
 """Settings that do not go together, and what to set instead."""
 
-from importlib.util import find_spec
-
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
@@ -42,10 +40,6 @@ def check(config: Fields) -> None:
             method.refuse(config.asked)
     if config.init is not None:
         check_init(config.init)
-    for package in config.log:
-        found = find_spec(package)
-        if found is None or found.origin is None:  # without an origin it is just a folder of that name
-            raise FLError(f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'")
     config.architectures.check()
     config.schedule()
     config.cohort()

@@ -52,7 +52,7 @@ def create_folder(folder: Path) -> None:
         raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
 
 
-def load_model(folder: str | Path, best: bool = False) -> nn.Module:
+def load_model(folder: str | Path, *, best: bool = False) -> nn.Module:
     """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens.
 
     Args:

@@ -1,11 +1,13 @@
 """What watches a run from round to round: the user's function, and the logs of --log."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import TypeAlias
 
 import numpy as np
 
+from fl.base.errors import FLError
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
 from fl.simulation import log_tensorboard, log_wandb
@@ -18,6 +20,14 @@ LOGS: dict[str, Callable[[Simulation], AbstractContextManager[Callable[[Row], No
     "wandb": log_wandb.opened,
 }
 """From a name in --log to what opens that log: a run -> what is told of each round, until the log is closed."""
+
+
+def require(names: Sequence[str]) -> None:
+    """Raise FLError if the package of one of these logs is missing."""
+    for package in names:
+        found = find_spec(package)
+        if found is None or found.origin is None:  # without an origin it is just a folder of that name
+            raise FLError(f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import build
 from fl.runs.folder import begin, create_folder
+from fl.simulation.logs import require
 from fl.simulation.one_run import simulate
 
 _log = logging.getLogger("fl")
@@ -52,6 +53,7 @@ def train_all(
     if not resume and settings.parent.exists():
         create_folder(settings.parent)  # which raises the error
     for path, one in runs.items():  # an error in the last of them must come before the first trains
+        require(one.log)
         dataset = load(one)
         fed, algorithm = build(one, dataset, Start.kept(path))
         begin(one, path, algorithm, fed.spec)

@@ -7,7 +7,7 @@ from fl.base.files import write_text
 from fl.config import Config
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
-from fl.simulation.logs import OnRound, watched
+from fl.simulation.logs import OnRound, require, watched
 from fl.simulation.rounds import rounds
 
 
@@ -42,6 +42,7 @@ def simulate(
             diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
+    require(config.log)
     run = Simulation.begin(config, folder, resume, dataset)
     leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
     write_text(folder / "config.yaml", config.to_yaml())

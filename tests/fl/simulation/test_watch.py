@@ -234,11 +234,12 @@ def test_wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkey
 
 def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch, capsys):
     assert [*logs.LOGS] == [*LOGS]
-    monkeypatch.setattr("fl.config.checks.find_spec", lambda name: None)
-    assert cli.main([*TINY, "--log", "wandb", "--out", str(tmp_path)]) == 2
-    assert "pip install 'layer-surgery[wandb]'" in capsys.readouterr().err
+    monkeypatch.setattr("fl.simulation.logs.find_spec", lambda name: None)
+    for seeds in ("0", "0,1"):
+        assert cli.main([*TINY, "--log", "wandb", "--seeds", seeds, "--out", str(tmp_path)]) == 2
+        assert "pip install 'layer-surgery[wandb]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("fl.config.checks.find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr("fl.simulation.logs.find_spec", lambda name: ModuleSpec(name, None))
     assert cli.main([*TINY, "--log", "tensorboard", "--out", str(tmp_path)]) == 2  # a folder of that name is no package
     assert cli.main([*TINY, "--log", "mlflow", "--out", str(tmp_path)]) == 2
     assert "unknown --log 'mlflow': there are tensorboard, wandb" in capsys.readouterr().err
