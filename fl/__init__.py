@@ -22,6 +22,7 @@ from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
+from fl.runs.export import export
 from fl.runs.folder import load_model
 from fl.runs.pathways import Pathways
 from fl.simulation import simulate
@@ -41,6 +42,7 @@ __all__ = [
     "Rng",
     "Server",
     "build",
+    "export",
     "load_model",
     "simulate",
 ]

@@ -11,7 +11,7 @@ def commands() -> dict[str, str]:
     """From each command to what it does, by the first line of its file.
 
     >>> list(commands())
-    ['fl.analysis', 'fl.compare', 'fl.data', 'fl.landscape', 'fl.run', 'fl.structure', 'fl.sweep']
+    ['fl.analysis', 'fl.compare', 'fl.data', 'fl.export', 'fl.landscape', 'fl.run', 'fl.structure', 'fl.sweep']
     """
     files = {file.stem: file for file in HERE.glob("*.py") if not file.stem.startswith("_")}
     files |= {file.parent.name: file for file in HERE.glob("*/__main__.py")}

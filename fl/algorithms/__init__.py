@@ -31,6 +31,11 @@ def is_mixed(name: str) -> bool:
     return name in MIXED or getattr(ALGORITHMS[name], "clients", "one") == "mixed"
 
 
+def kind_of(name: str) -> str:
+    """What the clients of a method have: "one" model for all, models of their "own", or "mixed" architectures."""
+    return "mixed" if is_mixed(name) else getattr(ALGORITHMS[name], "clients", "one")
+
+
 # `from fl.algorithms import fedmr, FedMROptions`: the functions that make methods, and their options.
 globals().update({name: method.make for name, method in ALGORITHMS.items()})
 globals().update({type(options).__name__: type(options) for options in OPTIONS.values()})

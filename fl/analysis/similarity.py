@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fl import models
 from fl.base.rng import Rng
 from fl.base.tables import aligned
 from fl.config import Config
+from fl.models.init import Start, maker
 from fl.runs import checkpoint
 from surgery import SectionSimilarity
 
@@ -23,9 +23,9 @@ class Compared(NamedTuple):
 
 
 def initial_model(folder: Path) -> nn.Module:
-    """The model that a run began with, made again from its seed; on the CPU."""
+    """The model that a run began with, made again from its seed and the weights of its --init; on the CPU."""
     spec, _ = checkpoint.read_model(folder)
-    return models.create(Rng(Config.read(folder).seeds[0]).torch("weights"), spec)
+    return maker(spec, Start.kept(folder))(Rng(Config.read(folder).seeds[0]).torch("weights"))
 
 
 def table(compared: Compared) -> str:

@@ -6,6 +6,7 @@ from fl.base.errors import FLError
 from fl.config.fields import Fields
 from fl.data import is_text
 from fl.models.architectures import ArchitectureOptions
+from fl.models.weights import check_init
 
 
 def check(config: Fields) -> None:
@@ -37,6 +38,8 @@ def check(config: Fields) -> None:
     for name in config.algorithm:
         if isinstance(method := ALGORITHMS[name], Method):  # not a plain function that somebody put in
             method.refuse(config.asked)
+    if config.init is not None:
+        check_init(config.init)
     config.architectures.check()
     config.schedule()
     config.cohort()

@@ -59,6 +59,9 @@ MethodOptions.__doc__ = "The options of every method.\n\nAttributes:\n" + "".joi
 )
 
 
+LOGS = ("tensorboard", "wandb")
+"""What --log can name: packages, each of which is also an extra of this project."""
+
 _SGD, _STEP = OnlyWith("optimizer", "sgd"), OnlyWith("lr_schedule", "step")
 _EXECUTION, _FREE = Role(compared=False), Role(compared=False, resumable=True)
 _Methods = Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS)]
@@ -84,6 +87,9 @@ class Fields(DataSettings):
     """norm layers; default is the model's own choice"""
     dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """rate of dropout [the model's own]"""
+    init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
+    """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
+    those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
     participants: Annotated[int | float, count_or_share()] = 5
@@ -140,6 +146,13 @@ class Fields(DataSettings):
     """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""
     models_every: Annotated[Natural, _FREE] = 1
     """evaluate each participant's model every so many rounds; 0 is never (their similarity is always measured)"""
+    patience: Annotated[Natural, Role(resumable=True)] = 0
+    """stop when so many evaluations have brought nothing better: a smaller mean validation loss where clients validate
+    (--local-valid), else a higher test accuracy; 0 is never"""
+    keep_best: Annotated[bool, _EXECUTION] = False
+    """keep the model of the best evaluated round as well, for `fl.load_model(folder, best=True)`"""
+    log: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none", items=LOGS), _FREE] = ()
+    """also log every round to tensorboard (in the run folder) or wandb; each is an extra of the same name"""
     checkpoint_every: Annotated[AtLeast1, _FREE] = 10
     """write a checkpoint every so many rounds, and one at the end or on Ctrl-C"""
 

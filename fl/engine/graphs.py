@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fl.base.errors import FLError
 from fl.engine.job import Group, Results, longest_first
+from fl.engine.progress import count
 from fl.engine.replica import Replica, copy_all
 from surgery.errors import first_line
 
@@ -211,6 +212,7 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
                 yield
             with places[place]:
                 slot.save(k, results[g])
+            count(1)
 
     running = [work(place) for place in range(len(places))]
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fl.engine.job import Group, Results
+from fl.engine.progress import count
 from fl.engine.replica import Replica
 
 
@@ -14,5 +15,6 @@ def train(groups: Sequence[Group]) -> list[Results]:
         for k in range(len(replica.job.batches.steps)):
             for _ in replica.train(k, results):
                 pass
+            count(1)
         done.append(results)
     return done

@@ -13,6 +13,7 @@ from fl.base.errors import FLError
 from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch
+from fl.engine.progress import count
 from surgery import State
 
 
@@ -74,6 +75,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
                 r[name].copy_(value)
         job.optimizer.step(list(p.values()), kept, gradients, lead=1)
         total[:active] += loss.detach()
+        count(active / sum(steps) * len(steps))
 
     back = order.argsort()
     states = {**rest, **params}

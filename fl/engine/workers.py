@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from fl.engine import progress
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.replica import Replica
 
@@ -35,6 +36,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
                 for _ in replicas[g].train(k, results[g]):
                     if failed.is_set():
                         return
+                progress.count(1)
         except BaseException:
             failed.set()  # the other threads stop after their step
             raise

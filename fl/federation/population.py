@@ -12,6 +12,7 @@ from fl.base.rng import Rng, draw
 from fl.data import Dataset
 from fl.federation.presence import Presence
 from fl.models.fleet import Fleet, uniform
+from fl.models.init import Start
 from fl.partition import Splits
 from surgery import State
 from zoo import Spec
@@ -32,6 +33,7 @@ class Population:
         fleet: each client's architecture, for methods in which they differ; the model is then the global one, which
             contains them all. None: all clients have the model.
         presence: the rounds in which each client takes part; None: all are there in every round.
+        start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
     """
 
@@ -44,6 +46,7 @@ class Population:
     spec: Spec | None = None
     fleet: Fleet | None = None
     presence: Presence | None = None
+    start: Start | None = None
     truth: Tensor | None = None
 
     def __post_init__(self) -> None:

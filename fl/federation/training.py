@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fl.base.rng import Rng
-from fl.engine import Group, Job, train
+from fl.engine import Group, Job, Results, progress, train
 from fl.engine.batches import make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy
 from fl.federation import traffic
@@ -92,6 +92,14 @@ def _train(
     population: Population, local: LocalTraining, cohort: Cohort, objective: LocalObjective, rng: Rng
 ) -> tuple[States, Tensor]:
     """The trained states, in the form of the cohort's, and the losses [K]."""
+    with progress.cohort(len(cohort.clients)):
+        return joined(_in_chunks(population, local, cohort, objective, rng), cohort.states)
+
+
+def _in_chunks(
+    population: Population, local: LocalTraining, cohort: Cohort, objective: LocalObjective, rng: Rng
+) -> list[tuple[list[int], Results]]:
+    """(rows of the cohort, their results) for one group of clients after another, a few at a time."""
     parts, k = [], len(cohort.clients)
     for first in range(0, k, local.chunk or k):
         alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
@@ -104,4 +112,4 @@ def _train(
             same = objective._replace(context=context)
             groups.append(make_group(population, local, model, starts, clients, same, rng))
         parts += zip(alike.values(), train(groups, local.backend))
-    return joined(parts, cohort.states)
+    return parts

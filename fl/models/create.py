@@ -89,18 +89,26 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
         _check_runs(spec, model)
-        if spec.depth is not None:
-            found = sections(model)
-            if not found:
-                raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
-            depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
-            model, _ = ungraft(model, keep=depth, example=spec.example(2))
-        rate = spec.width[0]
-        return narrow(model, rate=rate, example=spec.example(2))[0] if rate < 1 else model
+        return cut(spec, model)
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
     except SurgeryError as error:
         raise FLError(f"--model {spec.name}: {error}") from None
+
+
+def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
+    """The part of a library's full model that a spec describes, with its weights.
+
+    Raises SurgeryError for a model that cannot be cut like this.
+    """
+    if spec.depth is not None:
+        found = sections(model)
+        if not found:
+            raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
+        depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+        model, _ = ungraft(model, keep=depth, example=spec.example(2))
+    rate = spec.width[0]
+    return narrow(model, rate=rate, example=spec.example(2))[0] if rate < 1 else model
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:

@@ -1,11 +1,10 @@
 """From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 
-from fl import data, models, partition
+from fl import data, partition
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
@@ -19,19 +18,23 @@ from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.presence import make_presence
 from fl.models.architectures import choose
 from fl.models.fleet import make_fleet
+from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from zoo import Spec
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
 
 
-def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federation, Algorithm]:
+def build(
+    config: Config, dataset: data.Dataset | None = None, start: Start | None = None
+) -> tuple[Federation, Algorithm]:
     """The federation and the method of a config with one algorithm and one seed.
 
     The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
 
     Args:
         dataset: the settings' data set, if it is loaded already for another run.
+        start: the trained weights that --init names, if a run folder has kept them.
 
     >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
     >>> len(fed.clients), list(algorithm.init())
@@ -57,7 +60,10 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     spec, specs = _specs(config, dataset, splits, rng, malicious)
-    model = models.create(rng.torch("weights"), spec).to(device)
+    if start is None and config.init:
+        start = find(config.init, spec)
+    create = maker(spec, start)
+    model = create(rng.torch("weights")).to(device)
     local = LocalTraining(
         epochs=config.local_epochs,
         batch_size=config.batch_size,
@@ -75,8 +81,9 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         splits,
         config.cohort(),
         local,
-        create=partial(models.create, spec=spec),
+        create=create,
         spec=spec,
+        start=start,
         fleet=make_fleet(model, spec, specs) if specs else None,
         attack=attack,
         defence=config.defence,

@@ -31,6 +31,7 @@ def save(
     spec: Spec,
     statistics: State,
     settings: Mapping[str, Any] | None = None,
+    file: str = FILE,
 ) -> None:
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
@@ -42,6 +43,7 @@ def save(
         spec: of the model.
         statistics: of the global model's static batch norms, if it has any.
         settings: those that the run must keep, see `fl.runs.fixed_settings`.
+        file: its name in the folder.
     """
     # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
@@ -50,8 +52,8 @@ def save(
     tensors = dict(zip(parts, host_copies(list(parts.values()))))
     state = json.dumps({"round": round, "model": dataclasses.asdict(spec), "settings": dict(settings or {})})
     header = {"format": _FORMAT, "state": state, "checksums": record(tensors, state)}
-    with replacing(folder / FILE) as temporary, open(temporary, "wb") as file:  # save_file makes private files
-        file.writelines(ordered(serialise(tensors, metadata=header)))
+    with replacing(folder / file) as temporary, open(temporary, "wb") as opened:  # save_file makes private files
+        opened.writelines(ordered(serialise(tensors, metadata=header)))
 
 
 def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
@@ -90,21 +92,21 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     return server, header["round"]
 
 
-def read_model(folder: Path) -> tuple[Spec, State]:
+def read_model(folder: Path, file: str = FILE) -> tuple[Spec, State]:
     """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
-    spec, parts = read_parts(folder)
+    spec, parts = read_parts(folder, file)
     if "global" not in parts:
-        raise FLError(f"{folder / FILE} holds no global model: put back a copy of the file, or train again")
+        raise FLError(f"{folder / file} holds no global model: put back a copy of the file, or train again")
     return spec, parts["global"] | parts.get(_STATISTICS, {})
 
 
-def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
+def read_parts(folder: Path, file: str = FILE) -> tuple[Spec, dict[str, State]]:
     """(spec of the model, everything the server kept, by part) of a run folder."""
-    tensors, header = _read(folder)
+    tensors, header = _read(folder, file)
     try:
         return Spec.from_dict(header["model"]), unflatten(tensors)
     except zoo.ZooError as error:
-        raise FLError(f"{folder / FILE} describes no model: {error}") from None
+        raise FLError(f"{folder / file} describes no model: {error}") from None
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -135,14 +137,14 @@ def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
     return parts
 
 
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    path = folder / FILE
+def _read(folder: Path, file: str = FILE) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path = folder / file
     try:
-        with safe_open(regular(path, most=None), framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+        with safe_open(regular(path, most=None), framework="pt") as opened:
+            header = opened.metadata() or {}
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
-        raise FLError(f"{folder} has no {FILE}") from None
+        raise FLError(f"{folder} has no {file}") from None
     except (SafetensorError, OSError) as error:
         raise FLError(f"{path} cannot be read: {error}") from None
     state = _state(path, header)

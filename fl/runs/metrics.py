@@ -75,6 +75,29 @@ def selected(rows: Sequence[Row]) -> Row:
     return min(validated, key=lambda row: (math.isnan(row["local_valid_loss"]), row["local_valid_loss"]))
 
 
+def best(rows: Sequence[Row]) -> Row:
+    """The best evaluated round: that of the smallest mean validation loss where clients validate, else that of the
+    highest test accuracy; the first of equal ones. Empty if no round was evaluated.
+
+    >>> best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))])["round"]
+    2
+    """
+    measured = [row for row in rows if "accuracy" in row]
+    if any("local_valid_loss" in row for row in measured):
+        return selected(measured)
+    return max(measured, key=lambda row: row["accuracy"], default={})
+
+
+def evaluations_since_best(rows: Sequence[Row]) -> int:
+    """How many evaluations have come after the best one.
+
+    >>> evaluations_since_best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.5), (4, 0.75))])
+    2
+    """
+    least = best(rows).get("round", 0)
+    return sum("accuracy" in row and row["round"] > least for row in rows)
+
+
 def read(path: Path) -> list[Row]:
     """The rows of a metrics.csv, as numbers; blanks are left out, and so is a last line that was cut off.
 

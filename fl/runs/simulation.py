@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl import data
+from fl.algorithms import kind_of
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
+from fl.models.init import Start
 from fl.partition import KINDS
 from fl.runs import checkpoint
 from fl.runs.assembly import build
+from fl.runs.best import BestModel
 from fl.runs.client_scores import ClientTable
 from fl.runs.fixed_settings import fixed
 from fl.runs.folder import SETTINGS, begin
-from fl.runs.metrics import FILE, Metrics, Row
+from fl.runs.metrics import FILE, Metrics, Row, best, evaluations_since_best
 from fl.runs.summary import summarise
 
 _log = logging.getLogger("fl")
@@ -43,6 +46,7 @@ class Simulation:
     metrics: Metrics = field(init=False)
     table: ClientTable = field(init=False)
     saved: int | None = None
+    best: BestModel = field(init=False)
 
     @classmethod
     def begin(cls, config: Config, folder: Path, resume: bool, dataset: data.Dataset | None = None) -> "Simulation":
@@ -54,7 +58,7 @@ class Simulation:
         Raises FLError, where it is resumed, for a folder that holds no run of this model and method.
         """
         dataset = dataset or config.load()
-        fed, algorithm = build(config, dataset)
+        fed, algorithm = build(config, dataset, Start.kept(folder) if resume else None)
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
@@ -64,6 +68,7 @@ class Simulation:
         run = cls(config, fed, algorithm, folder, server, done)
         run.metrics = Metrics(folder / FILE, keep=done, wanted=lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, run.metrics.rows)
+        run.best = BestModel(folder, done)
         return run
 
     @property
@@ -80,6 +85,19 @@ class Simulation:
             wanted.add("models")
         return wanted
 
+    @property
+    def over(self) -> bool:
+        """Whether --patience says that training has brought nothing better for too long."""
+        return 0 < self.config.patience <= evaluations_since_best(self.rows)
+
+    def advance(self, server: Server, number: int) -> None:
+        """Go on to the server after a round whose row is in the table."""
+        self.server, self.done = server, number
+        regular = number % self.config.eval_every == 0  # not only since the run ends here, perhaps to be trained on
+        if self.config.keep_best and regular and best(self.rows)["round"] == number:
+            parts = server if kind_of(self.config.algorithm[0]) == "own" else {"global": server["global"]}
+            self.best.take(parts, number, self.fed.statistics(server["global"]))
+
     def save(self, statistics: bool = True) -> None:
         """Write a checkpoint.
 
@@ -87,7 +105,9 @@ class Simulation:
             statistics: whether with those of the global model's static batch norms, which may have to be collected.
         """
         collected = self.fed.statistics(self.server["global"]) if statistics else {}
+        self.best.prepare(self.fed.spec)
         checkpoint.save(self.folder, self.server, self.done, self.fed.spec, collected, fixed(self.config))
+        self.best.commit()
         self.saved = self.done
 
     def close(self) -> dict:
@@ -96,6 +116,6 @@ class Simulation:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        summary = summarise(self.config, self.metrics, self.done)
+        summary = summarise(self.config, self.metrics, self.done, self.fed.start)
         write_json(self.folder / "summary.json", summary)
         return summary

@@ -10,27 +10,32 @@ import torch
 
 from fl.algorithms import is_mixed
 from fl.config import Config
+from fl.models.init import Start
 from fl.runs.assembly import pick_device
 from fl.runs.columns import columns
-from fl.runs.metrics import Metrics, Row, selected
+from fl.runs.metrics import Metrics, Row, evaluations_since_best, selected
+from fl.runs.metrics import best as judged_best
 
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
-def summarise(config: Config, metrics: Metrics, rounds: int) -> dict:
-    """What summary.json says of a run: its settings in brief, its results and where it ran."""
+def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None) -> dict:
+    """What summary.json says of a run: its settings in brief, its results, what it began from and where it ran."""
     evaluated = [row for row in metrics.rows if "accuracy" in row]
     chosen = selected(metrics.rows)
     local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
     best = max(evaluated, key=lambda row: row["accuracy"], default={})
+    early = rounds < config.rounds and 0 < config.patience <= evaluations_since_best(metrics.rows)
     return {
         "algorithm": config.algorithm[0],
         "seed": config.seeds[0],
         "rounds": rounds,
-        "complete": rounds == config.rounds,
+        "complete": rounds == config.rounds or early,
+        **({"stopped": {"patience": config.patience, "best": judged_best(metrics.rows)["round"]}} if early else {}),
         "final": evaluated[-1] if evaluated else {},
         "best": {key: best[key] for key in ("round", "accuracy") if key in best},
         "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
+        **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
         "seconds": sum(row["seconds"] for row in metrics.rows),
         "device": str(pick_device(config.device)),
         "torch": torch.__version__,
@@ -72,6 +77,9 @@ def describe(summary: dict) -> str:
         own = f"\nclients' own test data in round {chosen['round']}{which}: {_own(chosen)} (± over clients)"
     if "failed" in summary:
         own += f"\ntraining has failed: {summary['failed']}; start a new run with a smaller --lr, or a --clip such as 1"
+    if stopped := summary.get("stopped"):
+        times = "evaluation" if stopped["patience"] == 1 else f"{stopped['patience']} evaluations"
+        own += f"\nstopped early: the last {times} brought nothing better than round {stopped['best']}"
     return (
         f"{head} test accuracy {final['accuracy']} in round {final['round']}, best {best['accuracy']} in round "
         f"{best['round']}; loss {final['loss']}, {other}{own}\n{summary['seconds']:.0f} s of training"

@@ -11,8 +11,10 @@ from fl import data
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
+from fl.models.init import Start
 from fl.runs.assembly import build
 from fl.runs.folder import begin, held, is_unused
+from fl.simulation.logs import require
 from fl.simulation.one_run import simulate
 
 _log = logging.getLogger("fl")
@@ -75,8 +77,9 @@ def train_all(
     ended = Ended()
     with held(settings.parent, resume):
         for path, one in runs.items():  # an error in the last of them must come before the first trains
+            require(one.log)
             dataset = load(one)
-            fed, algorithm = build(one, dataset)
+            fed, algorithm = build(one, dataset, Start.kept(path))
             begin(one, path, algorithm, fed.spec)
         write_text(settings, text)
         for path, one in runs.items():

@@ -9,10 +9,17 @@ from fl.config import Config
 from fl.runs.folder import SETTINGS, held
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
+from fl.simulation.logs import OnRound, require, watched
 from fl.simulation.rounds import rounds
 
 
-def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.Dataset | None = None) -> dict:
+def simulate(
+    config: Config,
+    folder: Path,
+    resume: bool = False,
+    dataset: data.Dataset | None = None,
+    on_round: OnRound | None = None,
+) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
@@ -29,21 +36,27 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
         config: with one algorithm and one seed.
         folder: must be new or empty, unless the run in it is resumed.
         dataset: spares loading it again when several runs share it.
+        on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
+            run stops there; `resume` goes on with the next round.
 
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of this model and method), another
             process works in it, it cannot be written to, or training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
+    require(config.log)
     try:
         with held(folder, resume):
             run = Simulation.begin(config, folder, resume, dataset)
             leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
             write_text(folder / SETTINGS, config.to_yaml())
             try:
-                for number in rounds(run):
-                    if number % config.checkpoint_every == 0:
-                        run.save()
+                with watched(run, on_round) as stop:
+                    for number in rounds(run):
+                        if number % config.checkpoint_every == 0:
+                            run.save()
+                        if stop(run.rows[-1]):
+                            break
             finally:
                 summary = run.close()
                 leave("end", run)

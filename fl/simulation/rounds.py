@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -11,11 +12,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from fl.algorithms.algorithm import Server
 from fl.base.rng import Rng
+from fl.engine import progress
 from fl.federation.cohort import Cohort
 from fl.runs import evaluate
 from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
+
+_LONG = 10  # seconds of a round after which the bar also counts clients
+_OFTEN = 0.5  # seconds between two such counts
 
 
 def rounds(run: Simulation) -> Iterator[int]:
@@ -29,13 +34,39 @@ def rounds(run: Simulation) -> Iterator[int]:
         mininterval=0.1 if sys.stderr.isatty() else 30,
         dynamic_ncols=True,
     )
-    with bar, logging_redirect_tqdm():
+    within = Within(bar)
+    with bar, logging_redirect_tqdm(), progress.shown(within) if sys.stderr.isatty() else nullcontext():
         for number in range(run.done + 1, config.rounds + 1):
+            if run.over:
+                return
+            within.round()
             row = one_round(run, number)
             if "accuracy" in row:
-                bar.set_postfix_str(f"accuracy {row['accuracy']:.2%}", refresh=False)
+                within.said = f"accuracy {row['accuracy']:.2%}"
+            bar.set_postfix_str(within.said, refresh=False)
             bar.update()
             yield number
+
+
+class Within:
+    """What the bar also says in a round that takes long: "accuracy 81.00%, client 12/100"."""
+
+    def __init__(self, bar: tqdm) -> None:
+        self.bar, self.said = bar, ""
+        self.began = self.last = time.monotonic()
+
+    def round(self) -> None:
+        """A round begins."""
+        self.began = time.monotonic()
+
+    def __call__(self, done: float, clients: int) -> None:
+        """Some clients of the cohort are done."""
+        now = time.monotonic()
+        if now - self.began >= _LONG and now - self.last >= _OFTEN:
+            self.last = now
+            self.bar.set_postfix_str(
+                ", ".join(filter(None, (self.said, f"client {min(int(done), clients)}/{clients}")))
+            )
 
 
 def one_round(run: Simulation, number: int) -> Row:
@@ -61,7 +92,7 @@ def one_round(run: Simulation, number: int) -> Row:
     row |= measured
     run.metrics.add(row)
     run.table.add(run.metrics.rows, scores)
-    run.server, run.done = server, number
+    run.advance(server, number)
     return row
 
 

@@ -1,0 +1,50 @@
+"""How far the training of a cohort is, for whoever shows it: backends count the clients that are done."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_LOCK = threading.Lock()  # the threads of `workers` count side by side
+_listener: Callable[[float, int], None] | None = None
+_done, _total = 0.0, 0
+
+
+@contextmanager
+def shown(listener: Callable[[float, int], None]) -> Iterator[None]:
+    """Within it, call the listener with (clients done, clients of the cohort) whenever some are done, perhaps from
+    another thread.
+
+    >>> with shown(lambda done, total: print(f"{done:g} of {total}")), cohort(3):
+    ...     count(1)
+    ...     count(0.5)
+    1 of 3
+    1.5 of 3
+    """
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+@contextmanager
+def cohort(clients: int) -> Iterator[None]:
+    """Within it, so many clients train, perhaps some of them at a time."""
+    global _done, _total
+    before = _done, _total
+    _done, _total = 0.0, clients
+    try:
+        yield
+    finally:
+        _done, _total = before
+
+
+def count(clients: float) -> None:
+    """So many more clients are done; a part of one where all train side by side."""
+    global _done
+    if _listener is None:
+        return
+    with _LOCK:
+        _done += clients
+        _listener(_done, _total)

@@ -1,0 +1,57 @@
+"""Write the trained model of a run into one file: `python -m fl.export RUN FILE`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import tyro
+
+from fl.base.console import guarded
+from fl.runs.export import export
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the trained model of a run into one file, for programs that do not know this project.
+
+    The model takes images normalised to [-1, 1], or tokens, as in training.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """a run folder"""
+    file: tyro.conf.Positional[Path]
+    """the new file: .pt (a state dict), .safetensors (the same), .pt2 (torch.export) or .onnx"""
+    format: Annotated[str | None, tyro.conf.arg(metavar="FORMAT")] = None
+    """pt, safetensors, pt2 or onnx [the file's suffix]"""
+    client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """write the model that this client predicts with [the deployed one]"""
+    best: bool = False
+    """write the model of the best evaluated round, of a run with --keep-best"""
+    pixels: bool = False
+    """write a model that takes images as the data set holds them, and normalises them itself (pt2, onnx)"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
+    return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Write the file and say so."""
+    asked = tyro.cli(Export, prog="python -m fl.export", args=argv)
+    more = {"format": asked.format, "client": asked.client, "best": asked.best, "pixels": asked.pixels}
+    print(f"model: {export(asked.run, asked.file, **more)}")
+    return 0
+
+
+class _Module(ModuleType):
+    __call__ = staticmethod(export)
+
+
+sys.modules[__name__].__class__ = _Module  # `fl.export(...)` stays a call after this file was imported as `fl.export`
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The weights that a run begins with, if they are not drawn: fitted to its model, and kept in its folder."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor, nn
+
+import surgery
+import zoo
+from fl.base.errors import FLError
+from fl.base.files import replacing
+from fl.models.create import create, cut
+from fl.models.fleet import plan_within
+from fl.models.weights import in_order, read
+from surgery import State, SurgeryError
+from surgery.errors import first_line
+
+FILE = "start.safetensors"
+
+
+class Start(NamedTuple):
+    """Trained weights under the names, and in the shapes, of a run's model.
+
+    Attributes:
+        taken: the tensors that come from the source; all others are drawn as ever.
+        source: where they come from: a file, timm:NAME or torchvision:NAME. sha256: see `Weights`.
+        left: the tensors of the classifier, if it is another one there and is drawn.
+        summed: the tensors that are summed over their input channels.
+    """
+
+    taken: State
+    source: str
+    sha256: str
+    left: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+
+    def told(self) -> str:
+        """In one line where the weights come from, and what was not taken."""
+        line = f"the model begins from {self.source} (sha256 {self.sha256[:12]})"
+        if self.left:
+            line += f"; its classifier ({', '.join(self.left)}) is for other classes there, and stays as drawn"
+        if self.summed:
+            line += f"; {', '.join(self.summed)} is summed over its 3 input channels, as the images are grey"
+        return line
+
+    def create(self, generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
+        """The model of a spec with these weights; what is left is drawn from the generator, as `create` draws it."""
+        model = create(generator, spec)
+        try:
+            strange = model.load_state_dict(self.taken, strict=False).unexpected_keys
+        except RuntimeError as error:
+            raise FLError(f"the weights of {self.source} are of another model: {first_line(error)}") from None
+        if strange:
+            raise FLError(f"the weights of {self.source} are of another model: {spec.name} has no {strange[0]}")
+        return model
+
+    def save(self, path: Path) -> None:
+        """Write it as one safetensors file, atomically."""
+        said = {name: value for name, value in self._asdict().items() if name != "taken"}
+        with replacing(path) as temporary:
+            temporary.write_bytes(serialise(self.taken, metadata={"start": json.dumps(said)}))
+
+    @classmethod
+    def kept(cls, folder: Path) -> "Start | None":
+        """That of a run folder; None if its weights were drawn, or if it was stopped before it kept them."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                said = json.loads((file.metadata() or {})["start"])
+                taken = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            return cls(taken, said["source"], said["sha256"], tuple(said["left"]), tuple(said["summed"]))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise FLError(f"{path} cannot be read: {first_line(error)}; put the file back") from None
+
+
+def find(init: str, spec: zoo.Spec) -> Start:
+    """The weights that --init names, for the model of a spec.
+
+    They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
+    same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `surgery.corner`.
+    Models of the zoo also take the layouts that `zoo.load` knows. A classifier for other classes, or none, is left as
+    it is drawn. A first layer for colours is summed over them where images are grey. Nothing else may differ.
+
+    Raises:
+        FLError: as `fl.models.weights.read`, and naming the tensors that do not fit.
+    """
+    given = read(init, spec.name)
+    full, misfits = replace(spec, width=1.0, depth=None), []
+    for whole in dict.fromkeys((spec, full)):
+        try:
+            taken, left, summed = _fitted(given.tensors, whole)
+        except _Misfit as error:
+            misfits.append(error)
+            continue
+        if whole != spec:
+            taken = _part(taken, full, spec)
+        taken = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in taken.items()}
+        taken = {name: tensor for name, tensor in taken.items() if name not in left}
+        return Start(taken, given.source, given.sha256, tuple(left), tuple(summed))
+    which = f"--model {spec.name}" + (", neither as it is nor at full width and depth" if spec != full else "")
+    raise FLError(f"--init {given.source} does not fit {which}: {min(misfits, key=lambda one: one.count)}")
+
+
+class _Misfit(Exception):
+    """Why weights do not fit a model; `count` is the number of tensors that do not."""
+
+    def __init__(self, text: str, count: float) -> None:
+        super().__init__(text)
+        self.count = count
+
+
+def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
+    """The tensors under the names of a spec's model, those of the classifier that are left, and those summed."""
+    own = _own(spec)
+    given = _renamed(given, spec, own)
+    missing = [name for name in own if name not in given and not _optional(name)]
+    strange = [name for name in given if name not in own and not _optional(name)]
+    unequal = [name for name in own if name in given and given[name].shape != own[name].shape]
+    heads = _varied(spec, num_classes=spec.num_classes + 1) if missing or unequal else frozenset()
+    left = _left(given, {name: own[name] for name in own if name in heads})
+    stems = _varied(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
+    summed = [
+        name for name in unequal if name in stems and given[name].shape == (len(own[name]), 3, *own[name].shape[2:])
+    ]
+    told = _listed("it lacks", [name for name in missing if name not in left])
+    told += _listed("the model has no", strange)
+    other = [name for name in unequal if name not in (*left, *summed)]
+    told += _listed("shapes differ:", [f"{n} {list(given[n].shape)} for {list(own[n].shape)}" for n in other])
+    kinds = [n for n in own if n in given and given[n].is_floating_point() != own[n].is_floating_point()]
+    told += _listed("other kinds of numbers:", [f"{n} {given[n].dtype}" for n in kinds])
+    told += _listed("numbers that are not finite:", [n for n in own if n in given and not given[n].isfinite().all()])
+    if told:
+        raise _Misfit("; ".join(told), len(missing) + len(strange) + len(other) + 1)
+    taken = {name: given[name] for name in own if name in given and name not in left}
+    for name in summed:
+        taken[name] = taken[name].sum(1, keepdim=True)
+    return {name: tensor.to(own[name].dtype) for name, tensor in taken.items()}, left, summed
+
+
+def _left(given: Mapping[str, Tensor], heads: State) -> list[str]:
+    """The classifier's tensors, if it is one for other classes, or not there at all; none if it is another layer."""
+    there = [given.get(name) for name in heads]
+    if all(tensor is None for tensor in there):
+        return list(heads)
+    same = all(t is not None and t.shape[1:] == own.shape[1:] for t, own in zip(there, heads.values()))
+    classes = {len(tensor) for tensor in there if same}
+    return list(heads) if len(classes) == 1 and classes != {len(own) for own in heads.values()} else []
+
+
+def _optional(name: str) -> bool:
+    """Whether weights may come without this tensor: a norm's counter of steps, NeFL's step size (1 at first)."""
+    return name.endswith(("num_batches_tracked", ".step"))
+
+
+def _listed(what: str, names: list[str], most: int = 3) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return [f"{what} {', '.join(names[:most])}{more}"]
+
+
+def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping[str, Tensor]:
+    """With the names of the zoo's model, if these are the weights of its counterpart in a library."""
+    if ":" in spec.name or 2 * len(own.keys() & given.keys()) >= len(own):
+        return given
+    given = in_order(given, spec.name)
+    plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
+    channels = [tensor.shape[1] for tensor in given.values() if tensor.ndim == 4] or [spec.in_channels]
+    classes = [len(tensor) for tensor in given.values() if tensor.ndim == 2]  # of linear layers, one the classifier
+    if spec.tokens is None:
+        plain["in_channels"] = channels[0]
+    errors = []
+    for number in dict.fromkeys([*reversed(classes), spec.num_classes] if spec.tokens is None else [spec.num_classes]):
+        try:
+            model = zoo.load(replace(spec, **plain, num_classes=number).build(device="meta"), given)
+            return {name: tensor for name, tensor in model.state_dict().items() if name in own}
+        except zoo.ZooError as error:
+            errors.append(error)
+    raise _Misfit(str(errors[0]), float("inf")) from None
+
+
+def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
+    """The tensors of a spec's model, cut out of those of the full one."""
+    model = replace(full).build(torch.Generator())
+    model.load_state_dict(taken, strict=False)
+    try:
+        if ":" in spec.name:
+            return cut(spec, model).state_dict()
+        return plan_within(model, spec.build(torch.Generator()), stand="none").extract(surgery.state(model))
+    except SurgeryError as error:
+        raise FLError(f"--init: the weights cannot be cut for --model {spec.name}: {error}") from None
+
+
+def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
+    """The tensors of a spec's model that depend on a field of the spec; of text none."""
+    if spec.tokens is not None:
+        return frozenset()
+    own, other = _own(spec), _own(replace(spec, **change))
+    return frozenset(name for name in own if name not in other or own[name].shape != other[name].shape)
+
+
+@lru_cache(maxsize=8)
+def _own(spec: zoo.Spec) -> State:
+    """The state of a spec's model, as it is made; without values where the model can be made so."""
+    try:
+        whole = replace(spec, width=1.0, depth=None)
+        if ":" in spec.name and spec != whole:
+            return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
+        return spec.build(device="meta").state_dict()
+    except (zoo.ZooError, RuntimeError, NotImplementedError):  # what its constructor does needs numbers
+        return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
+
+
+def maker(spec: zoo.Spec, start: Start | None) -> Callable[[torch.Generator], nn.Module]:
+    """generator -> the model of a spec, with the weights that the run begins with."""
+    return lambda generator: start.create(generator, spec) if start else create(generator, spec)

@@ -1,0 +1,81 @@
+"""best.safetensors: the model of the best evaluated round, beside the checkpoint of the last one."""
+
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from fl.algorithms.algorithm import Server
+from fl.base.errors import FLError
+from fl.runs import checkpoint, metrics
+from surgery import State
+from surgery.transfer import host_copies
+from zoo import Spec
+
+FILE = "best.safetensors"
+_NEXT = ".best.next.safetensors"
+
+
+class BestModel:
+    """The best model so far, on its way into the run folder.
+
+    The file changes only together with the checkpoint, so that it is never of a round that a killed run has to repeat:
+    the new one is written beside it before the checkpoint, and takes its place after it.
+
+    Args:
+        folder: of the run.
+        done: the round of its checkpoint.
+    """
+
+    def __init__(self, folder: Path, done: int) -> None:
+        self.folder = folder
+        self._taken: tuple[Server, int, State] | None = None
+        if (folder / _NEXT).exists():  # the run was killed around a checkpoint
+            if _round(folder / _NEXT) <= done:
+                self.commit()
+            else:
+                (folder / _NEXT).unlink()
+
+    def take(self, server: Server, round: int, statistics: State) -> None:
+        """Remember the parts of a server; they are written with the next checkpoint."""
+        parts = checkpoint.flatten(server)
+        copies = dict(zip(parts, host_copies(list(parts.values()))))
+        self._taken = checkpoint.unflatten(copies), round, statistics
+
+    def prepare(self, spec: Spec) -> None:
+        """Write what was taken since the last checkpoint, under another name."""
+        if self._taken is not None:
+            server, round, statistics = self._taken
+            checkpoint.save(self.folder, server, round, spec, statistics, file=_NEXT)
+            self._taken = None
+
+    def commit(self) -> None:
+        """Give it its name, now that the checkpoint is written."""
+        if (self.folder / _NEXT).exists():
+            os.replace(self.folder / _NEXT, self.folder / FILE)
+
+
+def best_file(folder: Path) -> str:
+    """The file of a run folder with the model of its best evaluated round, which may be the last.
+
+    Raises FLError if it was not kept.
+    """
+    done = _round(folder / checkpoint.FILE)
+    best = metrics.best([row for row in metrics.read(folder / "metrics.csv") if row["round"] <= done])
+    if not best:
+        raise FLError(f"{folder} has no best round: none was evaluated before its checkpoint")
+    for file in (checkpoint.FILE, FILE, _NEXT):
+        if (folder / file).exists() and _round(folder / file) == best["round"]:
+            return file
+    raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")
+
+
+def _round(path: Path) -> int:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads((file.metadata() or {})["state"])["round"]
+    except FileNotFoundError:
+        raise FLError(f"{path.parent} has no {path.name}") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise FLError(f"{path} cannot be read: {error}") from None

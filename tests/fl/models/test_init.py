@@ -1,0 +1,252 @@
+"""Runs that begin from trained weights: what is taken of them, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from fl_flags import OF_METHOD
+from safetensors.torch import load_file, save_file
+from selection import some
+
+import fl
+from fl import models
+from fl import run as cli
+from fl.algorithms import ALGORITHMS
+from fl.analysis.similarity import initial_model
+from fl.base.errors import FLError
+from fl.models import weights
+from fl.models.init import FILE, Start, find, maker
+
+DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
+
+
+def begun(init, name, **changes):
+    """(model, start) of a model that begins from a file."""
+    spec = models.make_spec(name, **{**DIGITS, **changes})
+    start = find(str(init), spec)
+    return maker(spec, start)(torch.Generator().manual_seed(1)), start
+
+
+def drawn(name, **changes):
+    return models.create(torch.Generator().manual_seed(1), models.make_spec(name, **{**DIGITS, **changes}))
+
+
+@pytest.fixture
+def cnn(tmp_path):
+    """The path of a trained model of 10 classes for digits, and its state."""
+    state = models.create(torch.Generator().manual_seed(7), models.make_spec("cnn", **DIGITS)).state_dict()
+    save_file(state, tmp_path / "cnn.safetensors")
+    return tmp_path / "cnn.safetensors", state
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """torchvision's ResNet-18 as a file of each kind."""
+    torch.manual_seed(0)
+    net = torchvision.models.resnet18()
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.uniform_(-1, 1)
+    folder = tmp_path_factory.mktemp("weights")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}, folder / "resnet.pth")
+    save_file(net.state_dict(), folder / "resnet.safetensors")
+    return folder, net.eval()
+
+
+LONG = pytest.mark.slow
+FAST = ["resnet18", pytest.param("torchvision:resnet18", marks=LONG), pytest.param("timm:resnet18", marks=LONG)]
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("suffix", [pytest.param("pth", marks=LONG), "safetensors"])
+def test_a_library_s_weights_give_its_logits(resnet, name, suffix):
+    folder, theirs = resnet
+    model, start = begun(folder / f"resnet.{suffix}", name, num_classes=1000, in_channels=3, image_size=32)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model.eval()(x), theirs(x), rtol=1e-4, atol=1e-4)
+    assert start.left == start.summed == ()
+
+
+@pytest.mark.parametrize("name", FAST[:2])
+def test_another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
+    folder, theirs = resnet
+    model, start = begun(folder / "resnet.pth", name)
+    head = next(n for n in start.left if n.endswith("weight"))
+    assert torch.equal(model.state_dict()[head], drawn(name).state_dict()[head])
+    stem = next(iter(model.state_dict().values()))
+    assert torch.equal(stem, theirs.conv1.weight.sum(1, keepdim=True))
+    assert "stays as drawn" in start.told()
+    assert "summed over its 3 input channels" in start.told()
+    assert "\n" not in start.told()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])
+def test_a_narrow_and_shallow_model_gets_its_part(resnet, name):
+    folder, theirs = resnet
+    changes = {"in_channels": 3, "width": 0.5, "depth": (1, 2, 2, 1), "image_size": 32}
+    model, _ = begun(folder / "resnet.safetensors", name, **changes)
+    first, last = (t for n, t in model.state_dict().items() if n in ("stem.conv.weight", "section4.0.conv2.weight")
+                   or n in ("conv1.weight", "layer4.0.conv2.weight"))  # fmt: skip
+    assert torch.equal(first, theirs.conv1.weight[:32])
+    assert torch.equal(last, theirs.layer4[0].conv2.weight[:256, :256])
+
+
+def test_the_model_s_own_weights_fit_at_its_width_and_at_full_width(cnn, tmp_path):
+    path, state = cnn
+    assert all(torch.equal(t, state[n]) for n, t in begun(path, "cnn")[0].state_dict().items())
+    narrow = begun(path, "cnn", width=0.5)[0].state_dict()
+    assert torch.equal(narrow["conv2.weight"], state["conv2.weight"][:32, :16])
+    assert torch.equal(narrow["fc2.weight"], state["fc2.weight"][:, :256])
+    save_file(narrow, tmp_path / "narrow.safetensors")
+    again = begun(tmp_path / "narrow.safetensors", "cnn", width=0.5)[0].state_dict()
+    assert all(torch.equal(again[name], narrow[name]) for name in narrow)
+
+
+def test_a_body_alone_is_enough(cnn, tmp_path):
+    save_file({n: t for n, t in cnn[1].items() if not n.startswith("fc2")}, tmp_path / "body.safetensors")
+    assert begun(tmp_path / "body.safetensors", "cnn")[1].left == ("fc2.weight", "fc2.bias")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("conv2.bias"), "it lacks conv2.bias"),
+        (lambda s: s.update(more=torch.ones(1)), "the model has no more"),
+        (lambda s: s.update({"fc1.bias": torch.ones(3)}), r"shapes differ: fc1.bias \[3\] for \[512\]"),
+        (lambda s: s.update({"fc2.bias": torch.ones(3)}), r"shapes differ: fc2.bias \[3\] for \[10\]"),
+        (lambda s: s["conv1.weight"].view(-1)[0].fill_(torch.nan), "not finite: conv1.weight"),
+        (lambda s: s.update({"fc1.bias": torch.ones(512, dtype=torch.int8)}), "other kinds of numbers: fc1.bias"),
+    ],
+)
+def test_what_does_not_fit_is_named(cnn, tmp_path, change, message):
+    change(cnn[1])
+    save_file(cnn[1], tmp_path / "other.safetensors")
+    with pytest.raises(FLError, match=message):
+        begun(tmp_path / "other.safetensors", "cnn")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("resnet18", {"stem": "cifar"}, r"conv1.weight \[64, 3, 7, 7\] where this ResNet has stem.conv.weight"),
+        ("resnet18", {"in_channels": 4}, r"stem.conv.weight \[64, 3, 7, 7\] for \[64, 4, 7, 7\]"),
+        pytest.param("torchvision:resnet34", {}, "it lacks layer1.2.conv1.weight, ", marks=LONG),
+    ],
+)
+def test_other_models_weights_are_refused(resnet, name, changes, message):
+    with pytest.raises(FLError, match=message):
+        begun(resnet[0] / "resnet.pth", name, **changes)
+
+
+def test_files_that_hold_no_weights_are_refused(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    (tmp_path / "text.safetensors").write_text("no weights")
+    save_file({"global/w": torch.ones(1)}, tmp_path / "checkpoint.safetensors")
+    for name, message in {
+        "module.pt": "holds more than tensors", "list.pt": "no state dict", "text.safetensors": "cannot be read",
+        "checkpoint.safetensors": "fl.export RUN FILE", "gone.pt": "no such file", "x.txt": "give timm, torchvision or",
+    }.items():  # fmt: skip
+        with pytest.raises(FLError, match=message):
+            begun(tmp_path / name, "cnn")
+
+
+def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    monkeypatch.setattr(weights.socket, "create_connection", unreachable)
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", unreachable)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", unreachable)
+    for library, where in (
+        ("timm", "huggingface.co/timm/resnet18"),
+        ("torchvision", "download.pytorch.org/models/resnet18"),
+    ):
+        with pytest.raises(FLError, match=rf"{where}.*\(no network\).*--init FILE.safetensors"):
+            begun(library, "resnet18")
+    with pytest.raises(FLError, match="timm publishes no weights for --model cnn"):
+        begun("timm", "cnn")
+    with pytest.raises(FLError, match="torchvision publishes no weights for --model timm:resnet18"):
+        begun("torchvision", "timm:resnet18")
+
+
+@pytest.mark.slow
+def test_what_a_library_publishes_is_taken(resnet, monkeypatch):
+    theirs = resnet[1]
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: theirs.state_dict())
+    model, start = begun("torchvision", "resnet18", num_classes=1000, in_channels=3, image_size=32)
+    assert torch.equal(model.state_dict()["stem.conv.weight"], theirs.conv1.weight)
+    assert start.source == "torchvision:resnet18"
+    assert start.sha256 == begun("torchvision", "resnet18")[1].sha256
+
+
+TINY = fl.Config(clients=4, participants=2, rounds=2, local_epochs=1, width=0.1, batch_size=50, local_valid=0.1)
+
+
+@pytest.mark.parametrize("name", some([*ALGORITHMS], ["fedmr", "nefl", "flexifed"]))
+def test_every_method_begins_there(cnn, name, tmp_path):
+    """With clients' parts cut out of it, where architectures differ; what they would draw otherwise is the file's."""
+    path, state = cnn
+    mixed = {"architectures": fl.ArchitectureOptions(widths=(1.0,), choose="cycle")}
+    if ALGORITHMS[name].clients == "mixed" and name != "flexifed":
+        mixed = {"architectures": fl.ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")}
+    more = mixed if ALGORITHMS[name].clients == "mixed" else {}
+    config = replace(TINY, algorithm=name, width=1.0, init=str(path), **more)
+    if name in OF_METHOD:
+        flags = OF_METHOD[name]
+        config = fl.Config.from_yaml(config.to_yaml())
+        options = {f.split(".")[1].replace("-", "_"): v for f, v in zip(flags[::2], flags[1::2])}
+        values = {k: tuple(v.split(",")) if k == "levels" else tuple(map(int, v.split(","))) if "," in v else int(v)
+                  for k, v in options.items()}  # fmt: skip
+        config = replace(config, **{name: replace(getattr(config, name), **values)})
+    fed, algorithm = fl.build(config)
+    server = algorithm.init()
+    for part, tensors in server.items():
+        for key in tensors.keys() & state.keys():
+            rows = tensors[key] if tensors[key].ndim > state[key].ndim else tensors[key][None]
+            if rows.shape[1:] == state[key].shape and part != "gradients" and "generator" not in part:
+                assert all(torch.equal(row, state[key]) for row in rows), (part, key)
+    for client in range(4):
+        own = fed.fleet_or_uniform[client].plan.extract(server["global"])
+        assert torch.equal(own["fc2.bias"], state["fc2.bias"])
+    again = fed.initial(torch.Generator().manual_seed(3))  # what FeMAM's later levels begin from
+    assert all(torch.equal(again[key], state[key]) for key in state)
+
+
+def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_path, capsys):
+    path, state = cnn
+    whole = replace(TINY, algorithm="fedavg", init=str(path))
+    fl.simulate(whole, tmp_path / "whole")
+    fl.simulate(replace(whole, rounds=1), tmp_path / "stopped")
+    path.unlink()
+    assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "2"]) == 0
+    ends = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    start = Start.kept(tmp_path / "whole")
+    assert (start.source, len(start.sha256)) == (str(path), 64)
+    assert json.loads((tmp_path / "whole/summary.json").read_text())["init"]["sha256"] == start.sha256
+    assert torch.equal(initial_model(tmp_path / "whole").fc2.bias, state["fc2.bias"])
+    with pytest.raises(FLError, match="no such file"):
+        fl.simulate(whole, tmp_path / "new")
+    assert not Path(tmp_path / "new").exists()
+    (tmp_path / "stopped" / FILE).write_text("damaged")
+    assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "3"]) == 2
+    assert "put the file back" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_femam_s_later_levels_resume_bit_for_bit_without_the_file(cnn, tmp_path):
+    config = replace(TINY, algorithm="femam", init=str(cnn[0]), rounds=4, checkpoint_every=1)
+    config = replace(config, femam=replace(config.femam, levels=("global", "2", "personal"), level_rounds=(2, 1)))
+    fl.simulate(config, tmp_path / "whole")
+    fl.simulate(replace(config, rounds=1), tmp_path / "stopped")
+    cnn[0].unlink()
+    fl.simulate(config, tmp_path / "stopped", resume=True)
+    ends = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -1,0 +1,270 @@
+"""What sees a run while it goes on, what stops it early, and the model of its best round."""
+
+import json
+import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+
+import pytest
+import torch
+from fl_flags import OF_METHOD, TINY
+from safetensors.torch import load_file
+
+import fl
+from fl import run as cli
+from fl.base.errors import FLError
+from fl.config.fields import LOGS
+from fl.engine import BACKENDS, progress
+from fl.runs import best, checkpoint
+from fl.runs.metrics import read
+from fl.simulation import logs, rounds
+from surgery import broadcast
+
+CONFIG = fl.Config(
+    algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50, models_every=0
+)
+
+
+def scores(monkeypatch, accuracies):
+    """The accuracy of round r is the r-th of these."""
+    real = rounds.evaluate_round
+
+    def scored(run, server, cohort, number):
+        row, tables = real(run, server, cohort, number)
+        return {**row, **({"accuracy": accuracies[number - 1]} if "accuracy" in row else {})}, tables
+
+    monkeypatch.setattr(rounds, "evaluate_round", scored)
+
+
+def model_of(folder, best=False):
+    return torch.cat([tensor.flatten() for tensor in fl.load_model(folder, best=best).state_dict().values()])
+
+
+def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
+    seen = []
+
+    def watch(row):
+        seen.append(row)
+        return row["round"] == 2
+
+    summary = fl.simulate(CONFIG, tmp_path / "run", on_round=watch)
+    assert seen == read(tmp_path / "run/metrics.csv")
+    assert (summary["rounds"], summary["complete"]) == (2, False)
+    fl.simulate(replace(CONFIG, rounds=3), tmp_path / "run", resume=True, on_round=seen.append)
+    assert [row["round"] for row in seen] == [1, 2, 3]  # what is not True does not stop
+    fl.simulate(replace(CONFIG, rounds=3), tmp_path / "whole")
+    assert torch.equal(model_of(tmp_path / "run"), model_of(tmp_path / "whole"))
+
+
+def test_a_function_that_fails_loses_nothing(tmp_path):
+    def fail(row):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fl.simulate(CONFIG, tmp_path / "run", on_round=fail)
+    assert checkpoint.restore(tmp_path / "run", fl.build(CONFIG)[1].init(), fl.build(CONFIG)[0].spec)[1] == 1
+
+
+def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch, capsys):
+    scores(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.3, 0.6])
+    folder, flags = tmp_path / "run", ["--algorithm", "fedavg", *TINY, "--local-valid", "0", "--rounds", "6"]
+    assert cli.main([*flags, "--patience", "3", "--out", str(tmp_path), "--name", "run"]) == 0
+    assert "stopped early: the last 3 evaluations brought nothing better than round 2" in capsys.readouterr().out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["rounds"], summary["complete"], summary["stopped"]) == (5, True, {"patience": 3, "best": 2})
+    assert cli.main(["--resume", str(folder)]) == 0
+    assert len(read(folder / "metrics.csv")) == 5
+    assert cli.main(["--resume", str(folder), "--patience", "4"]) == 0
+    assert len(read(folder / "metrics.csv")) == 6
+
+
+def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
+    real = rounds.evaluate_round
+
+    def scored(run, server, cohort, number):
+        row, tables = real(run, server, cohort, number)
+        return {**row, "accuracy": number / 10, "local_valid_loss": (3.0, 1.0, 2.0, 1.5, 0.5, 0.1)[number - 1]}, tables
+
+    monkeypatch.setattr(rounds, "evaluate_round", scored)
+    summary = fl.simulate(replace(CONFIG, local_valid=0.1, patience=2), tmp_path / "run")
+    assert (summary["rounds"], summary["stopped"]["best"]) == (4, 2)
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """From the number of each round to its global model."""
+    kept, real = {}, rounds.one_round
+
+    def noted(run, number):
+        row = real(run, number)
+        kept[number] = torch.cat([tensor.flatten() for tensor in run.server["global"].values()])
+        return row
+
+    monkeypatch.setattr(rounds, "one_round", noted)
+    return kept
+
+
+BEST = replace(CONFIG, keep_best=True, checkpoint_every=3)
+
+
+def test_a_kill_before_a_checkpoint_leaves_the_best_model_before_it(tmp_path, monkeypatch, models):
+    """The new one is written already: it is of a round that is to be repeated."""
+    scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.6, 0.1])
+    real = checkpoint.save
+
+    def save(folder, server, number, *more, **named):
+        if number == 6 and not named:
+            raise SystemExit
+        real(folder, server, number, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save)
+        with pytest.raises(SystemExit):
+            fl.simulate(BEST, tmp_path / "run")
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+    fl.simulate(BEST, tmp_path / "run", resume=True)
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[5])
+    assert torch.equal(model_of(tmp_path / "run"), models[6])
+    assert not list((tmp_path / "run").glob(".best*"))
+
+
+def test_a_kill_after_a_checkpoint_leaves_the_best_model_up_to_it(tmp_path, monkeypatch, models):
+    scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.3, 0.1])
+
+    def commit(self):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best.BestModel, "commit", commit)
+        with pytest.raises(SystemExit):
+            fl.simulate(BEST, tmp_path / "run")
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+    fl.simulate(BEST, tmp_path / "run", resume=True)
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+    assert torch.equal(model_of(tmp_path / "run"), models[6])
+
+
+def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
+    scores(monkeypatch, [0, 0.5, 0.9, 0.4])
+    config = replace(CONFIG, keep_best=True, eval_every=2, rounds=4)
+    fl.simulate(replace(config, rounds=3), tmp_path / "run")
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[3])
+    fl.simulate(config, tmp_path / "run", resume=True)
+    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+
+
+def test_a_best_model_that_was_not_kept_is_refused(tmp_path, monkeypatch):
+    scores(monkeypatch, [0.5, 0.4])
+    fl.simulate(replace(CONFIG, rounds=2), tmp_path / "run")
+    with pytest.raises(FLError, match="has not kept the model of its best round, 1: train with --keep-best"):
+        fl.load_model(tmp_path / "run", best=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["local", "fesem", "femam", "fedmr"])
+def test_methods_with_models_of_their_own_keep_all_of_the_best_round(tmp_path, name):
+    flags = ["--algorithm", name, *TINY, *OF_METHOD.get(name, []), "--keep-best", "--name", "run"]
+    assert cli.main([*flags, "--out", str(tmp_path)]) == 0
+    if (tmp_path / "run" / best.FILE).exists():
+        parts = {key.split("/")[0] for key in load_file(tmp_path / "run" / best.FILE)}
+        assert (parts == {"global"}) == (name == "fedmr")
+
+
+def events(folder):
+    """From each column to its (round, value)s."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0})
+    log.Reload()
+    return {name: [(event.step, event.value) for event in log.Scalars(name)] for name in log.Tags()["scalars"]}
+
+
+@pytest.mark.slow
+def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
+    pytest.importorskip("tensorboard")
+    config = replace(CONFIG, log=("tensorboard",), rounds=4, checkpoint_every=3)
+
+    def killed(row):
+        if row["round"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fl.runs.simulation.Simulation.close", lambda run: {})
+        with pytest.raises(KeyboardInterrupt):
+            fl.simulate(config, tmp_path / "run", on_round=killed)
+    fl.simulate(config, tmp_path / "run", resume=True)
+    rows, logged = read(tmp_path / "run/metrics.csv"), events(tmp_path / "run")
+    assert logged.keys() == rows[-1].keys() - {"round"}
+    assert [step for step, _ in logged["accuracy"]] == [1, 2, 3, 4]
+    assert [value for _, value in logged["accuracy"]] == pytest.approx([row["accuracy"] for row in rows])
+
+
+@pytest.mark.slow
+def test_a_log_that_is_asked_for_later_has_the_earlier_rounds(tmp_path):
+    pytest.importorskip("tensorboard")
+    fl.simulate(replace(CONFIG, rounds=2), tmp_path / "run")
+    fl.simulate(replace(CONFIG, rounds=3, log=("tensorboard",)), tmp_path / "run", resume=True)
+    assert [step for step, _ in events(tmp_path / "run")["accuracy"]] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    begun, logged, real = [], [], wandb.init
+
+    def init(**settings):
+        log = real(**settings)
+        begun.append(settings)
+        monkeypatch.setattr(log, "log", lambda values, step: logged.append((step, values)))
+        return log
+
+    monkeypatch.setattr(wandb, "init", init)
+    config = replace(CONFIG, log=("wandb",), rounds=2)
+    fl.simulate(config, tmp_path / "run")
+    fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True)
+    assert [step for step, _ in logged] == [1, 2, 3]
+    assert begun[0]["id"] == begun[1]["id"]
+    assert begun[0]["config"]["lr"] == CONFIG.lr
+    assert len(list((tmp_path / "run/wandb").glob("offline-run-*"))) == 2
+    assert logged[2][1].keys() == read(tmp_path / "run/metrics.csv")[2].keys() - {"round"}
+
+
+def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch, capsys):
+    assert [*logs.LOGS] == [*LOGS]
+    monkeypatch.setattr("fl.simulation.logs.find_spec", lambda name: None)
+    for seeds in ("0", "0,1"):
+        assert cli.main([*TINY, "--log", "wandb", "--seeds", seeds, "--out", str(tmp_path)]) == 2
+        assert "pip install 'layer-surgery[wandb]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("fl.simulation.logs.find_spec", lambda name: ModuleSpec(name, None))
+    assert cli.main([*TINY, "--log", "tensorboard", "--out", str(tmp_path)]) == 2  # a folder of that name is no package
+    assert cli.main([*TINY, "--log", "mlflow", "--out", str(tmp_path)]) == 2
+    assert "unknown --log 'mlflow': there are tensorboard, wandb" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
+def test_backends_count_the_clients_that_are_done(make_federation, backend):
+    fed = make_federation(backend=backend, sizes=(3, 7, 12, 5), participants=4)
+    counts = []
+    with progress.shown(lambda done, total: counts.append((done, total))):
+        fed.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
+        halves = replace(fed, chunk=2)
+        halves.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
+    assert counts[-1] == pytest.approx((4, 4))
+    assert [total for _, total in counts] == [4] * len(counts)
+    assert len([done for done, _ in counts if done == pytest.approx(4)]) == 2
+    assert all(b > a or a == pytest.approx(4) for (a, _), (b, _) in pairwise(counts))
+    assert {"loop", "workers", "vmap", "graphs"} == BACKENDS.keys()
+
+
+def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "_LONG", 0)
+    monkeypatch.setattr(rounds, "_OFTEN", 0)
+    fl.simulate(replace(CONFIG, rounds=1), tmp_path / "file")
+    assert "client" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    fl.simulate(replace(CONFIG, rounds=1, backend="loop"), tmp_path / "terminal")
+    assert "client 1/2" in capsys.readouterr().err

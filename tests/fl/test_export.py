@@ -1,0 +1,175 @@
+"""Exported models, run where they were exported to."""
+
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+from fl_flags import OF_METHOD, TINY
+from safetensors.torch import load_file
+from torch import nn
+
+import fl
+from fl import run as cli
+from fl.base.errors import FLError
+from fl.export import main
+from fl.runs.export import client_model
+from fl.runs.folder import begin
+
+CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    fl.simulate(CONFIG, path)
+    return path
+
+
+def images(count=5):
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def run_onnx(path, x):
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+def run_file(path, model, x):
+    """The output of an exported model; of a state dict that of the model that takes it."""
+    if path.suffix == ".onnx":
+        return run_onnx(path, x)
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(x)
+    state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    model.load_state_dict(state)
+    return model.eval()(x)
+
+
+LONG = pytest.mark.slow
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors", "pt2", pytest.param("onnx", marks=LONG)])
+def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys):
+    if suffix == "onnx":
+        pytest.importorskip("onnxscript")
+    path = tmp_path / f"model.{suffix}"
+    assert main([str(folder), str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    model = fl.load_model(folder)
+    fresh = fl.build(CONFIG)[0].model
+    for count in (1, 5):
+        torch.testing.assert_close(run_file(path, fresh, images(count)), model(images(count)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=LONG)])
+def test_with_pixels_it_takes_images_as_the_data_set_holds_them(folder, tmp_path, suffix):
+    if suffix == "onnx":
+        pytest.importorskip("onnxscript")
+    path, data = tmp_path / f"model.{suffix}", CONFIG.load()
+    fl.export(folder, path, pixels=True)
+    expected = fl.load_model(folder)(data.normalise(data.test_x[:7]))
+    torch.testing.assert_close(run_file(path, None, data.test_x[:7]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("resnet9", {"norm": "static_batch"}),
+        ("timm:resnet18", {}),
+        ("torchvision:mobilenet_v3_small", {"pad": 12}),
+        ("transformer", {"dataset": "pydoc", "partition": "iid", "depth": 1}),
+    ],
+)
+def test_models_of_all_kinds_are_exported(tmp_path, model, more):
+    pytest.importorskip("onnxscript")
+    config = replace(CONFIG, model=model, width=0.125, samples=200, **more)
+    fl.simulate(config, tmp_path / "run")
+    net, x = fl.load_model(tmp_path / "run"), config.load()
+    x = x.normalise(x.test_x[:3])
+    with torch.no_grad():
+        for suffix in ("pt2", "onnx"):
+            path = fl.export(tmp_path / "run", tmp_path / f"model.{suffix}")
+            torch.testing.assert_close(run_file(path, None, x), net(x), rtol=1e-3, atol=1e-4)
+
+
+def test_a_module_is_exported_with_an_example(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+    path = fl.export(net, tmp_path / "net", format="pt2", example=images(2))
+    assert net.training
+    torch.testing.assert_close(torch.export.load(path.open("rb")).module()(images()), net.eval()(images()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.h5"], "unknown format 'h5': there are pt, safetensors, pt2, onnx"),
+        (["model"], "unknown format ''"),
+        (["taken.pt"], "exists already"),
+        (["nowhere/model.pt"], "there is no folder"),
+        (["model.pt", "--pixels"], "a state dict (pt) holds weights alone"),
+        (["model.pt", "--client", "4"], "has clients 0 to 3"),
+        (["model.pt", "--client", "1", "--best"], "--best is for the deployed model"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(folder, tmp_path, arguments, message, capsys):
+    (tmp_path / "taken.pt").write_text("")
+    assert main([str(folder), str(tmp_path / arguments[0]), *arguments[1:]]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.pt"]
+
+
+def test_what_a_compiler_refuses_and_what_needs_an_example_is_told(tmp_path, monkeypatch):
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(FLError, match=r"Branching cannot be written as a program: .*; pt and safetensors"):
+        fl.export(Branching(), tmp_path / "net.pt2", example=images())
+    with pytest.raises(FLError, match="give an input of two samples"):
+        fl.export(Branching(), tmp_path / "net.pt2")
+    monkeypatch.setattr("fl.runs.export.find_spec", lambda name: None)
+    with pytest.raises(FLError, match=r"pip install 'layer-surgery\[onnx\]'"):
+        fl.export(Branching(), tmp_path / "net.onnx", example=images())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["local", "fesem", "fedavg_plus", "fedrep", "heterofl", "nefl", "fedavg"])
+def test_a_client_s_model_predicts_as_the_client_does(tmp_path, name):
+    mixed = (
+        ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"] if name in ("heterofl", "nefl") else []
+    )
+    folder = tmp_path / "run"
+    flags = ["--algorithm", name, *TINY, *mixed, *OF_METHOD.get(name, []), "--out", str(tmp_path), "--name", "run"]
+    assert cli.main(flags) == 0
+    config = fl.Config.read(folder)
+    fed, algorithm = fl.build(config)
+    server, _ = begin(config, folder, algorithm, fed.spec)
+    for client in range(4):
+        expected = algorithm.predict(server, fed.data.test_x[:20], client)
+        model = client_model(folder, client)
+        torch.testing.assert_close(model(fed.data.normalise(fed.data.test_x[:20])), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_client_that_adds_models_up_is_refused(tmp_path):
+    assert cli.main(["--algorithm", "femam", *TINY, *OF_METHOD["femam"], "--out", str(tmp_path), "--name", "run"]) == 0
+    own = fl.build(fl.Config.read(tmp_path / "run"))[1].own(begun(tmp_path / "run"))
+    several = [c for c in range(4) if sum(int(level.used[c]) >= 0 for level in own.levels) > 1]
+    assert several
+    with pytest.raises(FLError, match=r"in femam it predicts with \d models.*fl.Pathways"):
+        fl.export(tmp_path / "run", tmp_path / "model.pt", client=several[0])
+
+
+def begun(folder):
+    config = fl.Config.read(folder)
+    fed, algorithm = fl.build(config)
+    return begin(config, folder, algorithm, fed.spec)[0]
+
+
+def test_fl_export_is_a_call_after_its_file_was_imported(tmp_path):
+    importlib.import_module("fl.export")
+    assert fl.export(nn.Linear(1, 1), tmp_path / "net.pt").exists()
