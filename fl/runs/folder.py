@@ -10,6 +10,7 @@ from fl import models
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.config import Config
+from fl.models.own import Model
 from fl.runs import checkpoint
 from zoo import Spec
 
@@ -51,18 +52,23 @@ def create_folder(folder: Path) -> None:
         raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
 
 
-def load_model(folder: str | Path) -> nn.Module:
-    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens.
+def load_model(folder: str | Path, model: Model | None = None) -> nn.Module:
+    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens,
+    or floats as they were given.
 
-    Raises FLError if the folder holds no run, or several.
+    Args:
+        model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
+            that makes it.
+
+    Raises FLError if the folder holds no run, or several, or one of another model.
     """
     folder = Path(folder)
     if len(Config.read(folder).runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
-    spec, state = checkpoint.read_model(folder)
-    model = models.create(torch.Generator(), spec)
+    spec, state = checkpoint.read_model(folder, model)
+    net = models.create(torch.Generator(), spec)
     try:
-        model.load_state_dict(state)
+        net.load_state_dict(state)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return model.eval()
+    return net.eval()

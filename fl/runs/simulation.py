@@ -10,8 +10,9 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json
 from fl.config import Config
 from fl.federation import Federation
+from fl.models.own import Model
 from fl.partition import KINDS
-from fl.runs import checkpoint
+from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.client_scores import ClientTable
 from fl.runs.folder import begin, create_folder
@@ -44,17 +45,27 @@ class Simulation:
     saved: int | None = None
 
     @classmethod
-    def begin(cls, config: Config, folder: Path, resume: bool, dataset: data.Dataset | None = None) -> "Simulation":
+    def begin(
+        cls,
+        config: Config,
+        folder: Path,
+        resume: bool,
+        dataset: data.Dataset | None = None,
+        model: Model | None = None,
+    ) -> "Simulation":
         """From the settings, and where it is resumed from the checkpoint in its folder.
 
-        Raises FLError for a folder that exists already, or, resuming, holds no run of this model and method.
+        Raises FLError for a folder that exists already, or, resuming, holds no run of these data, model and method.
         """
-        dataset = dataset or config.load()
-        fed, algorithm = build(config, dataset)
+        config = given.said(config, dataset, model)
+        fed, algorithm = build(config, dataset, model)
+        if resume:
+            given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
         if not resume:
             create_folder(folder)
-        used, known = fed.clients.total, len(dataset.y)
+            given.keep(folder, config, fed, begun=False)
+        used, known = fed.clients.total, len(fed.data.y)
         if used < known and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done)

@@ -5,12 +5,19 @@ from pathlib import Path
 from fl import data
 from fl.base.files import write_text
 from fl.config import Config
+from fl.models.own import Model
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
 from fl.simulation.rounds import rounds
 
 
-def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.Dataset | None = None) -> dict:
+def simulate(
+    config: Config,
+    folder: str | Path,
+    resume: bool = False,
+    dataset: data.Dataset | None = None,
+    model: Model | None = None,
+) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
@@ -26,14 +33,19 @@ def simulate(config: Config, folder: Path, resume: bool = False, dataset: data.D
     Args:
         config: with one algorithm and one seed.
         folder: must be new, unless the run in it is resumed.
-        dataset: spares loading it again when several runs share it.
+        dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of `config.dataset`; or the
+            settings' data set, so that several runs load it once.
+        model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
+            or a function that makes one, see `fl.build`. The folder keeps in given.json which data and which model its
+            run needs; give the same to resume it.
 
     Raises:
-        FLError: if the folder exists already (or, resuming, holds no run of this model and method), or training
+        FLError: if the folder exists already (or, resuming, holds no run of these data, model and method), or training
             diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
-    run = Simulation.begin(config, folder, resume, dataset)
+    run = Simulation.begin(config, Path(folder), resume, dataset, model)
+    config, folder = run.config, run.folder
     leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
     write_text(folder / "config.yaml", config.to_yaml())
     try:
