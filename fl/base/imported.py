@@ -75,11 +75,21 @@ def failed(error: BaseException) -> str:
     >>> failed(KeyError("a"))
     "KeyError: 'a'"
     """
-    trace, where = error.__traceback__, ""
+    trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
     while trace is not None:
         where = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ") + where
+
+
+def kind(value: Any) -> str:
+    """The type of a value, for messages.
+
+    >>> kind(3), kind({})
+    ('an int', 'a dict')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def _dotted(text: str) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.imported import kind
 from fl.data.arrays import tensor
 from fl.data.source import reason
 
@@ -21,7 +22,7 @@ def of_torch(train: Any, test: Any) -> dict[str, Any]:
     parts = []
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-            raise FLError(f"{name} is a {type(part).__name__}: give a data set with len() and items (sample, label)")
+            raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
         parts += _stacked(name, len(part), lambda k, part=part, name=name: _pair(f"{name}[{k}]", part[k]))
     return dict(zip(("x", "y", "test_x", "test_y"), parts))
 
@@ -31,11 +32,9 @@ def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | N
     parts, owners = [], {}
     for name, part in (("train", train), ("test", test)):
         if isinstance(part, dict):
-            raise FLError(
-                f"{name} is a {type(part).__name__} of {', '.join(map(str, part))}: give one, as data['train']"
-            )
+            raise FLError(f"{name} is {kind(part)} of {', '.join(map(str, part))}: give one, as data['train']")
         if not hasattr(part, "column_names") or not hasattr(part, "__len__"):
-            raise FLError(f"{name} is a {type(part).__name__}: give a datasets.Dataset, which is not streamed")
+            raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset, which is not streamed")
         for column in filter(None, (image, label, owner)):
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fl.base.errors import FLError
-from fl.base.imported import failed, find, installed, is_path
+from fl.base.imported import failed, find, installed, is_path, kind
 from fl.data.dataset import GIVEN, Dataset
 
 
@@ -21,7 +21,7 @@ def function(name: str) -> Callable[[], Dataset]:
     """The function that loads it. FLError for one that is not there or cannot be called."""
     found = find("datasets", name)
     if not callable(found):
-        raise FLError(f"--dataset {name} is a {type(found).__name__}: name a function that returns an fl.Dataset")
+        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
     return found
 
 
@@ -46,7 +46,7 @@ def load(name: str) -> Dataset:
         raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}") from None
     if not isinstance(found, Dataset):
         raise FLError(
-            f"--dataset {name} returns a {type(found).__name__}: let it return an fl.Dataset, such as "
+            f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
             "fl.Dataset.from_arrays(x, y, test_x, test_y)"
         )
     return replace(found, name=name)

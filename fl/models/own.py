@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import zoo
 from fl.base.errors import FLError
-from fl.base.imported import failed, find, installed, is_path
+from fl.base.imported import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from surgery.errors import first_line
 from surgery.fingerprints import has_structure, structure
@@ -92,7 +92,7 @@ def checked(model: Any, flag: str = "model=") -> Model:
     """The same, if it is a model. FLError for what is neither a module nor a function."""
     if isinstance(model, nn.Module) or callable(model):
         return model
-    raise FLError(f"{flag} is a {type(model).__name__}: give an nn.Module, or a function that makes one")
+    raise FLError(f"{flag} is {kind(model)}: give an nn.Module, or a function that makes one")
 
 
 def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> OwnSpec:
@@ -113,8 +113,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     _check_takes(name, made, data)
     dtype = torch.int64 if data.tokens else _dtype(made)
-    kind = _kind(model, data.x.shape[1:], dtype, data.y.shape[1:])
-    return kind(name, num_classes=data.classes, width=width, depth=depth)
+    own_spec = _kind(model, data.x.shape[1:], dtype, data.y.shape[1:])
+    return own_spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
 def placeholder(name: str, width: Any = 1.0, depth: Any = None) -> OwnSpec:
@@ -166,15 +166,6 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
         )
 
 
-def refuse_several(spec: OwnSpec, method: str, generator: torch.Generator) -> nn.Module:
-    """In the place of a function that makes the model anew: a module has only one start. Raises FLError."""
-    del generator
-    raise FLError(
-        f"{method} starts several models from different weights, and model= is one module: give a function that makes "
-        f"it, such as model={spec.name.rpartition(':')[2]}, if that takes no arguments"
-    )
-
-
 def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[OwnSpec]:
     """The class of a model's specs: those of two models are never equal."""
     held = source if isinstance(source, nn.Module) else staticmethod(source)
@@ -204,7 +195,7 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
             what = "cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
             raise FLError(f"{_flag(name)} {what}: {failed(error)}".replace(" ,", ",")) from None
     if not isinstance(model, nn.Module):
-        raise FLError(f"{_flag(name)} returns a {type(model).__name__}: let it return an nn.Module")
+        raise FLError(f"{_flag(name)} returns {kind(model)}: let it return an nn.Module")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         raise FLError(f"{_flag(name)} has lazy modules, whose sizes are unknown: call it on a batch first")
     if not any(p.is_floating_point() for p in model.parameters()):
@@ -221,12 +212,11 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
         try:
             output = copy.deepcopy(model).cpu().train()(inputs)
         except Exception as error:  # it is the user's own code
-            kind = {torch.int64: "tokens"}.get(inputs.dtype, "numbers")
-            reason = first_line(error)
-            raise FLError(f"{_flag(name)} does not take samples of {shape} {kind}: {reason}") from None
+            what = "tokens" if data.tokens else "numbers"
+            raise FLError(f"{_flag(name)} does not take samples of {shape} {what}: {first_line(error)}") from None
     wanted = [2, *data.y.shape[1:], data.classes]
     if not isinstance(output, Tensor) or list(output.shape) != wanted:
-        found = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        found = list(output.shape) if isinstance(output, Tensor) else kind(output)
         raise FLError(
             f"{_flag(name)} gives {found} for two samples in training, and the data have {data.classes} classes: it "
             f"has to give logits {wanted}"

@@ -94,7 +94,7 @@ def build(
         splits,
         config.cohort(),
         local,
-        create=partial(own.refuse_several, spec, name) if one_start else partial(models.create, spec=spec),
+        create=None if one_start else partial(models.create, spec=spec),
         spec=spec,
         fleet=make_fleet(net, spec, specs) if specs else None,
         attack=attack,
