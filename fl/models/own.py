@@ -5,8 +5,10 @@ that takes a spec takes it: narrow and shallow models come from `surgery`, as th
 """
 
 import copy
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -67,9 +69,19 @@ def is_own(name: str) -> bool:
     >>> is_own("given"), is_own("my_module:MyNet"), is_own("timm:resnet18"), is_own("cnn")
     (True, True, False, False)
     """
-    if name.partition(":")[0] == GIVEN or is_path(name, LIBRARIES):
+    module = name.partition(":")[0]
+    if module == GIVEN:
         return True
+    if is_path(name, LIBRARIES):  # a misspelt timm is no module
+        return not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75) or _is_there(module)
     return name in installed("models") and name not in zoo.names()
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def by_name(name: str) -> Model:
