@@ -17,6 +17,7 @@ from fl.algorithms.parts import submodels
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
+from fl.data import Dataset
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
@@ -34,6 +35,7 @@ __all__ = [
     "ArchitectureOptions",
     "AttackOptions",
     "Config",
+    "Dataset",
     "Defence",
     "FLError",
     "Federation",

@@ -80,7 +80,7 @@ class Spec:
     step_size: bool | None = None
 
     def __post_init__(self) -> None:
-        member = find(self.name)
+        member = self.member
         for field in dataclasses.fields(self):
             if field.name not in ("name", "width", "depth"):
                 value = fields.checked_field(self.name, field.name, getattr(self, field.name), member)

@@ -210,6 +210,11 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
             "1 or more, at most one for each level but the last, which trains to the end, or converged"
         )
+    if len(kinds) > 1 and options.start == "random" and fed.create is None:
+        raise FLError(
+            "femam starts each level from other weights, and one module has only one start: give a function that makes "
+            "the model, such as model=MyNet (or Federation(create=...)), or --femam.start global"
+        )
     if len(kinds) > 1 and (fed.local.augment.crop or fed.local.augment.flip or fed.local.augment.mask):
         raise FLError(
             "FeMAM remembers what earlier levels say of each sample, which augmentation changes: leave --crop and "

@@ -27,7 +27,7 @@ from fl.base.flags import (
 )
 from fl.base.types import from_yaml, is_tuple
 from fl.config.settings import DataSettings
-from fl.data import is_text
+from fl.data import is_own, is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.engine.schedule import SCHEDULES, Schedule, schedule
@@ -75,8 +75,9 @@ class Fields(DataSettings):
 
     algorithm: Annotated[_Methods, Role(compared=False), tyro.conf.arg(help=_methods())] = ("fedmr",)
     model: str = "cnn"
-    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; for text
-    transformer, or transformer_masked (15% of the tokens are hidden, and the model predicts all of them)"""
+    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; your own:
+    module:MyNet; for text transformer, or transformer_masked (15% of the tokens are hidden, and the model predicts all
+    of them)"""
     width: Rates = (1.0,)
     """shares of the hidden widths: one number for all, or one for each section of the model"""
     depth: Depths = ()
@@ -212,10 +213,22 @@ class Fields(DataSettings):
             raise FLError(f"--participants {k} of --clients {self.clients}: a round needs between 1 and all of them")
         return k
 
-    def spec(self, num_classes: int | None = None, in_channels: int | None = None, image_size: int | None = None):
-        """The `zoo.Spec` of the model, for data with these images and classes, or for text."""
+    def spec(
+        self,
+        num_classes: int | None = None,
+        in_channels: int | None = None,
+        image_size: int | None = None,
+        text: bool | None = None,
+    ):
+        """The `zoo.Spec` of the model, for data with these images and classes, or for text.
+
+        Args:
+            text: whether the data are text; None: as their name says, and for data of your own as the model needs it.
+        """
         if not self.width:
             raise FLError("give at least one --width")
+        if text is None:
+            text = is_text(self.dataset) or (is_own(self.dataset) and models.takes_text(self.model))
         return models.make_spec(
             self.model,
             num_classes,
@@ -225,6 +238,6 @@ class Fields(DataSettings):
             depth=self.depth[0] if len(self.depth) == 1 else self.depth or None,
             norm=None if self.norm == "default" else self.norm,
             stem=None if self.stem == "default" else self.stem,
-            tokens=self.text.length if is_text(self.dataset) else None,
+            tokens=self.text.length if text else None,
             dropout=self.dropout,
         )

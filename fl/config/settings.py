@@ -96,8 +96,12 @@ class DataSettings(PartitionOptions, Who):
 
     def load(self) -> Dataset:
         """The data set."""
-        loaded = data.load(self.dataset, self.data_root, self.download, self.text).padded(self.pad)
-        return (loaded.pooled() if self.pool else loaded).sampled(self.samples)
+        return self.prepare(data.load(self.dataset, self.data_root, self.download, self.text))
+
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """A data set with a border, pooled and reduced as the settings say."""
+        bordered = dataset.padded(self.pad)
+        return (bordered.pooled() if self.pool else bordered).sampled(self.samples)
 
     def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
         """The samples of each client, and the true structure."""

@@ -16,7 +16,7 @@ from fl.base.errors import FLError
 from fl.base.flags import number
 from fl.base.rng import Rng
 from fl.config.settings import DataSettings
-from fl.data import Dataset, is_text
+from fl.data import Dataset
 from fl.figures.partition import draw
 from fl.partition import Partition
 from fl.partition.counts import counts
@@ -37,9 +37,9 @@ class Look(DataSettings):
         """Carry out the command."""
         self.check_data()
         self.check_options(Look())
-        if self.plot and is_text(self.dataset):
-            raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")
         dataset = self.load()
+        if self.plot and dataset.text:
+            raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
         labels, classes = (torch.zeros(len(dataset.y)).long(), 1) if dataset.text else (dataset.y, dataset.classes)
         table = counts(partition, labels, classes)

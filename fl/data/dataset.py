@@ -1,25 +1,33 @@
 """The form that every data set has once it is loaded: images and labels, or text, on one device."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.data import arrays, items
+
+GIVEN = "given"
+"""The name of a data set that was not loaded by name."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples of the training set, which is dealt out to clients, and of the common test set: images, or text.
+    """Samples of the training set, which is dealt out to clients, and of the common test set.
+
+    `from_arrays`, `from_torch` and `from_huggingface` make one of your own data and check them.
 
     Attributes:
-        x, y: training images, uint8 [N, C, H, W], and labels, int64 [N] from 0 to classes - 1; or sequences of
-            tokens, int32 [N, T], and the token that comes after each, int64 [N, T].
+        x, y: training images, uint8 [N, C, H, W], or floats of any shape, which models get as they are, such as a
+            table [N, F]; and labels, int64 [N] from 0 to classes - 1. Or sequences of tokens, int32 [N, T], and the
+            token that comes after each, int64 [N, T], or a label for each sequence.
         test_x, test_y: the same for the test set.
         classes: number of classes; of text the size of the vocabulary.
-        top: the largest pixel value. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as FedMR's
-            released code has it for every data set.
+        top: the largest value of a uint8 pixel. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as
+            FedMR's released code has it for every data set.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
         vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.
@@ -36,20 +44,109 @@ class Dataset:
     test_owners: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
 
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        test_x: Any,
+        test_y: Any,
+        owners: Any = None,
+        classes: int | None = None,
+        *,
+        test_owners: Any = None,
+        top: int = 255,
+    ) -> "Dataset":
+        """A data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
+
+        Args:
+            x: uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
+                float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
+                They may share memory with the result.
+            y: a whole number for each sample, from 0 to classes - 1; for tokens it may also be the token that comes
+                after each, [N, T].
+            test_x, test_y: the same for the test set.
+            owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
+            classes: their number; None: as many as the labels (or tokens) show.
+            top: the largest value of a uint8 pixel.
+
+        Raises:
+            FLError: for what is no such data, in one line that names the array and the way out.
+
+        >>> table = torch.rand(6, 3)
+        >>> data = Dataset.from_arrays(table, [0, 1, 2, 0, 1, 2], table, [0, 1, 2, 0, 1, 2])
+        >>> data.classes, data.x.dtype
+        (3, torch.float32)
+        """
+        return cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top))
+
+    @classmethod
+    def from_torch(
+        cls, train: Any, test: Any, owners: Any = None, classes: int | None = None, *, test_owners: Any = None
+    ) -> "Dataset":
+        """A data set of two of torch's or torchvision's, whose items are (sample, label), such as an `ImageFolder`.
+
+        All samples are read into memory, once: random transforms of training images would be drawn only once, so use
+        --crop and --flip for these.
+
+        Args:
+            train, test: with `len()` and items by number. Samples are Pillow's images (which become uint8), tensors or
+                arrays, all of one shape.
+            owners, classes, test_owners: see `from_arrays`.
+
+        Raises:
+            FLError: as `from_arrays`, for samples of different sizes, and for parts that number classes differently.
+
+        >>> part = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+        >>> Dataset.from_torch(part, part).x.shape
+        torch.Size([4, 3])
+        """
+        found = items.of_torch(train, test)
+        return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners)
+
+    @classmethod
+    def from_huggingface(
+        cls, train: Any, test: Any, image: str = "image", label: str = "label", owner: str | None = None
+    ) -> "Dataset":
+        """A data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
+
+        Args:
+            image: the column of the samples: images, or lists of numbers of one length.
+            label: the column of the labels, whole numbers.
+            owner: the column of the samples' natural owners, if they have some.
+
+        Raises:
+            FLError: as `from_torch`, and for columns that are not there.
+        """
+        return cls.from_arrays(**items.of_huggingface(train, test, image, label, owner))
+
     @property
     def text(self) -> bool:
-        """Whether samples are sequences of tokens, with a label for each token, and not images."""
-        return self.x.ndim == 2
+        """Whether samples are sequences of tokens with a label for each token."""
+        return self.y.ndim == 2
+
+    @property
+    def tokens(self) -> bool:
+        """Whether samples are sequences of tokens."""
+        return self.x.ndim == 2 and not self.x.is_floating_point()
+
+    @property
+    def images(self) -> bool:
+        """Whether samples are images [C, H, W]."""
+        return self.x.ndim == 4
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What a model expects: floats in [-1, 1] of uint8 images of any leading shape, int64 of tokens.
+        """What a model expects, always in memory of its own: floats in [-1, 1] of uint8 images of any leading shape,
+        floats as they are, int64 of tokens.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
         tensor([-1.,  0.,  1.])
         """
-        if self.text:
-            return images.long()
+        if self.tokens:
+            return images.to(torch.int64, copy=True)
+        if images.is_floating_point():  # a copy, since a model may begin with an operation in place
+            return images.to(dtype, copy=True)
         return images.to(dtype).mul_(2 / self.top).sub_(1)
 
     def padded(self, pixels: int) -> "Dataset":
@@ -61,6 +158,10 @@ class Dataset:
         """
         if not pixels:
             return self
+        if not self.images:
+            raise FLError(
+                f"--pad is for images, and the samples of {self.name} are {list(self.x.shape[1:])}: leave it out"
+            )
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
         x, test_x = (images[..., rows, :][..., columns] for images in (self.x, self.test_x))
         return replace(self, x=x, test_x=test_x)

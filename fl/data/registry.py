@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fl.base.declared import declared
 from fl.base.errors import FLError
+from fl.base.imported import installed
+from fl.data import own
 from fl.data.dataset import Dataset
 from fl.data.loader import Loader
 from fl.data.text import TextOptions
@@ -41,7 +44,8 @@ def load(
     """Load a data set by name.
 
     Args:
-        name: one of DATASETS or TEXTS; text:FILE stands for a file of text, relative to the root if it is not absolute.
+        name: one of DATASETS or TEXTS, an entry point of an installed package, or module:function, which is called
+            without arguments; text:FILE stands for a file of text, relative to the root if it is not absolute.
         root: the folder that torchvision's class gets, or that holds femnist/, tiny-imagenet-200/, wikitext-2/ or
             tinyshakespeare/. None stands for $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set. Bundled data
             sets do not need one.
@@ -59,15 +63,23 @@ def load(
     check_name(name)
     folder = Path(root).expanduser() if root else default_root()
     if name in DATASETS:
-        return DATASETS[name](folder, download)
-    key, file = _key_and_file(name)
-    return TEXTS[key](folder, download, text, *file)
+        found = DATASETS[name](folder, download)
+    elif is_text(name):
+        key, file = _key_and_file(name)
+        found = TEXTS[key](folder, download, text, *file)
+    else:
+        return own.load(name)
+    return found if found.name == name else replace(found, name=name)
 
 
 def check_name(name: str) -> None:
     """Raise FLError if there is no data set of this name."""
-    if not (name in DATASETS or is_text(name)):
-        raise FLError(f"unknown data set {name!r}: there are {', '.join([*DATASETS, *TEXTS])}")
+    if name in DATASETS or is_text(name) or name == own.GIVEN:
+        return
+    if not own.is_own(name):
+        every = ", ".join([*DATASETS, *TEXTS, *installed("datasets")])
+        raise FLError(f"unknown data set {name!r}: there are {every}, and module:function for one of your own")
+    own.function(name)
 
 
 def is_text(name: str) -> bool:
@@ -103,4 +115,4 @@ def overview() -> str:
     images, texts = (
         ", ".join(names[name] for name, loader in LOADERS.items() if loader.text == text) for text in (False, True)
     )
-    return f"{images}; text: {texts}"
+    return f"{', '.join([images, *installed('datasets')])}; text: {texts}; your own: module:function"

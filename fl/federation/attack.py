@@ -114,21 +114,24 @@ def make_attack(
 
 
 def triggered(options: AttackOptions, data: Dataset) -> Callable[[Tensor], Tensor]:
-    """A function that puts the trigger, a bright square at the lower right, into images uint8 [N, C, H, W].
+    """A function that puts the trigger, a bright square at the lower right, into images [N, C, H, W].
 
     Raises:
         FLError: for text, for images smaller than the trigger, and for a target that is no class.
     """
-    if data.text:
-        raise FLError("--attack.kind trigger puts a mark into images, and the data set is text: choose shuffle")
+    if not data.images:
+        what = "text" if data.text else f"samples of {list(data.x.shape[1:])}"
+        raise FLError(f"--attack.kind trigger puts a mark into images, and the data set is {what}: choose shuffle")
     if options.size > min(data.x.shape[-2:]):
         raise FLError(f"--attack.size {options.size} is larger than the images: choose a smaller one, such as 3")
     if options.target >= data.classes:
         raise FLError(f"--attack.target {options.target}: there are {data.classes} classes, from 0 on")
 
+    brightest = data.x.max() if data.x.is_floating_point() else data.top
+
     def mark(images: Tensor) -> Tensor:
         images = images.clone()
-        images[..., -options.size :, -options.size :] = data.top
+        images[..., -options.size :, -options.size :] = brightest
         return images
 
     return mark

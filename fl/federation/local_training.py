@@ -49,7 +49,9 @@ class LocalTraining:
         check(self.backend, data.x.device, self.precision)
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")
-        if not data.text and self.augment.crop >= min(data.x.shape[-2:]):
+        if not (data.text or data.images) and (self.augment.crop or self.augment.flip):
+            raise FLError(f"--crop and --flip are for images, and samples are {list(data.x.shape[1:])}: leave them out")
+        if data.images and self.augment.crop >= min(data.x.shape[-2:]):
             raise FLError(
                 f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
             )

@@ -75,7 +75,10 @@ class Population:
         model = self.model
         if generator is not None:
             if self.create is None:
-                raise FLError("a method that starts several models needs Federation(create=...), which makes them")
+                raise FLError(
+                    "a method that starts several models from different weights needs a function that makes them: "
+                    "model=MyNet in the place of a module, or Federation(create=...)"
+                )
             model = self.create(generator).to(self.data.x.device, non_blocking=True)
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 

@@ -15,7 +15,7 @@ from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
 from fl.base.flags import Blocks, OnlyWith, Share, one_of, several
 from fl.base.rng import Rng, draw
-from fl.data import Dataset
+from fl.data import Dataset, fingerprint, is_own
 from fl.models.create import create
 from fl.models.search import Space, largest_within, search, zico
 from fl.partition import Splits
@@ -97,7 +97,8 @@ def choose(
     n = len(clients)
     if options.choose == "zico":
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
-        key = (space, options.weak, data.name, len(data.y), batch_size, rng, malicious, split)
+        which = fingerprint(data)["sha256"] if is_own(data.name) else data.name
+        key = (space, options.weak, which, len(data.y), batch_size, rng, malicious, split)
         if key not in _CHOSEN:
             while len(_CHOSEN) >= _SEEDS:
                 del _CHOSEN[next(iter(_CHOSEN))]

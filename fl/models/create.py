@@ -1,9 +1,10 @@
-"""The models that can be trained: those of the zoo for images and for text, and any image classifier of timm and
-torchvision by name.
+"""The models that can be trained: those of the zoo for images and for text, any image classifier of timm and
+torchvision by name, and users' own.
 """
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import zoo
 from fl.base.errors import FLError
+from fl.models import own
 from surgery import SurgeryError, narrow, sections, ungraft
 from surgery.errors import first_line
 
@@ -30,7 +32,7 @@ def make_spec(
     """The spec of a model that can be trained on such images or text.
 
     Args:
-        name: of the zoo, timm:NAME or torchvision:NAME.
+        name: of the zoo, timm:NAME or torchvision:NAME; for a model of your own, this only checks the other settings.
         width, depth, norm, stem: see `zoo.Spec`; a library's models have one width, at most 1, and their own norms and
             stems.
         tokens: the length of sequences, for text; None for images.
@@ -45,6 +47,11 @@ def make_spec(
     """
     values: dict[str, Any] = {"name": name, "num_classes": num_classes, "width": width, "depth": depth}
     try:
+        if own.is_own(name):
+            for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
+                if value is not None:
+                    raise FLError(f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out")
+            return own.placeholder(name, width, depth)
         takes = zoo.Spec(name).member.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(f"--model {name} is made for text, and the data set is images: choose --dataset pydoc, say")
@@ -71,8 +78,18 @@ def make_spec(
     return spec
 
 
+def takes_text(name: str) -> bool:
+    """Whether a model is made for text.
+
+    >>> takes_text("transformer"), takes_text("cnn")
+    (True, False)
+    """
+    return name in zoo.names() and "tokens" in zoo.Spec(name).member.defaults
+
+
 def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
-    """Build the model of a spec; a library's model is made shallow by `surgery.ungraft` and narrow by `surgery.narrow`.
+    """Build the model of a spec; a library's or a user's is made shallow by `surgery.ungraft` and narrow by
+    `surgery.narrow`.
 
     Args:
         generator: the initial weights depend only on it; no global generator is changed.
@@ -85,10 +102,11 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     Conv2d(1, 16, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False)
     """
     try:
-        if ":" not in spec.name:
+        if spec.member.depth is not None:
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
-        _check_runs(spec, model)
+        if not isinstance(spec, own.OwnSpec):  # which are checked with the data
+            _check_runs(spec, model)
         return cut(spec, model)
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
@@ -124,3 +142,22 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(f"--model {spec.name} is no plain classifier (it gives {what} in training): choose another model")
+
+
+def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None:
+    """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
+    if len(sample) != 3:
+        raise FLError(
+            f"--model {spec.name} takes images, and samples are {list(sample)}: give a model of your own, as in "
+            "fl.simulate(..., model=...) or --model my_module:MyNet"
+        )
+    if sample[1] == sample[2]:
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(torch.zeros(2, *sample, device=next(model.parameters()).device))
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
+        raise FLError(
+            f"--model {spec.name} is made for square images, and these are {sample[1]}x{sample[2]} "
+            f"({first_line(error)}): make them square, or choose another model, such as resnet20"
+        ) from None

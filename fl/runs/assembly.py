@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from fl import data, partition
 from fl.algorithms import ALGORITHMS, is_mixed
@@ -16,40 +17,56 @@ from fl.engine.augment import Augment
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.presence import make_presence
+from fl.models import own
 from fl.models.architectures import choose
+from fl.models.create import check_shape
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
-from zoo import Spec
+from fl.runs.given import said
+from zoo import Spec, ZooError
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
 
 
 def build(
-    config: Config, dataset: data.Dataset | None = None, start: Start | None = None
+    config: Config,
+    dataset: data.Dataset | None = None,
+    model: own.Model | None = None,
+    start: Start | None = None,
 ) -> tuple[Federation, Algorithm]:
     """The federation and the method of a config with one algorithm and one seed.
 
     The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
 
     Args:
-        dataset: the settings' data set, if it is loaded already for another run.
+        dataset: data of your own, in the place of `config.dataset`; or the settings' data set, if it is loaded already
+            for another run.
+        model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
+            or a function that makes one, whose weights then depend on the seed. Methods that start several models from
+            different weights need a function.
         start: the trained weights that --init names, if a run folder has kept them.
 
     >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
     >>> len(fed.clients), list(algorithm.init())
     (20, ['global'])
     """
+    config = said(config, dataset, model)
     config.check()
     if len(config.runs()) > 1:
         raise FLError("these are the settings of several runs: take one of config.runs()")
     (name,), (seed,) = config.algorithm, config.seeds
     device = pick_device(config.device)
-    dataset = dataset or config.load()
+    if dataset is None:
+        dataset = config.load()
+    elif config.dataset == data.GIVEN:
+        dataset = config.prepare(replace(dataset, name=data.GIVEN))
     rng = Rng(seed)
     parts, truth = config.deal(dataset, rng.numpy("partition"))
     augment = Augment(config.crop, config.flip)
     if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
+        if not dataset.text:
+            raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
     splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
@@ -59,11 +76,16 @@ def build(
     malicious = draw_malicious(config.attack, config.clients, rng)
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
-    spec, specs = _specs(config, dataset, splits, rng, malicious)
+    base = model_spec(config, dataset, model)
+    spec, specs = _specs(config, base, dataset, splits, rng, malicious)
+    if config.init and isinstance(spec, own.OwnSpec):
+        raise FLError("--init is for models by name: load the weights into your model, and give it")
     if start is None and config.init:
         start = find(config.init, spec)
     create = maker(spec, start)
-    model = create(rng.torch("weights")).to(device)
+    net = create(rng.torch("weights")).to(device)
+    if not isinstance(spec, own.OwnSpec) and not dataset.text:
+        check_shape(spec, net, dataset.x.shape[1:])
     local = LocalTraining(
         epochs=config.local_epochs,
         batch_size=config.batch_size,
@@ -75,16 +97,17 @@ def build(
         chunk=config.chunk,
         precision=Precision(config.precision, config.channels_last, config.deterministic),
     )
+    one_start = isinstance(getattr(spec, "source", None), nn.Module)
     fed = Federation(
-        model,
+        net,
         dataset,
         splits,
         config.cohort(),
         local,
-        create=create,
+        create=None if one_start else create,
         spec=spec,
         start=start,
-        fleet=make_fleet(model, spec, specs) if specs else None,
+        fleet=make_fleet(net, spec, specs) if specs else None,
         attack=attack,
         defence=config.defence,
         presence=presence,
@@ -97,13 +120,17 @@ def build(
 
 
 def _specs(
-    config: Config, dataset: data.Dataset, clients: partition.Splits, rng: Rng, malicious: frozenset[int]
+    config: Config,
+    base: Spec,
+    dataset: data.Dataset,
+    clients: partition.Splits,
+    rng: Rng,
+    malicious: frozenset[int],
 ) -> tuple[Spec, list[Spec]]:
     """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
     if all clients have the global one.
     """
     (name,) = config.algorithm
-    base = model_spec(config, dataset)
     if not is_mixed(name):
         return base, []
     chosen = choose(config.architectures, base, dataset, clients, config.batch_size, rng, malicious)
@@ -112,11 +139,25 @@ def _specs(
     return maximum(chosen), chosen
 
 
-def model_spec(config: Config, dataset: data.Dataset) -> Spec:
-    """The model of the settings for the images and classes, or the vocabulary, of a data set."""
+def model_spec(config: Config, dataset: data.Dataset, model: own.Model | None = None) -> Spec:
+    """The model of the settings for the samples and classes, or the vocabulary, of a data set.
+
+    Args:
+        model: a model of your own, if the settings do not name it.
+    """
+    if own.is_own(config.model):
+        depth = config.depth[0] if len(config.depth) == 1 else config.depth or None
+        width = config.width[0] if len(config.width) == 1 else config.width
+        source = own.by_name(config.model) if model is None else model
+        try:
+            return own.describe(config.model, source, dataset, width, depth)
+        except ZooError as error:
+            raise FLError(str(error)) from None
     if dataset.text:
-        return replace(config.spec(dataset.classes), tokens=dataset.x.shape[1])
-    return config.spec(dataset.classes, dataset.x.shape[1], dataset.x.shape[-1])
+        return replace(config.spec(dataset.classes, text=True), tokens=dataset.x.shape[1])
+    if not dataset.images:
+        check_shape(config.spec(dataset.classes, text=False), nn.Identity(), dataset.x.shape[1:])
+    return config.spec(dataset.classes, dataset.x.shape[1], dataset.x.shape[-1], text=False)
 
 
 def pick_device(name: str) -> torch.device:

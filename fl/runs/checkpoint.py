@@ -14,7 +14,9 @@ import zoo
 from fl.algorithms.algorithm import Server
 from fl.base.errors import FLError
 from fl.base.files import regular, replacing
+from fl.models.own import Model
 from fl.runs.checksums import damage, ordered, record
+from fl.runs.given import spec_of
 from surgery import State, SurgeryError, check_same
 from surgery.transfer import host_copies
 from zoo import Spec
@@ -92,19 +94,24 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     return server, header["round"]
 
 
-def read_model(folder: Path, file: str = FILE) -> tuple[Spec, State]:
-    """(spec, state) of the global model of a run folder, with the statistics of static batch norms."""
-    spec, parts = read_parts(folder, file)
+def read_model(folder: Path, file: str = FILE, model: Model | None = None) -> tuple[Spec, State]:
+    """(spec, state) of the global model of a run folder, with the statistics of static batch norms.
+
+    Args:
+        file: its name in the folder.
+        model: the user's model, if it was given from Python.
+    """
+    spec, parts = read_parts(folder, file, model)
     if "global" not in parts:
         raise FLError(f"{folder / file} holds no global model: put back a copy of the file, or train again")
     return spec, parts["global"] | parts.get(_STATISTICS, {})
 
 
-def read_parts(folder: Path, file: str = FILE) -> tuple[Spec, dict[str, State]]:
+def read_parts(folder: Path, file: str = FILE, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
     """(spec of the model, everything the server kept, by part) of a run folder."""
     tensors, header = _read(folder, file)
     try:
-        return Spec.from_dict(header["model"]), unflatten(tensors)
+        return spec_of(folder, header["model"], model), unflatten(tensors)
     except zoo.ZooError as error:
         raise FLError(f"{folder / file} describes no model: {error}") from None
 

@@ -13,6 +13,7 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.base.files import is_leftover
 from fl.config import Config
+from fl.models.own import Model
 from fl.runs import checkpoint, lock, metrics
 from fl.runs.best import best_file
 from fl.runs.fixed_settings import check_unchanged
@@ -125,22 +126,25 @@ def _check_none_lost(folder: Path) -> None:
         )
 
 
-def load_model(folder: str | Path, *, best: bool = False) -> nn.Module:
-    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens.
+def load_model(folder: str | Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
+    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens,
+    or floats as they were given.
 
     Args:
+        model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
+            that makes it.
         best: that of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best; by default that
             of the last round.
 
-    Raises FLError if the folder holds no run, or several, or not the model of its best round.
+    Raises FLError if the folder holds no run, or several, or one of another model, or not the model of its best round.
     """
     folder = Path(folder)
     if len(Config.read(folder).runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
-    spec, state = checkpoint.read_model(folder, best_file(folder) if best else checkpoint.FILE)
-    model = models.create(torch.Generator(), spec)
+    spec, state = checkpoint.read_model(folder, best_file(folder) if best else checkpoint.FILE, model)
+    net = models.create(torch.Generator(), spec)
     try:
-        model.load_state_dict(state)
+        net.load_state_dict(state)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return model.eval()
+    return net.eval()

@@ -12,8 +12,9 @@ from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
 from fl.models.init import Start
+from fl.models.own import Model
 from fl.partition import KINDS
-from fl.runs import checkpoint
+from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.best import BestModel
 from fl.runs.client_scores import ClientTable
@@ -49,20 +50,30 @@ class Simulation:
     best: BestModel = field(init=False)
 
     @classmethod
-    def begin(cls, config: Config, folder: Path, resume: bool, dataset: data.Dataset | None = None) -> "Simulation":
+    def begin(
+        cls,
+        config: Config,
+        folder: Path,
+        resume: bool,
+        dataset: data.Dataset | None = None,
+        model: Model | None = None,
+    ) -> "Simulation":
         """From the settings, and where it is resumed from the checkpoint in its folder.
 
         Args:
             folder: there already, and `fl.runs.folder.held`.
 
-        Raises FLError, where it is resumed, for a folder that holds no run of this model and method.
+        Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
         """
-        dataset = dataset or config.load()
-        fed, algorithm = build(config, dataset, Start.kept(folder) if resume else None)
+        config = given.said(config, dataset, model)
+        fed, algorithm = build(config, dataset, model, Start.kept(folder) if resume else None)
+        if resume:
+            given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
-        used, known = fed.clients.total, len(dataset.y)
+            given.keep(folder, config, fed, begun=False)
+        used, known = fed.clients.total, len(fed.data.y)
         if used < known and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done)

@@ -79,7 +79,7 @@ def train_all(
         for path, one in runs.items():  # an error in the last of them must come before the first trains
             require(one.log)
             dataset = load(one)
-            fed, algorithm = build(one, dataset, Start.kept(path))
+            fed, algorithm = build(one, dataset, start=Start.kept(path))
             begin(one, path, algorithm, fed.spec)
         write_text(settings, text)
         for path, one in runs.items():

@@ -6,6 +6,7 @@ from fl import data
 from fl.base.errors import FLError, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
+from fl.models.own import Model
 from fl.runs.folder import SETTINGS, held
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
@@ -15,9 +16,10 @@ from fl.simulation.rounds import rounds
 
 def simulate(
     config: Config,
-    folder: Path,
+    folder: str | Path,
     resume: bool = False,
     dataset: data.Dataset | None = None,
+    model: Model | None = None,
     on_round: OnRound | None = None,
 ) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
@@ -35,21 +37,26 @@ def simulate(
     Args:
         config: with one algorithm and one seed.
         folder: must be new or empty, unless the run in it is resumed.
-        dataset: spares loading it again when several runs share it.
+        dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of `config.dataset`; or the
+            settings' data set, so that several runs load it once.
+        model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
+            or a function that makes one, see `fl.build`. The folder keeps in given.json which data and which model its
+            run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
 
     Raises:
-        FLError: if the folder has something in it (or, resuming, holds no run of this model and method), another
+        FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
             process works in it, it cannot be written to, or training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
     require(config.log)
+    folder = Path(folder)
     try:
         with held(folder, resume):
-            run = Simulation.begin(config, folder, resume, dataset)
+            run = Simulation.begin(config, folder, resume, dataset, model)
             leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
-            write_text(folder / SETTINGS, config.to_yaml())
+            write_text(folder / SETTINGS, run.config.to_yaml())
             try:
                 with watched(run, on_round) as stop:
                     for number in rounds(run):

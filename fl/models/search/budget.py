@@ -64,9 +64,9 @@ def size(spec: Spec, unit: Unit) -> int:
     (1663370, 6653480)
     """
     try:
-        if ":" not in spec.name and unit != "bytes":
+        library = spec.member.depth is None  # its narrow and shallow models come from surgery on a real one
+        if not library and unit != "bytes":
             return getattr(spec.count(), unit)
-        library = ":" in spec.name  # its narrow and shallow models come from surgery on a real one
         model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")
     except ZooError as error:
         raise FLError(str(error)) from None

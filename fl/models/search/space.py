@@ -46,7 +46,7 @@ class Space:
     def __post_init__(self) -> None:
         if not self.widths:
             raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
-        if self.mixed and ":" in self.base.name:
+        if self.mixed and self.base.member.depth is None:
             raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):

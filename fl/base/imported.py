@@ -1,0 +1,96 @@
+"""What users write outside this project: objects by their import path, and entry points of installed packages."""
+
+import difflib
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from fl.base.errors import FLError
+
+GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms")}
+
+
+@cache
+def installed(what: str) -> dict[str, EntryPoint]:
+    """The entry points of one of `GROUPS` by their names, without loading them."""
+    return {point.name: point for point in sorted(entry_points(group=GROUPS[what]))}
+
+
+def is_path(name: str, known: tuple[str, ...] = ()) -> bool:
+    """Whether a name is an import path, `module:attribute`.
+
+    Args:
+        known: what may stand before a colon and means something else.
+
+    >>> is_path("my_package.nets:Small"), is_path("timm:resnet18", ("timm",)), is_path("digits")
+    (True, False, False)
+    """
+    module, _, attribute = name.partition(":")
+    return module not in known and all(map(_dotted, (module, attribute)))
+
+
+def find(what: str, name: str) -> Callable[..., Any]:
+    """What an import path or the name of an entry point stands for, which has to be callable.
+
+    The working directory is searched last.
+
+    Raises:
+        FLError: for a module that is not there or fails, an attribute that it does not have, and what cannot be called.
+
+    >>> find("models", "torch.nn:Identity")
+    <class 'torch.nn.modules.linear.Identity'>
+    """
+    flag = f"--{what.removesuffix('s')} {name}"
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    point = installed(what).get(name)
+    path, _, attribute = (point.value if point else name).partition(":")
+    try:
+        found = import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise FLError(f"{flag}: {path} needs {error.name}, which is not installed") from None
+        raise FLError(
+            f"{flag}: there is no module {path}, neither in {here} nor among the installed packages"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise FLError(f"{flag}: {path} cannot be imported: {failed(error)}") from None
+    for part in attribute.split(".") if attribute else ():
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, vars(found), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise FLError(f"{flag}: {getattr(found, '__name__', path)} has no {part}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def failed(error: BaseException) -> str:
+    """What a user's own code raised, and where, in one line.
+
+    >>> failed(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
+    while trace is not None:
+        where = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ") + where
+
+
+def kind(value: Any) -> str:
+    """The type of a value, for messages.
+
+    >>> kind(3), kind({})
+    ('an int', 'a dict')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def _dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))

@@ -1,0 +1,156 @@
+"""Arrays that a user gives, checked and turned into the tensors of a `Dataset`. The given arrays are never changed."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl.base.errors import FLError
+
+_CHANNELS = (1, 3, 4)
+
+
+def checked(
+    x: Any,
+    y: Any,
+    test_x: Any,
+    test_y: Any,
+    owners: Any = None,
+    test_owners: Any = None,
+    classes: int | None = None,
+    top: int = 255,
+) -> dict[str, Any]:
+    """The fields of a `Dataset` from arrays, see `Dataset.from_arrays`.
+
+    >>> fields = checked(np.zeros((3, 5)), [0, 1, 2], np.zeros((1, 5)), [0])
+    >>> fields["x"].dtype, fields["classes"]
+    (torch.float32, 3)
+    """
+    x, test_x = samples("x", x), samples("test_x", test_x)
+    if (x.dtype, x.shape[1:]) != (test_x.dtype, test_x.shape[1:]):
+        raise FLError(f"test_x is {_said(test_x)} and x is {_said(x)}: samples of both need one type and one shape")
+    y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
+    if y.ndim != test_y.ndim:
+        raise FLError(f"y is {_said(y)} and test_y is {_said(test_y)}: give both a label a sample, or one a token")
+    least, most = (min(map(int, ends)) if k == 0 else max(map(int, ends)) for k, ends in enumerate(_ends(y, test_y)))
+    tokens = y.ndim == 2
+    if tokens:  # every token of a text is a class
+        lowest, highest = _ends(x, test_x)
+        least, most = min(least, *map(int, lowest)), max(most, *map(int, highest))
+    count = most + 1 if classes is None else classes
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
+        raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
+    if least < 0 or most >= count:
+        what = "tokens" if tokens else "labels"
+        raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
+    if not 1 <= top <= 255:
+        raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
+    if x.dtype == torch.uint8 and (brightest := max(int(x.max()), int(test_x.max()))) > top:
+        raise FLError(f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value")
+    own, test_own = _owners(owners, test_owners, len(x), len(test_x))
+    return {
+        **{"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": int(count), "top": int(top)},
+        **{"owners": own, "test_owners": test_own},
+    }
+
+
+def samples(name: str, value: Any) -> Tensor:
+    """Samples as a data set holds them: uint8 images, float32 of any shape, or int32 tokens."""
+    x = tensor(name, value)
+    if x.ndim == 0 or not len(x):
+        raise FLError(f"{name} has no samples: it is {_said(x)}")
+    if 0 in x.shape:
+        raise FLError(f"{name} is {_said(x)}: its samples are empty")
+    if x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS and x.shape[2] > 4:
+        raise FLError(f"{name} is {_said(x)}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
+    if x.dtype == torch.uint8:
+        if x.ndim == 4:
+            return x
+        way = (
+            f"add the axis of channels, {name}[:, None]"
+            if x.ndim == 3
+            else "images are [N, C, H, W], tables are floats"
+        )
+        raise FLError(f"{name} is {_said(x)}: {way}")
+    if x.is_floating_point():
+        if x.ndim == 1:
+            raise FLError(f"{name} is {_said(x)}: samples need an axis of their own, as in {name}[:, None]")
+        single = x.float()
+        if not (finite := single.isfinite()).all():
+            raise FLError(
+                f"{name}[{int((~finite).nonzero()[0, 0])}] has a value that is not finite in float32: replace it, or "
+                "leave the sample out"
+            )
+        return single
+    if x.dtype == torch.bool or x.ndim != 2:
+        raise FLError(f"{name} is {_said(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
+    if x.min() < 0 or x.max() >= 2**31:
+        raise FLError(f"{name} goes from {x.min()} to {x.max()}: tokens go from 0 to 2**31 - 1; tables are floats")
+    return x.int()
+
+
+def labels(name: str, value: Any, x: Tensor) -> Tensor:
+    """Labels int64 [N], or [N, T] for tokens, of these samples."""
+    y, other = tensor(name, value), name.replace("y", "x")
+    if y.is_floating_point():
+        raise FLError(f"{name} is {_said(y)}: labels are whole numbers from 0 on, as in {name}.astype(int)")
+    tokens = not x.is_floating_point() and x.ndim == 2
+    if y.ndim == 2 and not (tokens and y.shape == x.shape):
+        way = f"{name}.ravel()" if y.shape[1] == 1 else f"{name}.argmax(1), if this is one-hot"
+        also = f", or {list(x.shape)} with a label a token" if tokens else ""
+        raise FLError(f"{name} is {_said(y)}: labels are [N]{also}; give {way}")
+    if y.ndim not in (1, 2):
+        raise FLError(f"{name} is {_said(y)}: labels are [N]")
+    if len(y) != len(x):
+        raise FLError(f"{name} has {len(y):,} labels and {other} {len(x):,} samples: give one label a sample")
+    return y.long()
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """A tensor on the CPU of anything that is an array; it may share memory with it."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_complex() or value.is_quantized:
+            raise FLError(f"{name} is a tensor of {value.dtype}, {value.layout}: give a plain one of numbers")
+        return value.detach().cpu()
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a sequence of unequal lengths, or an object of its own kind
+        raise FLError(f"{name} is no array: {' '.join(str(error).split())}") from None
+    if array.dtype.kind not in "buif":
+        raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: give numbers, in equal rows")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    elif array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles
+        array = array.astype(np.float64)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> tuple[Tensor | None, Tensor | None]:
+    """The owners of both parts as int64; names become numbers in alphabetical order."""
+    if owners is None and test_owners is not None:
+        raise FLError("test_owners need owners=, those of the training samples")
+    given = {"owners": (owners, n), "test_owners": (test_owners, test_n)}
+    parts = {}
+    for name, (values, count) in given.items():
+        if values is None:
+            continue
+        parts[name] = array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+        if array.shape != (count,) or array.dtype.kind not in "iuSU":
+            raise FLError(f"{name} is {array.dtype} {list(array.shape)}: give a number or a name for each of {count:,}")
+    if len({array.dtype.kind in "iu" for array in parts.values()}) > 1:
+        raise FLError("owners and test_owners: give numbers for both, or names for both")
+    if parts and parts["owners"].dtype.kind in "SU":
+        names = np.unique(np.concatenate(list(parts.values())))
+        parts = {name: np.searchsorted(names, array) for name, array in parts.items()}
+    found = [torch.from_numpy(parts[name].astype(np.int64)) if name in parts else None for name in given]
+    return found[0], found[1]
+
+
+def _ends(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    return [t.min() for t in tensors], [t.max() for t in tensors]
+
+
+def _said(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

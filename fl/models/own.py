@@ -1,0 +1,240 @@
+"""Models that a user wrote: an `nn.Module`, or a function that makes one, which may be named by its import path.
+
+A spec of such a model is a `zoo.Spec` of a class of its own, made by `describe`, which builds the user's model. So all
+that takes a spec takes it: narrow and shallow models come from `surgery`, as those of timm and torchvision do.
+"""
+
+import copy
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+import zoo
+from fl.base.errors import FLError
+from fl.base.imported import failed, find, installed, is_path, kind
+from fl.data import Dataset
+from surgery.errors import first_line
+from surgery.fingerprints import has_structure, structure
+from zoo.member import Member
+
+GIVEN = "given"
+"""What `--model` is in the settings of a run whose model was given from Python."""
+
+LIBRARIES = ("timm", "torchvision")
+Model: TypeAlias = nn.Module | Callable[[], nn.Module]
+"""A module, whose weights are the initial ones, or a function that makes one with weights of its own."""
+
+
+class OwnSpec(zoo.Spec):
+    """The spec of a user's model; `describe` makes it. Before data and model are known, nothing can be built.
+
+    Attributes:
+        source: the model. shape, dtype: of one sample. targets: the shape of a sample's labels.
+    """
+
+    source: ClassVar[Model | None] = None
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[torch.dtype] = torch.float32
+    targets: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def member(self) -> Member:
+        """What of a spec such a model takes: a width of at most 1, a depth, and the number of classes."""
+        return Member(lambda _: self.build(), None, ("all",), {"num_classes": None}, "your own", initialised=True)
+
+    def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
+        """A copy of the module, or what the function makes with torch's generator seeded from this one."""
+        if self.width != (1.0,) or self.depth is not None:
+            raise FLError(f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow")
+        return _built(self.name, self.source, generator).to(device)
+
+    def full(self) -> nn.Module:
+        """The user's model as it was given, neither narrow nor shallow."""
+        return replace(self, width=1.0, depth=None).build(torch.Generator().manual_seed(0))
+
+    def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """Samples of zeros; their size is that of the data."""
+        del size
+        return torch.zeros(batch, *self.shape, dtype=self.dtype, device=device)
+
+
+def is_own(name: str) -> bool:
+    """Whether a model of this name is a user's.
+
+    >>> is_own("given"), is_own("my_module:MyNet"), is_own("timm:resnet18"), is_own("cnn")
+    (True, True, False, False)
+    """
+    module = name.partition(":")[0]
+    if module == GIVEN:
+        return True
+    if is_path(name, LIBRARIES):  # a misspelt timm is no module
+        return not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75) or _is_there(module)
+    return name in installed("models") and name not in zoo.names()
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def by_name(name: str) -> Model:
+    """The model of an import path or an entry point.
+
+    Raises:
+        FLError: for one that is not there, or is neither a module nor a function; and for one that was given from
+            Python.
+    """
+    if name.partition(":")[0] == GIVEN:
+        raise FLError(
+            "these are the settings of a run whose model was given from Python: give it again, as in "
+            "fl.simulate(config, folder, resume=True, model=...) or fl.load_model(folder, model=...)"
+        )
+    found = find("models", name)
+    return checked(found, f"--model {name}")
+
+
+def checked(model: Any, flag: str = "model=") -> Model:
+    """The same, if it is a model. FLError for what is neither a module nor a function."""
+    if isinstance(model, nn.Module) or callable(model):
+        return model
+    raise FLError(f"{flag} is {kind(model)}: give an nn.Module, or a function that makes one")
+
+
+def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> OwnSpec:
+    """The spec of a user's model for such data.
+
+    Args:
+        name: an import path or an entry point; "given" becomes given:CLASS.
+
+    Raises:
+        FLError: for a model that cannot be made, does not take such samples, or gives no logits of the data's classes;
+            ZooError for a width or depth that it cannot have.
+
+    >>> from fl.data import load
+    >>> describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")).name
+    'given:Sequential'
+    """
+    made = _built(name, checked(model), torch.Generator().manual_seed(0))
+    name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
+    _check_takes(name, made, data)
+    dtype = torch.int64 if data.tokens else _dtype(made)
+    own_spec = _kind(model, data.x.shape[1:], dtype, data.y.shape[1:])
+    return own_spec(name, num_classes=data.classes, width=width, depth=depth)
+
+
+def placeholder(name: str, width: Any = 1.0, depth: Any = None) -> OwnSpec:
+    """A spec for checks of the settings, before the data are loaded. It cannot be built."""
+    if name != GIVEN:
+        by_name(name)
+    return OwnSpec(name, width=width, depth=depth)
+
+
+def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> OwnSpec:
+    """The spec of a run folder's model.
+
+    Args:
+        values: its fields, as a checkpoint has them. known: what `identity` and `sample` said of it.
+        where: the folder, for messages.
+        model: the model; None: it is found by its name.
+
+    Raises:
+        FLError: if there is no model, or another one.
+    """
+    name = values["name"]
+    source = by_name(name) if model is None else checked(model)
+    made = _built(name, source, torch.Generator().manual_seed(0))
+    check_same(made, known, where)
+    dtype = torch.int64 if known["tokens"] else _dtype(made)
+    return _kind(source, known["sample"], dtype, known["targets"]).from_dict(values)
+
+
+def identity(spec: OwnSpec) -> dict[str, Any]:
+    """What a run folder keeps of a model, so that another one is refused: JSON."""
+    full = spec.full()
+    return {
+        "class": type(full).__qualname__,
+        "structure": structure(full),
+        "sample": list(spec.shape),
+        "tokens": spec.dtype == torch.int64,
+        "targets": list(spec.targets),
+    }
+
+
+def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
+    """Raise FLError unless this is the model that `identity` described."""
+    if type(model).__qualname__ != known["class"]:
+        raise FLError(f"{where} holds a run of the model {known['class']}, and this is {type(model).__qualname__}")
+    if not has_structure(model, known["structure"]):
+        raise FLError(
+            f"{where} holds a run of another {known['class']}: its modules or their settings (sizes, strides, ...) "
+            "differ from this one's"
+        )
+
+
+def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[OwnSpec]:
+    """The class of a model's specs: those of two models are never equal."""
+    held = source if isinstance(source, nn.Module) else staticmethod(source)
+    return type(
+        "OwnSpec", (OwnSpec,), {"source": held, "shape": tuple(shape), "dtype": dtype, "targets": tuple(targets)}
+    )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """That of the first parameter, in which a model gets its samples."""
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+def _built(name: str, source: Model | None, generator: torch.Generator | None) -> nn.Module:
+    """A new model, on the CPU or where its maker puts it."""
+    if source is None:
+        raise FLError(f"{_flag(name)} cannot be built before the data are known")
+    with torch.random.fork_rng(devices=[]):
+        if generator is not None:
+            seed = int(torch.randint(2**62, (), generator=generator))
+            torch.default_generator.manual_seed(seed)
+        try:
+            model = copy.deepcopy(source) if isinstance(source, nn.Module) else source()
+        except FLError:
+            raise
+        except (Exception, SystemExit) as error:
+            what = "cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
+            raise FLError(f"{_flag(name)} {what}: {failed(error)}".replace(" ,", ",")) from None
+    if not isinstance(model, nn.Module):
+        raise FLError(f"{_flag(name)} returns {kind(model)}: let it return an nn.Module")
+    if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        raise FLError(f"{_flag(name)} has lazy modules, whose sizes are unknown: call it on a batch first")
+    if not any(p.is_floating_point() for p in model.parameters()):
+        raise FLError(f"{_flag(name)}, a {type(model).__name__}, has no parameters to train")
+    return model
+
+
+def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
+    """Raise FLError unless training mode gives logits for two of the samples."""
+    samples = data.x[:2].expand(2, *data.x.shape[1:]).cpu()
+    inputs = data.normalise(samples, _dtype(model))
+    shape = "x".join(map(str, samples.shape[1:]))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            output = copy.deepcopy(model).cpu().train()(inputs)
+        except Exception as error:  # it is the user's own code
+            what = "tokens" if data.tokens else "numbers"
+            raise FLError(f"{_flag(name)} does not take samples of {shape} {what}: {first_line(error)}") from None
+    wanted = [2, *data.y.shape[1:], data.classes]
+    if not isinstance(output, Tensor) or list(output.shape) != wanted:
+        found = list(output.shape) if isinstance(output, Tensor) else kind(output)
+        raise FLError(
+            f"{_flag(name)} gives {found} for two samples in training, and the data have {data.classes} classes: it "
+            f"has to give logits {wanted}"
+        )
+
+
+def _flag(name: str) -> str:
+    given, _, kind = name.partition(":")
+    return f"model={kind}" if given == GIVEN else f"--model {name}"

@@ -1,0 +1,247 @@
+"""Data of one's own: what is accepted, and what is refused by name."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fl
+from fl.base.errors import FLError
+from fl.data import Dataset, fingerprint, load
+from fl.federation import Federation
+from fl.partition import Split
+
+LABELS = np.array([0, 1, 2, 0])
+TABLE = np.linspace(-3, 3, 20).reshape(4, 5)
+IMAGES = np.arange(4 * 3 * 6 * 8, dtype=np.uint8).reshape(4, 3, 6, 8)
+TOKENS = np.arange(12).reshape(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        (TABLE, torch.float32),
+        (TABLE.tolist(), torch.float32),
+        (torch.tensor(TABLE).bfloat16(), torch.float32),
+        (TABLE.astype(">f4"), torch.float32),
+        (TABLE.astype(np.float16)[:, ::-1], torch.float32),
+        (IMAGES, torch.uint8),
+        (torch.tensor(IMAGES), torch.uint8),
+        (IMAGES / 255, torch.float32),
+        (TOKENS.astype(np.uint16), torch.int32),
+        (TOKENS, torch.int32),
+        (np.zeros((4, 7, 2), np.float32), torch.float32),
+    ],
+)
+def test_arrays_become_tensors_with_their_values(given, dtype):
+    data = Dataset.from_arrays(given, LABELS, given, LABELS.astype(np.uint8))
+    assert (data.x.dtype, data.y.dtype, data.classes) == (dtype, torch.int64, 3)
+    plain = given.double().numpy() if isinstance(given, torch.Tensor) else np.asarray(given, np.float64)
+    assert np.allclose(data.x.double().numpy(), plain, rtol=1e-6)
+    assert data.test_y.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"x": TABLE[:0]}, "x has no samples"),
+        ({"x": TABLE[:3]}, "y has 4 labels and x 3 samples"),
+        ({"test_x": TABLE[:, :2]}, r"test_x is float32 \[4, 2\] and x is float32 \[4, 5\]"),
+        ({"test_x": IMAGES}, r"test_x is uint8"),
+        ({"x": TABLE[:, 0]}, r"x is float64 \[4\]: samples need an axis of their own"),
+        ({"x": np.where(TABLE > 2.9, np.nan, TABLE)}, r"x\[3\] has a value that is not finite"),
+        ({"x": TABLE * 1e300}, r"x\[0\] has a value that is not finite in float32"),
+        ({"test_x": np.where(TABLE > 2.9, np.inf, TABLE)}, r"test_x\[3\] has a value that is not finite"),
+        ({"x": TABLE > 0}, r"x is bool \[4, 5\]"),
+        ({"x": TABLE + 1j}, "x holds complex128"),
+        ({"x": np.array([["a"]] * 4)}, "x holds <U1"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "x is no array"),
+        ({"x": torch.eye(4).to_sparse()}, "x is a tensor of torch.float32, torch.sparse_coo"),
+        ({"x": IMAGES[:, 0]}, r"x is uint8 \[4, 6, 8\]: add the axis of channels, x\[:, None\]"),
+        ({"x": IMAGES[:, 0, 0]}, r"x is uint8 \[4, 8\]: images are \[N, C, H, W\], tables are floats"),
+        ({"x": IMAGES.transpose(0, 2, 3, 1)}, r"channels come first, as in x.transpose\(0, 3, 1, 2\)"),
+        ({"x": IMAGES.astype(int)}, "images are uint8 or floats"),
+        ({"x": -TOKENS}, "x goes from -11 to 0: tokens go from 0"),
+        ({"y": LABELS / 2}, r"y is float64 \[4\]: labels are whole numbers"),
+        ({"y": LABELS[:, None]}, r"y is int64 \[4, 1\]: labels are \[N\]; give y.ravel\(\)"),
+        ({"y": np.eye(4, dtype=int)}, r"give y.argmax\(1\), if this is one-hot"),
+        ({"y": LABELS - 1}, "labels go from -1 to 2"),
+        ({"classes": 2}, "labels go from 0 to 2, and with 2 classes they go from 0 to 1"),
+        ({"test_y": LABELS * 9, "classes": 3}, "labels go from 0 to 18"),
+        ({"y": 0 * LABELS, "test_y": 0 * LABELS}, "classes must be a whole number from 2 on, got 1"),
+        ({"classes": 2.5}, "classes must be a whole number"),
+        ({"top": 300}, "top must lie between 1 and 255"),
+        ({"x": IMAGES, "test_x": IMAGES, "top": 16}, "a pixel has the value 255, above top=16"),
+        ({"owners": [1, 2]}, r"owners is int64 \[2\]: give a number or a name for each of 4"),
+        ({"test_owners": LABELS}, "test_owners need owners="),
+        ({"owners": LABELS, "test_owners": list("abca")}, "give numbers for both, or names for both"),
+    ],
+)
+def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
+    arrays = {"x": TABLE, "y": LABELS, "test_x": TABLE, "test_y": LABELS, **changed}
+    with pytest.raises(FLError, match=said) as error:
+        Dataset.from_arrays(**arrays)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_of_tokens_are_one_each_or_one_a_sample():
+    text = Dataset.from_arrays(TOKENS, TOKENS + 1, TOKENS[:1], TOKENS[:1])
+    assert (text.text, text.classes) == (True, 13)
+    whole = Dataset.from_arrays(TOKENS, LABELS, TOKENS[:2], LABELS[:2])
+    assert (whole.text, whole.tokens, whole.classes) == (False, True, 3)
+    with pytest.raises(FLError, match="give both a label a sample, or one a token"):
+        Dataset.from_arrays(TOKENS, TOKENS, TOKENS, LABELS)
+
+
+def test_owners_may_have_names():
+    data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"), test_owners=list("db"))
+    assert data.owners.tolist() == [1, 0, 2, 1]
+    assert data.test_owners.tolist() == [3, 1]
+
+
+class InPlace(nn.Module):
+    """It changes what it is given, as a model that begins with ReLU(inplace=True) does."""
+
+    def __init__(self, floats):
+        super().__init__()
+        self.last = nn.Linear(8, 3)
+        self.floats = floats
+
+    def forward(self, x):
+        x.mul_(2).add_(1)
+        return self.last(x.flatten(1)[:, :8].to(self.last.weight.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64])
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_no_model_and_no_normalisation_changes_given_data(dtype, backend):
+    shape = (12, 8) if dtype in (torch.int32, torch.int64) else (12, 1, 2, 4)
+    x = (torch.rand(shape) * 9).to(dtype)
+    y = torch.arange(12) % 3
+    data = Dataset("direct", x.clone(), y.clone(), x.clone(), y.clone(), classes=3)
+    nobody = torch.tensor([], dtype=torch.int64)
+    parts = [Split(part, nobody, nobody) for part in torch.arange(12).split(6)]
+    fed = Federation(InPlace(dtype), data, parts, 2, epochs=1, batch_size=3, backend=backend)
+    state = fed.initial()
+    answers = [fed.predict(state, data.test_x) for _ in range(3)]
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+    stack = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in state.items()}
+    fed.train(stack, [0, 1], fl.Rng(0, 1))
+    fed.predict_each(stack, data.test_x[None].expand(2, *data.test_x.shape))
+    assert torch.equal(data.x, x)
+    assert torch.equal(data.test_x, x)
+
+
+def test_floats_stay_as_they_were_given():
+    data = Dataset.from_arrays(IMAGES / 100 - 1, LABELS, IMAGES / 100 - 1, LABELS)
+    assert torch.equal(data.normalise(data.x), torch.tensor(IMAGES / 100 - 1, dtype=torch.float32))
+
+
+def test_tables_are_not_padded_and_not_cropped():
+    table = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS)
+    with pytest.raises(FLError, match=r"--pad is for images, and the samples of given are \[5\]"):
+        table.padded(2)
+    for settings in ({"crop": 1}, {"flip": True}):
+        config = fl.Config(clients=2, participants=1, partition="iid", min_samples=1, **settings)
+        with pytest.raises(FLError, match=r"--crop and --flip are for images, and samples are \[5\]"):
+            fl.build(config, table, nn.Linear(5, 3))
+
+
+def test_a_fingerprint_tells_data_apart():
+    digits = load("digits")
+    same = Dataset.from_arrays(digits.x.numpy(), digits.y, digits.test_x, digits.test_y.tolist(), top=16)
+    assert fingerprint(same) == fingerprint(digits)
+    y = digits.y.clone()
+    y[[0, 1]] = y[[1, 0]] if y[0] != y[1] else (y[[1, 0]] + 1) % 10
+    other = Dataset.from_arrays(digits.x, y, digits.test_x, digits.test_y, top=16)
+    assert fingerprint(other)["sha256"] != fingerprint(digits)["sha256"]
+
+
+def test_torch_data_sets():
+    train = TensorDataset(torch.tensor(TABLE).float(), torch.tensor(LABELS))
+    data = Dataset.from_torch(train, train, owners=[0, 0, 1, 1])
+    assert torch.equal(data.x, train.tensors[0])
+    assert data.owners.tolist() == [0, 0, 1, 1]
+
+
+def folder(tmp_path, sizes=((8, 6),) * 4, modes=("RGB",) * 4, classes="ab"):
+    from PIL import Image
+
+    for k, (size, mode) in enumerate(zip(sizes, modes)):
+        where = tmp_path / classes[k % 2]
+        where.mkdir(parents=True, exist_ok=True)
+        Image.new(mode, size, k * 20 if mode in "LI1" else (k * 20,) * len(mode)).save(where / f"{k}.png")
+    return tmp_path
+
+
+def test_an_image_folder(tmp_path):
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import Resize, ToTensor
+
+    train = ImageFolder(folder(tmp_path / "train"))
+    data = Dataset.from_torch(train, train)
+    assert (data.x.dtype, data.x.shape[1:], data.y.tolist()) == (torch.uint8, (3, 6, 8), [0, 0, 1, 1])
+    assert data.x[:, 0, 0, 0].tolist() == [0, 40, 20, 60]
+    floats = Dataset.from_torch(*[ImageFolder(tmp_path / "train", ToTensor())] * 2)
+    assert torch.allclose(floats.x, data.x / 255)
+
+    sizes = folder(tmp_path / "sizes", sizes=((8, 8), (8, 8), (9, 8), (8, 8)))
+    with pytest.raises(FLError, match=r"train\[1\] is uint8 3x8x9 and train\[0\] is uint8 3x8x8.*Resize\(\(64, 64\)\)"):
+        Dataset.from_torch(ImageFolder(sizes), train)
+    assert Dataset.from_torch(*[ImageFolder(sizes, Resize((5, 5)))] * 2).x.shape[1:] == (3, 5, 5)
+
+    other = ImageFolder(folder(tmp_path / "other", classes="ac"))
+    with pytest.raises(FLError, match="train and test name different classes"):
+        Dataset.from_torch(train, other)
+    (tmp_path / "train/a/0.png").write_bytes(b"no image")
+    with pytest.raises(FLError, match=r"train\[0\] cannot be read: UnidentifiedImageError"):
+        Dataset.from_torch(train, train)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([], "train has no samples"),
+        (iter([]), "train is a list_iterator"),
+        ([torch.zeros(3)] * 2, r"train\[0\] is no pair \(sample, label\) but Tensor"),
+        ([(torch.zeros(3), "cat")] * 2, r"the label of train\[0\] is 'cat'"),
+        ([(torch.zeros(3), torch.zeros(2))] * 2, r"the label of train\[0\] is tensor"),
+        ([("a", 0)] * 2, r"train\[0\] holds <U1"),
+    ],
+)
+def test_what_is_no_torch_data_set_is_refused(items, said):
+    with pytest.raises(FLError, match=said):
+        Dataset.from_torch(items, items)
+
+
+@pytest.mark.slow  # the import of the package
+def test_hugging_face_data_sets():
+    datasets = pytest.importorskip("datasets")
+    columns = {"pixels": TABLE.tolist(), "label": LABELS.tolist(), "who": list("abca"), "note": list("wxyz")}
+    train = datasets.Dataset.from_dict(columns)
+    data = Dataset.from_huggingface(train, train, image="pixels", owner="who")
+    assert np.allclose(data.x, TABLE)
+    assert data.owners.tolist() == [0, 1, 2, 0]
+    with pytest.raises(FLError, match="train has no column 'image': there are pixels, label, who, note"):
+        Dataset.from_huggingface(train, train)
+    with pytest.raises(FLError, match=r"the label of train\[0\] is 'w'"):
+        Dataset.from_huggingface(train, train, image="pixels", label="note")
+    with pytest.raises(FLError, match=r"train is a DatasetDict of train: give one, as data\['train'\]"):
+        Dataset.from_huggingface(datasets.DatasetDict(train=train), train)
+    features = [
+        datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=n)}) for n in ("ab", "ba")
+    ]
+    from PIL import Image
+
+    images = {"image": [Image.new("L", (4, 3), k) for k in (3, 5)], "label": [0, 1]}
+    parts = [datasets.Dataset.from_dict(images, features=one) for one in features]
+    assert Dataset.from_huggingface(parts[0], parts[0]).x[:, 0, 0, 0].tolist() == [3, 5]
+    with pytest.raises(FLError, match=r"name different classes, or in another order \(a, b; b, a\)"):
+        Dataset.from_huggingface(*parts)
+
+
+def test_what_is_no_hugging_face_data_set_is_refused():
+    with pytest.raises(FLError, match=r"train is a list: give a datasets\.Dataset"):
+        Dataset.from_huggingface([], [])
