@@ -78,7 +78,8 @@ def test_damaged_idx_files_are_told(tmp_path, content):
 
 
 def test_unknown_names_list_the_valid_ones():
-    with pytest.raises(FLError, match=r"there are digits, cifar10, .*fashion-mnist, femnist, mnist, .*, text:FILE$"):
+    every = "there are digits, cifar10, .*fashion-mnist, femnist, mnist, .*, text:FILE, and module:function for one of"
+    with pytest.raises(FLError, match=every):
         data.load("imagenet")
 
 
