@@ -103,7 +103,7 @@ def read_parts(folder: Path) -> tuple[Spec, dict[str, State]]:
     tensors, header = _read(folder)
     try:
         return Spec.from_dict(header["model"]), unflatten(tensors)
-    except zoo.ZooError as error:
+    except (zoo.ZooError, TypeError) as error:  # a header without the model's name raises the latter
         raise FLError(f"{folder / FILE} describes no model: {error}") from None
 
 
