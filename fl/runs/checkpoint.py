@@ -112,7 +112,7 @@ def read_parts(folder: Path, file: str = FILE, model: Model | None = None) -> tu
     tensors, header = _read(folder, file)
     try:
         return spec_of(folder, header["model"], model), unflatten(tensors)
-    except zoo.ZooError as error:
+    except (zoo.ZooError, TypeError) as error:  # a header without the model's name raises the latter
         raise FLError(f"{folder / file} describes no model: {error}") from None
 
 

@@ -63,7 +63,7 @@ def data():
     return CONFIG.load()
 
 
-@pytest.mark.parametrize("first", some(range(4), [1]))
+@pytest.mark.parametrize("first", some(range(8), [1]))
 def test_a_run_that_dies_at_a_write_is_resumed_byte_for_byte(tmp_path, monkeypatch, data, first):
     simulate(CONFIG, tmp_path / "whole", dataset=data)
     whole, number, before = contents(tmp_path / "whole"), 1 + first, set()
@@ -80,8 +80,8 @@ def test_a_run_that_dies_at_a_write_is_resumed_byte_for_byte(tmp_path, monkeypat
         assert contents(folder) == whole, number
         if death.left > 0:
             break
-        number += 4
-    assert {(True, False), (True, True)} <= before
+        number += 8
+    assert (True, True) in before
 
 
 def test_a_disk_that_is_full_says_how_to_go_on(tmp_path, monkeypatch, data):

@@ -78,6 +78,12 @@ def test_forged_headers(folder, data, state, match):
         fl.load_model(folder)
 
 
+def test_a_header_without_a_model_s_name(folder):
+    rewritten(folder / checkpoint.FILE, state='{"round": 1, "model": {}}')
+    with pytest.raises(fl.FLError, match="describes no model"):
+        fl.load_model(folder)
+
+
 def test_other_formats_are_named(folder, data):
     for given, match in (("3", "is of format 3, which another version"), (None, "is no checkpoint of a run, and")):
         rewritten(folder / checkpoint.FILE, format=given)

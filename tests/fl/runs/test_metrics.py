@@ -45,3 +45,11 @@ def test_a_method_cannot_take_a_column_that_every_run_has(tmp_path, monkeypatch)
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"loss": int}))
     with pytest.raises(FLError, match="mine names 'loss' as a column of its own"):
         Metrics(tmp_path / "metrics.csv")
+
+
+def test_a_line_without_its_end_may_lack_digits_and_is_not_read(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"round,loss\r\n1,2.5\r\n2,0.12")
+    assert read(path) == [{"round": 1, "loss": 2.5}]
+    path.write_bytes(b"round,loss\r\n1,2.5\r\n2,0.125\r\n")
+    assert read(path)[1] == {"round": 2, "loss": 0.125}
