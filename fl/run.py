@@ -1,5 +1,10 @@
 """Train federated models: `python -m fl.run [RECIPE] [--flags]`."""
 
+if __name__ == "__main__":  # before the imports below, which --help does not wait for
+    from fl.__main__ import start
+
+    start("run")
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +50,3 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
     table = compare(done, folder / "comparison.png")
     write_text(folder / "comparison.txt", table + "\n")
     print(f"\n{table}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
