@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         print(f"error: unknown command {name!r}: {hint}there are {', '.join(commands())}", file=sys.stderr)
         return 2
-    if any(word in HELP for word in rest) and (code := _without_slow_packages(name, rest)) is not None:
+    if (
+        any(word in HELP for word in rest)
+        and not _plugins()
+        and (code := _without_slow_packages(name, rest)) is not None
+    ):
         return code
     return _main_of(name)(rest)
 
@@ -74,6 +78,11 @@ def _main_of(name: str) -> Callable[[Sequence[str]], int]:
     package = name if name in MODELS else f"fl.{name}"
     inside = name in MODELS or (HERE / name).is_dir()
     return import_module(f"{package}.__main__" if inside else package).main
+
+
+def _plugins() -> bool:
+    """Whether other packages add methods and the like: they may do more than declare them while they are imported."""
+    return any(group.startswith("layer_surgery.") for group in metadata.entry_points().groups)
 
 
 def _without_slow_packages(name: str, argv: list[str]) -> int | None:

@@ -149,6 +149,16 @@ def test_help_is_printed_with_pytorch_where_it_cannot_do_without(capsys, monkeyp
     assert calls == [["--help"]] * 2
 
 
+def test_code_of_other_packages_is_imported_with_pytorch(monkeypatch):
+    class Points:
+        groups = ("console_scripts", "layer_surgery.algorithms")
+
+    monkeypatch.setattr(cli.metadata, "entry_points", Points)
+    monkeypatch.setattr(cli, "_without_slow_packages", lambda *_: pytest.fail("it would be run without PyTorch"))
+    monkeypatch.setattr(cli, "_main_of", lambda _: lambda _: 0)
+    assert cli.main(["run", "--help"]) == 0
+
+
 def test_the_script_is_this_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"layer-surgery": f"{cli.main.__module__}:{cli.main.__name__}"}
