@@ -68,7 +68,7 @@ class Config(MethodOptions, Fields):
         """
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise FLError(f"not the settings of a run: this is not YAML ({' '.join(str(error).split())})") from None
         if isinstance(values, dict) and (strange := [name for name in _SOURCES if name in values]):
             raise FLError(f"not the settings of a run: {strange[0]} is a flag, which no file of settings has")
@@ -77,6 +77,8 @@ class Config(MethodOptions, Fields):
     @classmethod
     def from_file(cls, path: Path) -> "Config":
         """The settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
+        if path.exists() and not path.is_file():
+            raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
         try:
             return cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError) as error:

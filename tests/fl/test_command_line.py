@@ -281,7 +281,9 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
         ("resume: runs/a\n", [], "resume is a flag"),
         ("config: b.yaml\n", [], "config is a flag"),
         ("a: [", [], "not YAML"),
+        ("[" * 9000, [], "not YAML"),
         (None, [], "cannot be read: No such file"),
+        (Path("/dev/zero"), [], "is not a regular file"),
         ("rounds: 7\n", ["--resume", "runs/a"], "--config and --resume both say"),
         ("rounds: 7\n", ["digits"], "--config and a recipe both say"),
         ("rounds: 7\n", ["--alpha", "0.1", "--partition", "iid"], "--alpha is for --partition dirichlet"),
@@ -289,7 +291,9 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
 )
 def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
     path = tmp_path / "mine.yaml"
-    if text is not None:
+    if isinstance(text, Path):
+        path.symlink_to(text)
+    elif text is not None:
         path.write_text(text)
     recipe = flags[:1] if flags and not flags[0].startswith("-") else []
     with pytest.raises(FLError, match=said):
