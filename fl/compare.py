@@ -5,7 +5,11 @@
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
 
-import sys
+if __name__ == "__main__":  # before the imports below, which --help does not wait for
+    from fl.__main__ import start
+
+    start("compare")
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +19,7 @@ import tyro
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
+from fl.base.help import command
 from fl.figures.comparison import check, compare
 from fl.figures.style import check_new
 
@@ -36,7 +41,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
-    return guarded(lambda: run(tyro.cli(Arguments, prog="python -m fl.compare", args=argv)))
+    return guarded(lambda: run(command(Arguments, "compare", argv)))
 
 
 def run(arguments: Arguments) -> int:
@@ -48,7 +53,3 @@ def run(arguments: Arguments) -> int:
     print(compare(arguments.folders, arguments.out, arguments.against, arguments.target))
     print(f"\nfigure: {arguments.out}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,10 @@
 """Write the trained model of a run into one file: `python -m fl.export RUN FILE`."""
 
+if __name__ == "__main__":  # before the imports below, which --help does not wait for
+    from fl.__main__ import start
+
+    start("export")
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +15,7 @@ from typing import Annotated
 import tyro
 
 from fl.base.console import guarded
+from fl.base.help import command
 from fl.runs.export import export
 
 
@@ -36,12 +42,11 @@ class Export:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
-    return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
+    return guarded(lambda: run(command(Export, "export", argv)))
 
 
-def run(argv: list[str]) -> int:
+def run(asked: Export) -> int:
     """Write the file and say so."""
-    asked = tyro.cli(Export, prog="python -m fl.export", args=argv)
     more = {"format": asked.format, "client": asked.client, "best": asked.best, "pixels": asked.pixels}
     print(f"model: {export(asked.run, asked.file, **more)}")
     return 0
@@ -52,6 +57,3 @@ class _Module(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Module  # `fl.export(...)` stays a call after this file was imported as `fl.export`
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,8 +6,12 @@
 All panels share the two random directions (up to the scale of each model's filters), the colours and the contours.
 """
 
+if __name__ == "__main__":  # before the imports below, which --help does not wait for
+    from fl.__main__ import start
+
+    start("landscape")
+
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +26,7 @@ from fl.base.checks import check_values
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.flags import Above0, Natural, number, one_of
+from fl.base.help import command
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_file
 from fl.runs.assembly import pick_device
@@ -106,8 +111,4 @@ def run(arguments: Arguments) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     smaller = "--together (models side by side) or --samples"
-    return guarded(lambda: run(tyro.cli(Arguments, prog="python -m fl.landscape", args=argv)), smaller)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return guarded(lambda: run(command(Arguments, "landscape", argv)), smaller)

@@ -6,17 +6,24 @@ python -m fl.sweep fedmr.stage1-rounds 0,10,20                                  
 python -m fl.sweep attack.share 0,0.05,0.2 --algorithm fedfa,heterofl              FedFA's Fig. 3
 """
 
+if __name__ == "__main__":  # before the imports below, which --help does not wait for
+    from fl.__main__ import start
+
+    start("sweep")
+
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from fl.analysis.groups import find_runs
 from fl.base.checks import role
 from fl.base.console import guarded
 from fl.base.errors import FLError
+from fl.base.help import asked, program
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.data import Dataset
@@ -26,7 +33,7 @@ from fl.runs.folder import new_folder
 from fl.simulation.many_runs import resumable, train_all
 from fl.simulation.sweep import FILE, Sweep
 
-_USAGE = "python -m fl.sweep OPTION VALUE,VALUE,... [RECIPE]"
+_USAGE = "OPTION VALUE,VALUE,... [RECIPE]"
 _ABOUT = """Train with several values of one option, each with every method and seed, and compare them.
 
 OPTION is the name of a flag below without its dashes, such as participants, fedmr.fraction or lr. VALUEs are written as
@@ -81,16 +88,17 @@ def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
         _not_given(saved.option, names)
         return saved.config
 
-    ask = partial(parse, read=settings, prog=_USAGE, about=_ABOUT)
-    if {"-h", "--help"} & set(argv):
-        ask(["--help"])
+    ask = partial(parse, read=settings, command="sweep", usage=_USAGE, about=_ABOUT)
+    if asked(argv):
+        places = len(list(takewhile(lambda word: not word.startswith("-"), argv[:2])))
+        ask(argv[places:])  # without the option and its values
     if "resume" in names:
         if not argv[0].startswith("-"):
             raise FLError(f"--resume takes the option and its values from the folder: leave {argv[0]!r} out")
         config, folder = ask(argv)
         return replace(Sweep.read(folder), config=config), folder, True
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("--"):
-        raise FLError(f"name the option to sweep and its values first: {_USAGE}, or --help")
+        raise FLError(f"name the option to sweep and its values first: {program('sweep')} {_USAGE}, or --help")
     option, values, *rest = argv
     _not_given(option.replace("_", "-"), names[2:])
     config, _ = ask(rest, swept=option)
@@ -111,7 +119,3 @@ def _flag(word: str) -> str:
 def _not_given(option: str, names: Sequence[str]) -> None:
     if option in names:
         raise FLError(f"--{option} is what is swept: leave the flag out")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

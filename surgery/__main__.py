@@ -1,4 +1,4 @@
-"""The command line: `python -m surgery inspect MODEL`."""
+"""Look at a model, and at what surgery makes of it: `python -m surgery inspect MODEL`."""
 
 import difflib
 import json

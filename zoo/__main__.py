@@ -1,4 +1,4 @@
-"""The command line: `python -m zoo` prints a table of the models."""
+"""List the models of the zoo with their sizes: `python -m zoo`."""
 
 import json
 import os

@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torchvision import models
 
 from zoo.errors import ZooError
 from zoo.norms import State, StaticBatchNorm2d, is_statistic
@@ -123,5 +122,7 @@ def _shapes(name: str, norm: str, classes: int) -> dict[str, tuple[int, ...]]:
 
 @lru_cache
 def _names(theirs: str) -> list[str]:
+    from torchvision import models
+
     with torch.device("meta"):
         return list(models.get_model(theirs).state_dict())

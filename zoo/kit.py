@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
 
 from zoo.norms import Norm, make_norm
 
 _DROPOUTS = (
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, StochasticDepth,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
+_OTHERS = {"StochasticDepth": "p", "DropPath": "drop_prob"}  # torchvision's and timm's, known without importing these
 
 
 def dropout_rate(module: nn.Module) -> str | None:
@@ -23,7 +23,7 @@ def dropout_rate(module: nn.Module) -> str | None:
     """
     if isinstance(module, _DROPOUTS):
         return "p"
-    return "drop_prob" if type(module).__name__ == "DropPath" else None  # timm's, checked without importing timm
+    return _OTHERS.get(type(module).__name__)
 
 
 def without_identities(parts: Mapping[str, nn.Module]) -> OrderedDict[str, nn.Module]:
@@ -54,6 +54,12 @@ class Scaler(nn.Module):
         return f"rate={self.rate:g}"
 
 
+def _stochastic_depth(rate: float) -> nn.Module:
+    from torchvision.ops import StochasticDepth  # as slow to import as PyTorch itself, and seldom needed
+
+    return StochasticDepth(rate, "row")
+
+
 class Residual(nn.Module):
     """shortcut + branch; the branch may be scaled by a learnable step size and dropped at random.
 
@@ -64,7 +70,7 @@ class Residual(nn.Module):
     def __init__(self, step_size: bool = False, drop_path: float = 0.0) -> None:
         super().__init__()
         self.step = nn.Parameter(torch.ones(1)) if step_size else None
-        self.drop = StochasticDepth(drop_path, "row") if drop_path else nn.Identity()
+        self.drop = _stochastic_depth(drop_path) if drop_path else nn.Identity()
 
     def forward(self, shortcut: Tensor, branch: Tensor) -> Tensor:
         branch = self.drop(branch)

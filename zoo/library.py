@@ -9,7 +9,6 @@ import inspect
 from functools import lru_cache, partial
 from typing import Any
 
-import torchvision
 from torch import nn
 
 from zoo.blueprint import Blueprint
@@ -70,10 +69,12 @@ def _timm(spec: Blueprint) -> nn.Module:
 
 
 def _torchvision(spec: Blueprint) -> nn.Module:
+    from torchvision import models
+
     arguments = {"num_classes": spec.num_classes, "weights": None}
     if "weights_backbone" in _torchvision_arguments(spec.name.partition(":")[2]):
         arguments["weights_backbone"] = None
-    factory = partial(torchvision.models.get_model, spec.name.partition(":")[2])
+    factory = partial(models.get_model, spec.name.partition(":")[2])
     model = _sized(factory, "image_size", spec.image_size, arguments)
     return model if spec.in_channels == 3 else _grey(spec, model)
 
@@ -118,11 +119,15 @@ def _timm_metadata(model: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _torchvision_names() -> set[str]:
-    return set(torchvision.models.list_models(module=torchvision.models))  # without those for detection, video, ...
+    from torchvision import models
+
+    return set(models.list_models(module=models))  # without those for detection, video, ...
 
 
 def _torchvision_arguments(model: str) -> set[str]:
-    return set(inspect.signature(torchvision.models.get_model_builder(model)).parameters)
+    from torchvision import models
+
+    return set(inspect.signature(models.get_model_builder(model)).parameters)
 
 
 def _torchvision_metadata(model: str) -> tuple[int, tuple[int, ...]]:

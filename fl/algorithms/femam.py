@@ -88,7 +88,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     objectives = [with_logits(kind.objective()) if at else kind.objective() for at, kind in enumerate(kinds)]
     n, mean = len(fed.clients), options.combine == "mean"
     cache = Cache(fed) if last else None
-    validation = Validation(fed, cache, mean) if last and (options.prune or not options.level_rounds) else None
+    validation = Validation(fed, cache, mean) if validates(options) else None
 
     def init():
         start, used, unused = fed.initial(), kinds[0].start(), torch.full((last, n), -1)
@@ -172,6 +172,11 @@ def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], Ow
     return options.levels, Own(levels_of(server), options.combine == "mean")
 
 
+def validates(options: FeMAMOptions) -> bool:
+    """Whether clients' validation data say when a level ends, or who keeps its model."""
+    return len(options.levels) > 1 and (options.prune or not options.level_rounds)
+
+
 def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: str) -> Kind:
     """What a level is, by its name among the options."""
     lam = options.lam if name.isdecimal() or options.lam_everywhere else 0.0
@@ -234,4 +239,5 @@ METHOD = Method(
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
     refuses={"masked": "adds logits to logits, masked or not"},
     pathways=pathways,
+    validates=validates,
 )

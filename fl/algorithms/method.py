@@ -30,6 +30,7 @@ class Method:
             clients are not "mixed" refuses several architectures by itself.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
+        validates: options -> whether clients need samples to validate on. The command line holds some out for it.
     """
 
     make: Callable[..., Algorithm]
@@ -38,6 +39,7 @@ class Method:
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
     pathways: Callable[[Any, Server], tuple[Sequence[str], Own]] | None = None
+    validates: Callable[[Any], bool] = lambda options: False
 
     def __post_init__(self) -> None:
         name = getattr(self.make, "__name__", "")

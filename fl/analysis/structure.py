@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from sklearn.metrics import adjusted_rand_score
 
 from fl.base.errors import FLError
 from fl.base.files import write_json
@@ -139,6 +138,8 @@ def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
     >>> rand_index([2, 2, 0, 0, -1], [0, 0, 1, 1, 1]), rand_index([0, 0, 0, 0], [0, 0, 1, 1])
     (1.0, 0.0)
     """
+    from sklearn.metrics import adjusted_rand_score
+
     kept = np.flatnonzero(np.asarray(found) >= 0)
     found, truth = np.asarray(found)[kept], np.asarray(truth)[kept]
     if not 1 < len(np.unique(truth)) < len(kept):

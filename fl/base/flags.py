@@ -108,6 +108,11 @@ class Role:
     data: bool = False
 
 
+@dataclass(frozen=True)
+class Rare:
+    """Says that a setting is seldom needed, so that only `--help all` shows it."""
+
+
 class Flag(PrimitiveConstructorSpec):
     """How a setting is written, with the values that it may have.
 

@@ -1,25 +1,35 @@
-"""Settings from the command line: a recipe, flags, or a folder to resume."""
+"""Settings from the command line: a recipe, a file, flags, or a folder to resume."""
 
 import difflib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import tyro
 
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.method import Method
 from fl.base.checks import changed, role
 from fl.base.errors import FLError
 from fl.base.flags import written
+from fl.base.help import HELP, asked, finish, program
 from fl.config import Config
-from fl.config.recipes import RECIPES, overview
+from fl.config.help import settings_page
+from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
 from fl.config.yaml_settings import flat
+
+_HELD_OUT = 0.1
+"""The share of their samples that clients hold out for a method that validates on them, if none is given."""
 
 
 def parse(
     argv: list[str],
     read: Callable[[Path], Config] = Config.read,
-    prog: str = "python -m fl.run [RECIPE]",
+    command: str = "run",
+    usage: str = "[RECIPE]",
     about: str = Config.__doc__,
     swept: str = "",
 ) -> tuple[Config, Path | None]:
@@ -27,7 +37,7 @@ def parse(
 
     Args:
         read: the settings in the folder of a run to resume.
-        prog, about: the command and its description, for --help.
+        command: its name. usage, about: what follows the name, and a description, for --help.
         swept: the option that a sweep gives several values.
 
     Raises:
@@ -39,17 +49,25 @@ def parse(
         if name not in RECIPES:
             near = difflib.get_close_matches(name, RECIPES, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FLError(f"unknown recipe {name!r}: {hint}python -m fl.run --help lists all {len(RECIPES)}")
+            raise FLError(f"unknown recipe {name!r}: {hint}{program('run')} --help lists all {len(RECIPES)}")
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
-    config = _cli(argv, start, prog, about)
+    if asked(argv):
+        finish(_help(argv, start, command, usage, about))
+    config = _cli(argv, start, command)
+    if config.config is not None:
+        if recipe or config.resume is not None:
+            other = "a recipe" if recipe else "--resume"
+            raise FLError(f"--config and {other} both say where the settings come from: leave one of them out")
+        start = Config.from_file(Path(config.config))
+        config = replace(_cli(argv, start, command), config=None)
     if config.resume is None:
         config.check_options(start, swept)
-        return config, None
+        return _holding_out(config, argv, swept), None
     if recipe:
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = read(folder)
-    resumed = _cli(argv, replace(saved, resume=None), prog, about)
+    resumed = _cli(argv, replace(saved, resume=None), command)
     different = [*changed(resumed, saved)]
     if fixed := [f.name for f in fields(Config) if f.name in different and not role(f).resumable]:
         was, now = (flat(asdict(config)) for config in (saved, resumed))
@@ -62,11 +80,35 @@ def parse(
     return resumed, folder
 
 
-def _cli(argv: list[str], default: Config, prog: str, about: str) -> Config:
-    return tyro.cli(
-        Config,
-        prog=prog,
-        args=argv,
-        default=default,
-        description=f"{about}\n\nrecipes, to be overridden by flags (`NAME --help` describes one):\n{overview()}",
-    )
+def _cli(argv: Sequence[str], default: Config, command: str) -> Config:
+    return tyro.cli(Config, prog=program(command), args=argv, default=default)
+
+
+def _help(argv: list[str], start: Config, command: str, usage: str, about: str) -> str:
+    """The page for the settings that the other words of the command line give; for the defaults if they give none."""
+    at = next(i for i, word in enumerate(argv) if word in HELP)
+    everything = argv[at + 1 : at + 2] == ["all"]
+    others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
+    config = start
+    with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
+        config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+        if config.config is not None:
+            start = Config.from_file(Path(config.config))
+            config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+    return settings_page(command, usage, about, start, config, everything)
+
+
+def _holding_out(config: Config, argv: Sequence[str], swept: str) -> Config:
+    """The settings, with samples held out if a method validates on them and the command does not say how many."""
+    given = any(word.replace("_", "-").startswith("--local-valid") for word in argv) or swept == "local-valid"
+    if config.local_valid or given:
+        return config
+    for name in config.algorithm:
+        method = ALGORITHMS.get(name)
+        if isinstance(method, Method) and method.validates(getattr(config, name, None)):
+            print(
+                f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken",
+                file=sys.stderr,
+            )
+            return replace(config, local_valid=_HELD_OUT)
+    return config

@@ -13,6 +13,9 @@ from fl.config.checks import check
 from fl.config.fields import Fields, MethodOptions
 from fl.config.yaml_settings import filled, flat, with_lists
 
+_SOURCES = ("config", "resume")
+"""Settings that say where the others come from."""
+
 
 @dataclass(frozen=True)
 class Config(MethodOptions, Fields):
@@ -51,9 +54,8 @@ class Config(MethodOptions, Fields):
         return f"{','.join(self.algorithm)}-{dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self) -> str:
-        """The settings as YAML, without `resume`, which says where they come from. `from_yaml` is the inverse."""
-        values = dataclasses.asdict(replace(self, resume=None))
-        del values["resume"]
+        """The settings as YAML, without those that say where they come from. `from_yaml` is the inverse."""
+        values = {name: value for name, value in dataclasses.asdict(self).items() if name not in _SOURCES}
         return yaml.safe_dump(with_lists(values), sort_keys=False)
 
     @classmethod
@@ -67,9 +69,24 @@ class Config(MethodOptions, Fields):
         """
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise FLError(f"not the settings of a run: this is not YAML ({' '.join(str(error).split())})") from None
+        if isinstance(values, dict) and (strange := [name for name in _SOURCES if name in values]):
+            raise FLError(f"not the settings of a run: {strange[0]} is a flag, which no file of settings has")
         return filled(cls(), values, "")
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Config":
+        """The settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
+        if path.exists() and not path.is_file():
+            raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
+        try:
+            return cls.from_yaml(path.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise FLError(f"--config {path} cannot be read: {reason}") from None
+        except FLError as error:
+            raise FLError(f"--config {path}: {error}") from None
 
     @classmethod
     def read(cls, folder: Path) -> "Config":

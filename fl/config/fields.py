@@ -17,6 +17,7 @@ from fl.base.flags import (
     Depths,
     Natural,
     OnlyWith,
+    Rare,
     Rates,
     Role,
     Share,
@@ -64,6 +65,7 @@ LOGS = ("tensorboard", "wandb")
 
 _SGD, _STEP = OnlyWith("optimizer", "sgd"), OnlyWith("lr_schedule", "step")
 _EXECUTION, _FREE = Role(compared=False), Role(compared=False, resumable=True)
+_RARE = Rare()
 _Methods = Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS)]
 _Betas = Annotated[tuple[float, ...], several(float, "FLOAT,FLOAT", least=0, below=1)]
 _HeldOut = Annotated[float, number(float, least=0, below=1)]
@@ -82,11 +84,11 @@ class Fields(DataSettings):
     """shares of the hidden widths: one number for all, or one for each section of the model"""
     depth: Depths = ()
     """blocks in a section of the model: one number for all sections, or one for each"""
-    stem: Annotated[str, one_of("default", "imagenet", "cifar")] = "default"
+    stem: Annotated[str, one_of("default", "imagenet", "cifar"), _RARE] = "default"
     """first layers: imagenet halves images once or twice, cifar keeps their size, default is the model's own choice"""
-    norm: Annotated[str, one_of("default", *get_args(zoo.norms.Norm))] = "default"
+    norm: Annotated[str, one_of("default", *get_args(zoo.norms.Norm)), _RARE] = "default"
     """norm layers; default is the model's own choice"""
-    dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT"), _RARE] = None
     """rate of dropout [the model's own]"""
     init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
     """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
@@ -95,9 +97,9 @@ class Fields(DataSettings):
 
     participants: Annotated[int | float, count_or_share()] = 5
     """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
-    joining: Share = 0.0
+    joining: Annotated[Share, _RARE] = 0.0
     """share of the clients who join late, after a round that is drawn for each of them"""
-    leaving: Share = 0.0
+    leaving: Annotated[Share, _RARE] = 0.0
     """share of the clients who leave early, after a round that is drawn for each of them"""
     rounds: Annotated[AtLeast1, Role(resumable=True)] = 40
     """number of communication rounds"""
@@ -105,9 +107,9 @@ class Fields(DataSettings):
     """how often a client goes through its data in a round"""
     batch_size: AtLeast1 = 10
     """samples in a training step"""
-    crop: Natural = 0
+    crop: Annotated[Natural, _RARE] = 0
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
-    flip: bool = False
+    flip: Annotated[bool, _RARE] = False
     """augmentation: mirror half of the images, drawn at random"""
     optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
     """the clients' optimizer; it starts afresh in every round"""
@@ -115,15 +117,15 @@ class Fields(DataSettings):
     """the clients' learning rate (with adam, 0.001 is a good start)"""
     momentum: Annotated[AtLeast0, _SGD] = 0.9
     """sgd: momentum"""
-    nesterov: Annotated[bool, _SGD] = False
+    nesterov: Annotated[bool, _SGD, _RARE] = False
     """sgd: Nesterov's momentum"""
-    betas: Annotated[_Betas, OnlyWith("optimizer", "adam")] = (0.9, 0.999)
+    betas: Annotated[_Betas, OnlyWith("optimizer", "adam"), _RARE] = (0.9, 0.999)
     """adam: decay rates of the two moments"""
     weight_decay: AtLeast0 = 0.0
     """weight decay, added to the gradient"""
-    clip: AtLeast0 = 0.0
+    clip: Annotated[AtLeast0, _RARE] = 0.0
     """clip a client's gradient to this norm; 0 is off"""
-    masked_loss: bool = False
+    masked_loss: Annotated[bool, _RARE] = False
     """set the logits of classes that a client does not have to 0 while it trains (HeteroFL, FedFA)"""
     lr_schedule: Annotated[str, one_of(*SCHEDULES)] = "constant"
     """how the learning rate changes over rounds: step multiplies it by --lr-factor after each of --lr-steps, cosine
@@ -138,14 +140,14 @@ class Fields(DataSettings):
     local_test: _HeldOut = 0.0
     """share of each client's samples that is held out for testing"""
 
-    attack: AttackOptions = AttackOptions()
-    defence: Defence = Defence()
+    attack: Annotated[AttackOptions, _RARE] = AttackOptions()
+    defence: Annotated[Defence, _RARE] = Defence()
 
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32), Role(compared=False)] = (0,)
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
     eval_every: Annotated[AtLeast1, _FREE] = 1
     """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""
-    models_every: Annotated[Natural, _FREE] = 1
+    models_every: Annotated[Natural, _FREE, _RARE] = 1
     """evaluate each participant's model every so many rounds; 0 is never (their similarity is always measured)"""
     patience: Annotated[Natural, Role(resumable=True)] = 0
     """stop when so many evaluations have brought nothing better: a smaller mean validation loss where clients validate
@@ -154,27 +156,29 @@ class Fields(DataSettings):
     """keep the model of the best evaluated round as well, for `fl.load_model(folder, best=True)`"""
     log: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none", items=LOGS), _FREE] = ()
     """also log every round to tensorboard (in the run folder) or wandb; each is an extra of the same name"""
-    checkpoint_every: Annotated[AtLeast1, _FREE] = 10
+    checkpoint_every: Annotated[AtLeast1, _FREE, _RARE] = 10
     """write a checkpoint every so many rounds, and one at the end or on Ctrl-C"""
 
     device: Annotated[str, _FREE] = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
-    chunk: Annotated[Natural, _FREE] = 0
+    chunk: Annotated[Natural, _FREE, _RARE] = 0
     """train this many clients at a time, to save memory; 0 is all of a round's"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
     """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one program),
     graphs (CUDA graphs); auto is the one that was measured to be fastest"""
-    precision: Annotated[str, one_of(*PRECISIONS)] = "float32"
+    precision: Annotated[str, one_of(*PRECISIONS), _RARE] = "float32"
     """numbers to compute with: float32, tf32 (on CUDA), or bf16 with weights in float32"""
-    channels_last: Annotated[bool, _EXECUTION] = False
+    channels_last: Annotated[bool, _EXECUTION, _RARE] = False
     """keep channels as the last axis of images and convolutions in memory (not with vmap)"""
-    deterministic: Annotated[bool, _EXECUTION] = True
+    deterministic: Annotated[bool, _EXECUTION, _RARE] = True
     """on CUDA: take only convolutions that add numbers in a fixed order, so that a run can be repeated exactly; without
     it some are faster"""
     out: Annotated[str, _EXECUTION, tyro.conf.arg(metavar="FOLDER")] = "runs"
     """folder in which run folders are made"""
     name: Annotated[str | None, _EXECUTION, tyro.conf.arg(metavar="NAME")] = None
     """name of the run folder, which must be new [made from the settings]"""
+    config: Annotated[str | None, _EXECUTION, tyro.conf.arg(metavar="FILE")] = None
+    """take the settings of this file, such as the config.yaml of a run; flags override them"""
     resume: Annotated[str | None, _FREE, tyro.conf.arg(metavar="FOLDER")] = None
     """continue the run in this folder, with its settings; --rounds can be raised if --lr-schedule is constant and no
     client joins or leaves"""
@@ -185,6 +189,11 @@ class Fields(DataSettings):
             if is_tuple(one.type) and not isinstance(value, tuple):
                 with suppress(TypeError):  # which `check` explains
                     object.__setattr__(self, one.name, from_yaml(one.type, value))
+        if isinstance(self.algorithm, tuple):  # papers write FedAvg+
+            names = (
+                f"{name[:-1]}_plus" if isinstance(name, str) and name.endswith("+") else name for name in self.algorithm
+            )
+            object.__setattr__(self, "algorithm", tuple(names))
 
     def local_optimizer(self) -> Optimizer:
         """The clients' optimizer."""

@@ -9,13 +9,14 @@ import tyro
 from fl import data
 from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast1, Natural, OnlyWith, Role, one_of
+from fl.base.flags import AtLeast1, Natural, OnlyWith, Rare, Role, one_of
 from fl.data import Dataset, TextOptions
 from fl.data.registry import overview as data_sets
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition.deal import overview as partitions
 
 _LOADED = Role(data=True)
+_RARE = Rare()
 _WHERE = Role(data=True, compared=False, resumable=True)
 
 
@@ -56,15 +57,15 @@ class DataSettings(PartitionOptions, Who):
 
     samples: Annotated[Natural, _LOADED] = 0
     """share out only this many samples, drawn at random; 0 is all"""
-    pool: Annotated[bool, _LOADED] = False
+    pool: Annotated[bool, _LOADED, _RARE] = False
     """share out the test set as well; models are then tested only on what clients hold out (--local-test) (FeMAM)"""
-    min_samples: AtLeast1 = 10
+    min_samples: Annotated[AtLeast1, _RARE] = 10
     """least number of samples of a client"""
     data_root: Annotated[str | None, _WHERE, tyro.conf.arg(metavar="FOLDER")] = None
     """folder of the data sets [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
-    download: Annotated[bool, _WHERE] = True
+    download: Annotated[bool, _WHERE, _RARE] = True
     """download a data set that is missing"""
-    pad: Annotated[Natural, _LOADED] = 0
+    pad: Annotated[Natural, _LOADED, _RARE] = 0
     """enlarge every image by this many pixels on each side, repeating its edge, for models that need larger images
     (vgg16: 32x32)"""
     text: Annotated[TextOptions, _LOADED] = TextOptions()

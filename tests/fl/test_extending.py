@@ -155,7 +155,7 @@ def test_each_is_one_new_file(tmp_path):
     refused += [[*flags, "--partition", "iid"], [*flags, "--algorithm", "fedavg"]]
     call = "import json, sys; from fl import run; [run.main(flags) for flags in json.loads(sys.argv[1])]"
     done = subprocess.run(
-        [sys.executable, "-c", call, json.dumps([flags, *refused, ["--help"]])],
+        [sys.executable, "-c", call, json.dumps([flags, *refused, [*flags, "--help"]])],
         cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "100"},
     )  # fmt: skip

@@ -461,7 +461,7 @@ def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
 
 def test_help_shows_every_setting(capsys):
     with pytest.raises(SystemExit) as done:
-        cli.main(["--help"])
+        cli.main(["--help", "all"])
     assert done.value.code == 0
     text = capsys.readouterr().out
     for flag in vars(Config()):

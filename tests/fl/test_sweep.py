@@ -308,7 +308,7 @@ def test_help_names_the_option_first(capsys):
     with pytest.raises(SystemExit) as end:
         sweep.main(["participants", "--help"])
     assert end.value.code == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for part in (
         "python -m fl.sweep OPTION VALUE,VALUE,...",
         "dashed reference",

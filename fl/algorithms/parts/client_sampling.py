@@ -6,7 +6,6 @@ from itertools import chain
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import linkage
 
 from fl.base.rng import Rng
 from surgery import Stack
@@ -21,6 +20,8 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
     >>> similarity_tree({"w": torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]])}).tolist()
     [[0, 2], [1, 3]]
     """
+    from scipy.cluster.hierarchy import linkage
+
     products = sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())).double()
     lengths = products.diagonal().sqrt()
     cosines = products / torch.outer(lengths, lengths)  # not finite: never seen, or too large

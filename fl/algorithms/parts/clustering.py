@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from fl.algorithms.parts.personal import classifier, take
@@ -108,6 +106,9 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
         begun: whether clusters get the numbers of the centres that they are near; if not, they are numbered in the
             order of the states.
     """
+    from scipy.optimize import linear_sum_assignment
+    from sklearn.cluster import KMeans
+
     k = stack_size(centres)
     every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
     old, points = every[:k], every[k:]

@@ -29,15 +29,15 @@ RECIPES = {
 """From a recipe's name to the function that makes its settings."""
 
 
-def overview() -> str:
-    """All recipes, a line each; of a paper's tables a few lines for all of their rows.
+def overview() -> dict[str, str]:
+    """From each recipe to a line about it; the rows of a paper's tables share one.
 
-    >>> print(overview().splitlines()[0])
-      digits                    FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults.
+    >>> overview()["digits"]
+    "FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults."
     """
     single = {name: make for name, make in RECIPES.items() if name not in fedmr.TABLE | femam.TABLE | fedfa.TABLE}
-    lines = [f"  {name:26}{make.__doc__.splitlines()[0]}" for name, make in single.items()]
-    return "\n".join([*lines, fedmr.OVERVIEW, femam.OVERVIEW, fedfa.OVERVIEW])
+    lines = {name: make.__doc__.splitlines()[0] for name, make in single.items()}
+    return lines | fedmr.OVERVIEW | femam.OVERVIEW | fedfa.OVERVIEW
 
 
 def describe(name: str) -> str:

@@ -99,11 +99,13 @@ RIVALS = {mode: claims for mode, *claims in map(str.split, _CLAIMS.strip().split
 _TARGETS = {"cifar10": (0.7, 0.4), "cifar100": (0.25, 0.25), "fashion-mnist": (0.8, 0.3)}  # IID, non-IID; 5.3.2
 _TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST", "wikitext2": "WikiText-2"}
 
-OVERVIEW = """\
-  fedfa-DATA-MODEL-MODE-SPREAD
-                            FedFA's Table 1, a reconstruction: FedFA and FlexiFed (MODE depth), HeteroFL (width) or NeFL
-                            (both); DATA cifar10, cifar100 or fashion-mnist, MODEL preresnet, mobilenetv2 or
-                            efficientnetv2, SPREAD iid or noniid; and fedfa-wikitext2-MODE with a transformer"""
+OVERVIEW = {
+    "fedfa-DATA-MODEL-MODE-SPREAD": (
+        "FedFA's Table 1, a reconstruction: FedFA and FlexiFed (MODE depth), HeteroFL (width) or NeFL (both); DATA "
+        "cifar10, cifar100 or fashion-mnist, MODEL preresnet, mobilenetv2 or efficientnetv2, SPREAD iid or noniid; "
+        "and fedfa-wikitext2-MODE with a transformer"
+    )
+}
 
 
 def row(data: str, network: str, mode: str, spread: str) -> Config:

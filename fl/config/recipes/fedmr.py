@@ -62,9 +62,12 @@ _RELEASED = {
     "cifar100": "--dataset cifar100-coarse (its 20 superclasses; the numbers very likely are of these)",
 }
 
-OVERVIEW = """\
-  fedmr-DATA-MODEL-SPREAD   FedMR's Table 1, a row each, with all eight methods: DATA cifar10 or cifar100, MODEL cnn,
-                            resnet20 or vgg16, SPREAD dir0.1, dir0.5, dir1.0 or iid; and fedmr-femnist-MODEL"""
+OVERVIEW = {
+    "fedmr-DATA-MODEL-SPREAD": (
+        "FedMR's Table 1, a row each, with all eight methods: DATA cifar10 or cifar100, MODEL cnn, resnet20 or vgg16, "
+        "SPREAD dir0.1, dir0.5, dir1.0 or iid; and fedmr-femnist-MODEL"
+    )
+}
 
 
 def row(data: str, model: str, spread: str) -> Config:

@@ -105,10 +105,13 @@ _DISPUTED = """
     mistake, since it has both once more, as their macro-F1 with 9, 15 and 22 clusters.
 """
 
-OVERVIEW = """\
-  femam-DATA-SPLIT          FeMAM's Tables C.2 to C.4, a pair of columns each, with all ten methods: femam-cifar100- and
-                            clusters30, clusters50, clusters80, levels2-5-9, levels3-6-11, dir0.1 or iid; femam-tiny-
-                            and clusters50, clusters90, clusters140, levels4-13-21, levels9-15-22, dir0.1 or iid"""
+OVERVIEW = {
+    "femam-DATA-SPLIT": (
+        "FeMAM's Tables C.2 to C.4, a pair of columns each, with all ten methods: femam-cifar100- and clusters30, "
+        "clusters50, clusters80, levels2-5-9, levels3-6-11, dir0.1 or iid; femam-tiny- and clusters50, clusters90, "
+        "clusters140, levels4-13-21, levels9-15-22, dir0.1 or iid"
+    )
+}
 
 
 def row(data: str, split: str) -> Config:

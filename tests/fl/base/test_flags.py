@@ -96,7 +96,7 @@ class Asking:
 
 def test_help_shows_what_values_there_are(capsys):
     with pytest.raises(SystemExit):
-        command_line.parse(["--help"])
+        command_line.parse(["--help", "all"])
     text = capsys.readouterr().out
     for shown in (
         "--lr FLOAT>0",
@@ -146,7 +146,7 @@ def test_roles():
     where, often = {"data_root", "download"}, {"eval_every", "models_every", "checkpoint_every"}
     assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool", "samples"} | where
     assert named(lambda role: role.resumable) == {"rounds", "chunk", "device", "resume"} | where | often
-    how = {"out", "name", "resume", "device", "backend", "chunk", "channels_last", "deterministic"}
+    how = {"out", "name", "config", "resume", "device", "backend", "chunk", "channels_last", "deterministic"}
     assert named(lambda role: not role.compared) == {"algorithm", "seeds"} | how | where | often
 
 

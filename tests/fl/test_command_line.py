@@ -1,0 +1,331 @@
+"""`layer-surgery`: what it starts, what it prints, and what it does not wait for."""
+
+import ast
+import csv
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import fl
+from fl import __main__ as cli
+from fl.algorithms import ALGORITHMS, MIXED
+from fl.base.errors import FLError
+from fl.base.put_aside import SLOW, put_aside
+from fl.config import Config
+from fl.config.command_line import parse
+from fl.runs.listing import listing, table
+
+ROOT = Path(__file__).parents[2]
+INSIDE = {"torch._C", "torchvision.extension", "sklearn.utils", "scipy._lib", "matplotlib.rcsetup", "timm.version"}
+"""What these packages import themselves, and nothing here does."""
+
+
+def printed(capsys, *argv):
+    """What a command prints, in this process, which has PyTorch."""
+    try:
+        code = cli.main(argv)
+    except SystemExit as done:
+        code = done.code
+    assert code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A function that writes what a run leaves."""
+
+    def make(name, rounds=3, accuracies=("0.5", "", "0.75"), complete=None, **settings):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(Config(rounds=rounds, **settings).to_yaml())
+        with open(folder / "metrics.csv", "w", newline="") as file:
+            csv.writer(file).writerows([("round", "accuracy"), *enumerate(accuracies, 1)])
+        if complete is not None:
+            (folder / "summary.json").write_text(json.dumps({"complete": complete}))
+        return folder
+
+    return make
+
+
+def test_help_and_lists_do_not_import_pytorch_and_say_the_same(run_folder, capsys, monkeypatch):
+    runs = str(run_folder("runs/a").parent)
+    commands = [["--version"], ["--help"], ["runs", runs], ["run", "--help", "all"], ["landscape", "-h"]]
+    code = """
+import json, sys
+from fl.__main__ import main
+for argv in json.loads(sys.argv[1]):
+    try:
+        main(argv)
+    except SystemExit as done:
+        assert done.code == 0
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "90"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, json.dumps(commands)],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"fl.runs.listing", "fl.config.recipes.femam"} < imported
+    assert not imported & INSIDE
+    monkeypatch.setenv("COLUMNS", "90")
+    assert done.stdout == "".join(printed(capsys, *argv) for argv in commands)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    ["fl", "fl.run --help", "fl.run pydoc --help", "fl.sweep --help", "fl.compare --help", "fl.structure --help",
+     "fl.analysis --help", "fl.analysis scales --help", "fl data --help", "fl zoo --help", "fl surgery inspect --help"],
+)  # fmt: skip
+def test_no_help_imports_pytorch(words):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", *words.split()],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    assert done.stdout
+    assert not {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & INSIDE
+
+
+def test_importing_fl_imports_only_what_is_used():
+    code = "import sys, fl; from fl import FLError; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not set(SLOW) & set(done.stdout.split())
+
+
+def test_names_of_fl_are_those_that_type_checkers_see():
+    tree = ast.parse(inspect.getsource(fl))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert seen == fl._WHERE
+    assert sorted(seen) == sorted(fl.__all__)
+    for name in fl.__all__:
+        assert getattr(fl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fl.nothing  # noqa: B018
+
+
+def test_modules_that_moved_are_where_they_were():
+    import fl.algorithm
+    from fl.algorithm import Server
+    from fl.submodels import extract_all
+
+    assert (Server, extract_all) == (fl.Server, fl.submodels.extract_all)
+
+
+def test_what_is_put_aside_comes_back():
+    with put_aside(("no_such_package",)):
+        from no_such_package.inner import Base, wrapper
+
+        @wrapper(3)
+        class Own(Base["T"]):
+            size: Base | None = 2 * Base.limit - 1
+
+        assert sys.modules["no_such_package.inner"].Base is Base
+    with pytest.raises(ModuleNotFoundError):
+        import_module("no_such_package.inner")
+
+
+def test_help_is_printed_with_pytorch_where_it_cannot_do_without(capsys, monkeypatch):
+    calls = []
+
+    def main(argv):
+        calls.append(argv)
+        if len(calls) == 1:
+            raise TypeError("a stand-in is not a tensor")
+        return 0
+
+    monkeypatch.setattr(cli, "_main_of", lambda _: main)
+    assert cli.main(["run", "--help"]) == 0
+    assert calls == [["--help"]] * 2
+
+
+def test_code_of_other_packages_is_imported_with_pytorch(monkeypatch):
+    class Points:
+        groups = ("console_scripts", "layer_surgery.algorithms")
+
+    monkeypatch.setattr(cli.metadata, "entry_points", Points)
+    monkeypatch.setattr(cli, "_without_slow_packages", lambda *_: pytest.fail("it would be run without PyTorch"))
+    monkeypatch.setattr(cli, "_main_of", lambda _: lambda _: 0)
+    assert cli.main(["run", "--help"]) == 0
+
+
+def test_the_script_is_this_command():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"layer-surgery": f"{cli.main.__module__}:{cli.main.__name__}"}
+
+
+def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
+    assert "python -m fl.run   " in printed(capsys)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/layer-surgery"])
+    shown = printed(capsys)
+    assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.commands()]
+    assert "usage: layer-surgery structure FOLDERS ..." in printed(capsys, "structure", "--help")
+    assert cli.main(["rum"]) == 2
+    assert "unknown command 'rum': did you mean 'run'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = printed(capsys, "run", "--help", "all").splitlines()
+    assert max(map(len, lines)) <= width
+    for line, following in pairwise(lines):
+        flag_alone = line.startswith("  ") and "  " not in line.strip() and line[2:3] != " "
+        if line and not flag_alone and re.match(r" {26}[^( ]", following):  # "(default: 3)" stays together
+            assert len(line) + 1 + len(following.split()[0]) > width, (line, following)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown", "hidden"),
+    [
+        ([], "--fedmr.fraction --alpha --rounds --momentum", "--femam.window --clusters --betas --chunk --text.tokens"),
+        (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.fraction"),
+        (["--partition", "clusters", "--lr-schedule", "step"], "--clusters --lr-steps", "--alpha"),
+        (["--algorithm", "heterofl"], "--architectures.widths --architectures.weak", "--architectures.file"),
+        (["pydoc"], "--text.tokens --text.vocabulary", "--fedmr.fraction"),
+        (["--lr", "wrong"], "--fedmr.fraction", "--femam.window"),
+    ],
+)
+def test_help_shows_what_the_command_reads(argv, shown, hidden, capsys):
+    words = printed(capsys, "run", *argv, "--help").split("recipes")[0].split()
+    assert set(shown.split()) <= {word.rstrip(",") for word in words}
+    assert not set(hidden.split()) & {word.rstrip(",") for word in words}
+
+
+def test_runs_are_listed(run_folder, tmp_path, capsys):
+    run_folder("b/one", seeds=(3,))
+    run_folder("b/group", algorithm=("fedavg", "fedmr"))
+    run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
+    run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
+    (tmp_path / "b/group/metrics.csv").unlink()
+    said = printed(capsys, "runs", str(tmp_path / "b"))
+    rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
+    assert rows == [
+        ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
+        ["/early", "fedmr", "digits", "cnn", "2/9", "-", "finished"],
+        ["/group/fedavg-seed0", "fedavg", "pydoc", "transformer", "3/9", "75.00%", "interrupted"],
+        ["/one", "fedmr", "digits", "cnn", "3/3", "75.00%", "finished"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.yaml", None, "no config.yaml"),
+        ("config.yaml", "a: [", "is not YAML"),
+        ("config.yaml", "- 1", "does not hold settings"),
+        ("config.yaml", "seeds: 3", "algorithm, seeds and rounds"),
+        ("config.yaml", b"\xff\xfe\x00", "not text"),
+        ("metrics.csv", "round,accuracy\n1,0.5\n1,0.5\n", "once each"),
+        ("metrics.csv", "round,accuracy\n1,half\n", "'half'"),
+        ("metrics.csv", "nothing", "once each"),
+        ("metrics.csv", Path("/dev/zero"), "not a regular file"),
+        ("summary.json", "not json", "is not JSON"),
+    ],
+)
+def test_a_damaged_run_is_told_and_the_others_are_listed(file, text, said, run_folder, tmp_path, capsys):
+    run_folder("runs/whole")
+    damaged = run_folder("runs/damaged", rounds=5) / file
+    damaged.unlink(missing_ok=True)
+    if isinstance(text, Path):
+        damaged.symlink_to(text)
+    elif text is not None:
+        damaged.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if file == "metrics.csv" and text == "nothing":
+        damaged.write_text("nothing\nhere\n")
+    runs, wrong = listing(tmp_path / "runs")
+    assert [Path(run.folder).name for run in runs] == ["whole"]
+    assert list(wrong) == [damaged.parent]
+    assert said in wrong[damaged.parent]
+    assert cli.main(["runs", str(tmp_path / "runs")]) == 0
+    out, err = capsys.readouterr()
+    assert out == table(runs) + "\n"
+    assert err.startswith(f"warning: {damaged.parent} is left out: ")
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
+    assert cli.main(["runs", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert cli.main(["runs", str(tmp_path / "none")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+
+
+def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
+    config = Config(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
+    path = tmp_path / "mine.yaml"
+    path.write_text(config.to_yaml())
+    assert parse(["--config", str(path)]) == (config, None)
+    assert parse(["--lr", "0.25", f"--config={path}", "--fedprox.mu", "1"])[0] == replace(
+        config, lr=0.25, fedprox=replace(config.fedprox, mu=1.0)
+    )
+    path.write_text("rounds: 7\n")
+    assert parse(["--config", str(path)])[0] == Config(rounds=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("rounds: 7\nspeed: 3\n", [], "unknown setting speed"),
+        ("fedmr: {speed: 3}\n", [], "unknown setting fedmr.speed"),
+        ("rounds: many\n", [], "rounds cannot be 'many'"),
+        ("resume: runs/a\n", [], "resume is a flag"),
+        ("config: b.yaml\n", [], "config is a flag"),
+        ("a: [", [], "not YAML"),
+        ("[" * 9000, [], "not YAML"),
+        (None, [], "cannot be read: No such file"),
+        (Path("/dev/zero"), [], "is not a regular file"),
+        ("rounds: 7\n", ["--resume", "runs/a"], "--config and --resume both say"),
+        ("rounds: 7\n", ["digits"], "--config and a recipe both say"),
+        ("rounds: 7\n", ["--alpha", "0.1", "--partition", "iid"], "--alpha is for --partition dirichlet"),
+    ],
+)
+def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
+    path = tmp_path / "mine.yaml"
+    if isinstance(text, Path):
+        path.symlink_to(text)
+    elif text is not None:
+        path.write_text(text)
+    recipe = flags[:1] if flags and not flags[0].startswith("-") else []
+    with pytest.raises(FLError, match=said):
+        parse([*recipe, "--config", str(path), *flags[len(recipe) :]])
+
+
+def test_a_plus_is_written_as_in_papers(capsys):
+    assert parse(["--algorithm", "fedavg+,fesem+"])[0].algorithm == ("fedavg_plus", "fesem_plus")
+    assert Config.from_yaml("algorithm: [fesem+]") == Config(algorithm="fesem_plus")
+    with pytest.raises(FLError, match="unknown --algorithm 'fedmr_plus'"):
+        Config(algorithm="fedmr+").check()
+
+
+def test_samples_are_held_out_for_a_method_that_validates(capsys):
+    config, _ = parse(["--algorithm", "fedavg,femam"])
+    assert config.local_valid == 0.1
+    assert capsys.readouterr().err == "femam validates on samples that clients hold out: --local-valid 0.1 is taken\n"
+    for flags in (
+        ["--algorithm", "femam", "--local-valid", "0"],
+        ["--algorithm", "femam", "--femam.no-prune", "--femam.level-rounds", "2"],
+        ["--algorithm", "femam", "--femam.levels", "global"],
+        ["--algorithm", "fedavg"],
+    ):
+        assert parse(flags)[0].local_valid == 0
+    assert parse(["--algorithm", "femam", "--local-valid", "0.2"])[0].local_valid == 0.2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_runs_by_its_name_alone(name, tmp_path):
+    config, _ = parse(["--algorithm", name, "--rounds", "1", "--local-epochs", "1"])
+    config.check()
+    fl.simulate(config, tmp_path / "run")
+    assert (name in MIXED) == (ALGORITHMS[name].clients == "mixed")
