@@ -48,12 +48,12 @@ def main(file: str) -> None:
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
     figure.legend(
-        handles=[Patch(color=color, label=f"trained as model {k + 1}") for k, color in enumerate(COLORS)],
+        handles=[Patch(color=color, label=f"trained model {k + 1}") for k, color in enumerate(COLORS)],
         loc="outside lower center",
         ncols=K,
         frameon=False,
         fontsize=10,
-        title="number and colour: the trained model that a block comes from",
+        title="number and colour of a cell: the trained model that the block comes from",
     )
     figure.savefig(file, dpi=150)
 

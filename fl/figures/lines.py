@@ -137,7 +137,7 @@ def name_lines(
     notes = [seeds_note([len(line.runs) for line in lines]), *notes]
     still = [line for line in lines if line.runs[0][-1][along] == 0]
     if still:
-        notes.append("dashed from edge to edge: a method that spends nothing")
+        notes.append("dashed line from edge to edge: a method that spends nothing")
     marked = dict.fromkeys(line.method for line in lines if line not in still and new_levels(line.runs[0]))
     if marked:
         notes.append(f"vertical lines: the next level of {', '.join(marked)}")

@@ -52,7 +52,7 @@ def partition_map(partition: Partition, labels: Tensor, classes: int, title: str
     image = middle.imshow(table, aspect="auto", cmap="Blues", interpolation="nearest", norm=norm)
     middle.set_xlabel("class")
     middle.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
-    bar = figure.colorbar(image, ax=middle, label="samples (colours as their square root)", pad=0.01, fraction=0.04)
+    bar = figure.colorbar(image, ax=middle, label="samples (colour: by their square root)", pad=0.01, fraction=0.04)
     bar.ax.yaxis.set_major_locator(FixedLocator(_ticks(int(norm.vmax))))
     bar.ax.minorticks_off()
 

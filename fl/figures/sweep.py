@@ -192,7 +192,7 @@ def _short(option: str) -> str:
 
 
 def _note(references: Sequence[object], short: str) -> list[str]:
-    return [f"grey and broken: has no {short}"] if references else []
+    return [f"broken grey line: a method that does not read {short}"] if references else []
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Row]]:
