@@ -21,7 +21,7 @@ def settle(axis: Axes, column: Column) -> None:
     >>> axis = Figure().subplots()
     >>> _ = axis.plot([1, 2], [0.9991, 0.9993])
     >>> settle(axis, Column(factor=100))
-    >>> [round(end, 4) for end in axis.get_ylim()]
+    >>> [round(float(end), 4) for end in axis.get_ylim()]
     [0.9804, 1.0004]
     """
     if column.log:

@@ -72,7 +72,7 @@ def _ticks(largest: int) -> list[int]:
     """Whole numbers of a scale that goes by the square root, which do not stand too near to each other.
 
     >>> _ticks(19), _ticks(3), _ticks(1)
-    ([0, 1, 2, 5, 10, 19], [0, 1, 3], [0, 1])
+    ([0, 1, 2, 5, 10, 19], [0, 1, 2, 3], [0, 1])
     """
     steps = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
     ticks = [0]

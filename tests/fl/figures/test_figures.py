@@ -13,12 +13,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from fl.analysis.similarity import Compared
 from fl.figures import comparison, curves
 from fl.figures.ends import spread
 from fl.figures.lines import MOST
 from fl.figures.partition import partition_map
+from fl.figures.similarity import heat_maps
 from fl.figures.style import COLORS, finish
 from fl.partition import deal
+from surgery import SectionSimilarity
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 NAMES = ["fedavg", "fedprox", "fedmr", "fedgen", "clusamp", "fedexp", "fedasam", "fedmut", "indep", "fedavg_plus"]
@@ -206,3 +209,9 @@ def test_recombination_numbers_its_cells_and_explains_them(monkeypatch, tmp_path
         cells = axis.collections[0].get_array()
         assert [int(text.get_text()) - 1 for text in axis.texts] == cells.flatten().tolist()
         assert all(sorted(row) == list(range(5)) for row in cells.tolist())
+
+
+def test_titles_of_heat_maps_hold_no_absolute_path():
+    section = SectionSimilarity("one", ("one.1", "one.2"), {"w": torch.tensor([[1.0, 0.5], [0.5, 1.0]])})
+    figure = heat_maps([Compared("/home/me/runs/pair/fedavg-seed0 (preresnet20)", [section])])
+    assert [part.get_suptitle() for part in figure.subfigs] == ["pair/fedavg-seed0 (preresnet20)"]
