@@ -24,6 +24,7 @@ def histograms(members: Sequence[Member]) -> Figure:
     if len(members) > _MOST:
         raise FLError(f"{len(members)} models are too many for one figure: give at most {_MOST}")
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
     weights = [[tensor.flatten().numpy() for tensor in ends(one).values()] for one in members]
     for panel, title, at in zip(figure.subplots(1, 2), ("first convolution", "last convolution"), (0, -1)):
         chosen = [arrays[at] for arrays in weights]
