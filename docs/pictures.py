@@ -1,7 +1,8 @@
 """Make the pictures of these pages again: `python docs/pictures.py NAME...`.
 
-Each is what the commands beside its name leave behind; they run in a folder of their own. The longest take hours of two
-CPU cores, those on Fashion-MNIST read $FL_DATA_ROOT.
+Each is what the commands beside its name leave behind; they run in a folder of their own. Those of the longest runs are
+drawn from stored rows (docs/stored.py). The others take up to an hour of two CPU cores, and those that train on
+Fashion-MNIST read $FL_DATA_ROOT.
 """
 
 import os
@@ -25,8 +26,9 @@ class Picture(NamedTuple):
 
 
 PAIR = "python -m fl.run --algorithm fedavg,fedmr --seeds 0,1 --name pair"
-RIVALS = "python -m fl.run fashion-mnist-rivals"
-CLUSTERS = "python -m fl.run femam-fashion-mnist"
+STORED = f"python {DOCS}/stored.py"
+RIVALS = f"{STORED} runs/rivals fashion-mnist-rivals"
+CLUSTERS = f"{STORED} runs/clusters femam/clusters femam-fashion-mnist"
 ATTACKED = (
     "python -m fl.sweep attack.share 0,0.05,0.2,0.4 fedfa-digits --algorithm nefl,fedfa --partition iid "
     "--no-masked-loss --attack.amplify 5 --rounds 20 --eval-every 2 --models-every 20 --seeds 0,1 --name attack"
@@ -50,28 +52,24 @@ PICTURES = {
         "five minutes",
     ),
     "landscape": Picture(
-        f"{RIVALS} --algorithm fedavg,fedmr --seeds 0 --name pair && "
+        "python -m fl.run fashion-mnist-rivals --algorithm fedavg,fedmr --seeds 0 --name pair && "
         "python -m fl.landscape runs/pair/fedavg-seed0 runs/pair/fedmr-seed0",
         "landscape.png",
         "ten minutes",
     ),
-    "fashion-mnist-rivals": Picture(f"{RIVALS} --name rivals", "runs/rivals/comparison.png", "two hours"),
+    "fashion-mnist-rivals": Picture(
+        f"{RIVALS}/dirichlet0.5 fashion-mnist-rivals && python -m fl.compare runs/rivals", "comparison.png"
+    ),
     "fashion-mnist-rivals-0.1": Picture(
-        f"{RIVALS} --alpha 0.1 --name rivals", "runs/rivals/comparison.png", "two hours"
+        f"{RIVALS}/dirichlet0.1 fashion-mnist-rivals --alpha 0.1 && python -m fl.compare runs/rivals", "comparison.png"
     ),
     "femam-structure": Picture(
-        f"{CLUSTERS} --algorithm femam --seeds 0 --name one && "
-        f"{CLUSTERS} --algorithm femam --seeds 0 --clusters 2,3 --cluster-classes 2,2 --name two && "
-        "python -m fl.structure runs/one runs/two",
+        f"{CLUSTERS} && {STORED} runs/levels femam/levels femam-fashion-mnist --clusters 2,3 --cluster-classes 2,2 && "
+        "python -m fl.structure runs/clusters/femam-seed0 runs/levels/femam-seed0",
         "structure.png",
-        "five minutes",
     ),
-    "femam-clusters": Picture(f"{CLUSTERS} --name clusters", "runs/clusters/comparison.png", "an hour"),
-    "femam-traffic": Picture(
-        f"{CLUSTERS} --name clusters && python -m fl.compare runs/clusters --against traffic",
-        "comparison.png",
-        "an hour",
-    ),
+    "femam-clusters": Picture(f"{CLUSTERS} && python -m fl.compare runs/clusters", "comparison.png"),
+    "femam-traffic": Picture(f"{CLUSTERS} && python -m fl.compare runs/clusters --against traffic", "comparison.png"),
     "fedfa-coverage": Picture(
         "python -m fl.run fedfa-fashion-mnist --algorithm fedfa --seeds 0 --rounds 1 --name fa", "runs/fa/coverage.png"
     ),

@@ -19,7 +19,12 @@ COSTS = {
 }
 """What `totals` adds up, and how tables and figures show it."""
 
-_UNITS = (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6))  # how many of the unit are a TMAC
+_UNITS = {
+    "megabytes": (("TB", 1e-6), ("GB", 1e-3), ("MB", 1), ("kB", 1e3)),
+    "tmac": (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6), ("kMAC", 1e9)),
+    "elapsed": (("seconds", 1),),
+}
+"""The units of each cost, largest first, and how many of the unit are one of the column's."""
 
 
 def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -113,10 +118,20 @@ def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     )
 
 
+def unit_for(cost: str, largest: float) -> tuple[str, float]:
+    """The unit in which an axis of a cost that ends here has readable numbers, and how many of it are one of the
+    column's.
+
+    >>> unit_for("tmac", 3e-4), unit_for("tmac", 2.0), unit_for("megabytes", 8000.0), unit_for("tmac", 0.0)
+    (('MMAC', 1000000.0), ('TMAC', 1), ('GB', 0.001), ('kMAC', 1000000000.0))
+    """
+    return next((unit for unit in _UNITS[cost] if unit[1] * largest >= 1), _UNITS[cost][-1])
+
+
 def _unit(values: Sequence[float]) -> tuple[str, float]:
     """The largest unit in which no value is below 0.1, and how many of it are a TMAC.
 
     >>> _unit([3.0, 0.2]), _unit([3.0, 0.02]), _unit([])
     (('TMAC', 1), ('GMAC', 1000.0), ('TMAC', 1))
     """
-    return next((u for u in _UNITS if all(u[1] * value >= 0.1 for value in values)), _UNITS[-1])
+    return next((u for u in _UNITS["tmac"] if all(u[1] * value >= 0.1 for value in values)), _UNITS["tmac"][-1])

@@ -1,5 +1,6 @@
 """What is known of a column of metrics.csv, in one place."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -23,6 +24,9 @@ class Column:
             factor of 100 is for shares, which are shown in percent.
         label: of the axis of its curves; empty: no curves are drawn.
         log: whether that axis is logarithmic.
+        span: the least that this axis spans, so that noise does not fill it; of a logarithmic one the least ratio of
+            its ends, minus 1.
+        limits: between which values the numbers lie, so that bands end there; shares lie between 0 and 1.
         measure: `fl.runs.columns.Moment` -> its number, or None if there is none. Columns without a `measure` are
             filled by what trains or evaluates.
 
@@ -38,6 +42,8 @@ class Column:
     digits: int = 2
     label: str = ""
     log: bool = False
+    span: float = 0.02
+    limits: tuple[float, float] = (-math.inf, math.inf)
     measure: Callable[[Any], float | None] | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +51,15 @@ class Column:
             raise FLError(f"not a column: its numbers must be int or float, got {self.kind!r}")
         if self.due not in get_args(Due):
             raise FLError(f"not a column: it is due with one of {', '.join(get_args(Due))}, got {self.due!r}")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest value that its numbers can have.
+
+        >>> Column(factor=100).ends, Column(limits=(0, math.inf)).ends
+        ((0.0, 1.0), (0, inf))
+        """
+        return (0.0, 1.0) if self.factor == 100 else self.limits
 
     def number(self, value: float) -> str:
         """A number as tables show it.

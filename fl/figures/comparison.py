@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,19 +14,22 @@ from fl.analysis.groups import AGAINST, along, common, find_runs, group, target_
 from fl.analysis.outcome import table
 from fl.base.columns import Due
 from fl.base.flags import choice
-from fl.figures.curves import curve, mark_levels, new_levels
-from fl.figures.style import finish, legend_below, save
+from fl.figures.lines import Line, draw_lines, name_ends, name_lines, parts, styles
+from fl.figures.style import save, shorten
 from fl.runs.columns import columns
-from fl.runs.metrics import Row, selected
+from fl.runs.metrics import Row
+
+_HIGH = 3.1  # inches of a panel
 
 
 def comparison_figure(
     groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
 ) -> None:
-    """Curves of several methods: mean and one standard deviation over their runs.
+    """Curves of several methods: mean and one standard deviation over their runs. More than `fl.figures.lines.MOST`
+    methods are shared out among panels, in each of which the others are grey.
 
     Scores on clients' own test data are drawn if all runs have them. A vertical line marks the round in which the first
-    run of a method begins to train another level, and the legend says so.
+    run of a method begins to train another level, and the caption says so.
 
     Args:
         groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
@@ -34,28 +37,39 @@ def comparison_figure(
             nothing, the method is a dashed horizontal line with the value of its selected round, see
             `fl.runs.metrics.selected`.
     """
-    keys = panels([set().union(*rows) for runs in groups.values() for rows in runs])
-    wide = len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
-    high = math.ceil(len(keys) / wide)
-    figure = Figure(figsize=(4.6 * wide, 3.8 * high), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(high, wide)).flatten()
-    for axis, key in zip(axes, keys):
-        still = {}
-        for color, (label, runs) in enumerate(groups.items()):
-            if runs[0][-1][along]:
-                curve(axis, runs, key, label, f"C{color}", along=along)
-                mark_levels(axis, runs[0], f"C{color}", along)
-            else:
-                still[label] = f"C{color}"
-        finish(axis, key, along)
-        for label, color in still.items():
-            _constant(axis, groups[label], key, label, color)
-    for axis in axes[len(keys) :]:
-        axis.set_visible(False)
-    marked = [label.split()[0] for label, runs in groups.items() if runs[0][-1][along] and new_levels(runs[0])]
-    legend_below(figure, 22 * wide, marked)
-    figure.suptitle(title, fontsize=11)
+    lines = [Line(label, runs, label.split()[0]) for label, runs in groups.items()]
+    together = parts(lines)
+    looks = styles(together)
+    keys = panels([set().union(*rows) for line in lines for rows in line.runs])
+    rows, wide = _rows(keys, len(together))
+    figure = Figure(figsize=((4.6 if wide < 3 else 3.6) * wide, _HIGH * len(rows)), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+    drawn: dict[str, list[Axes]] = {key: [] for key in keys}
+    for axes, row in zip(figure.subplots(len(rows), wide, squeeze=False), rows):
+        for axis, (key, part) in zip(axes, row):
+            behind = [line for line in lines if line not in together[part]]
+            draw_lines(axis, key, together[part], looks, behind, along)
+            drawn[key].append(axis)
+        for axis in axes[len(row) :]:
+            axis.set_visible(False)
+    for axes in drawn.values():
+        name_ends(axes, looks, _HIGH)
+    name_lines(figure, lines, looks, along)
+    figure.suptitle(shorten(title), fontsize=11)
     save(figure, path)
+
+
+def _rows(keys: Sequence[str], parts: int) -> tuple[list[list[tuple[str, int]]], int]:
+    """The panels of each row, as columns and numbers of parts of the lines, and how many fit into a row. With several
+    parts every column begins a row.
+
+    >>> _rows(["accuracy", "loss"], 1), _rows(["accuracy", "loss"], 2)[0][1]
+    (([[('accuracy', 0), ('loss', 0)]], 2), [('loss', 0), ('loss', 1)])
+    """
+    wide = min(3, parts) if parts > 1 else len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
+    chains = [[(key, part) for part in range(parts)] for key in keys]
+    chains = chains if parts > 1 else [list(chain.from_iterable(chains))]
+    return [row[at : at + wide] for row in chains for at in range(0, len(row), wide)], wide
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:
@@ -75,15 +89,6 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
     if all("perplexity" in names for names in measured):
         left_out.add("loss")  # of which the perplexity is the exponential
     return [key for key in keys if key not in left_out and any(key in names for names in measured)]
-
-
-def _constant(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str) -> None:
-    """A horizontal line: mean and one standard deviation over runs of a column in their selected rounds."""
-    values = [row[key] for row in map(selected, runs) if key in row]
-    if values:
-        mean, std = np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0
-        axis.axhline(mean, ls="--", color=color, lw=1.2, label=label)
-        axis.axhspan(mean - std, mean + std, color=color, alpha=0.15, lw=0)
 
 
 def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target: float | None = None) -> str:

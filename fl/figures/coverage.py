@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from fl.analysis.coverage import coverage
 from fl.base.errors import FLError
-from fl.figures.style import save
+from fl.figures.style import save, shorten
 from fl.models.fleet import ungrafted
 from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
@@ -41,7 +41,7 @@ def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path) -> None:
 def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
     """The figure of `draw_coverage`."""
     tables = [_rows(plans) for plans in panels.values()]
-    height = 1.3 + max(min(9.0, max(1.5, 0.17 * len(rows))) for rows, _ in tables)
+    height = 1.3 + max(min(9.0, max(1.5, 0.19 * len(rows))) for rows, _ in tables)
     figure = Figure(figsize=(2 + 4.1 * len(tables), height), layout="constrained")
     figure.get_layout_engine().set(wspace=0.06)
     axes = figure.subplots(1, len(tables), squeeze=False)[0]
@@ -50,10 +50,12 @@ def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
         image = axis.imshow(
             rows, aspect="auto", cmap="viridis", vmin=0, vmax=1, extent=(0, 100, len(rows), 0), interpolation="nearest"
         )
-        axis.set_title(label, fontsize=10)
+        axis.set_title(shorten(label), fontsize=10)
         _mark(axis, names, named=axis is axes[0] or not same)
     figure.supxlabel("outputs of the layer (% of the full width)", fontsize=9)
-    bar = figure.colorbar(image, ax=list(axes), label="clients that cover it (mean over inputs)", pad=0.02, aspect=30)
+    bar = figure.colorbar(
+        image, ax=list(axes), label="share of the clients that cover an output\n(mean over inputs)", pad=0.02, aspect=30
+    )
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     bar.ax.tick_params(labelsize=8)
     return figure
@@ -89,7 +91,7 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
     part = 2 if len(names) <= _NAMED else 1
     places = [list(group) for _, group in groupby(range(len(names)), key=lambda at: names[at][part])]
     ticks = [(group[0] + group[-1] + 1) / 2 for group in places]
-    panel.set_yticks(ticks, [names[group[0]][part] if named else "" for group in places], fontsize=6.5)
+    panel.set_yticks(ticks, [names[group[0]][part] if named else "" for group in places], fontsize=7.5)
     panel.xaxis.set_major_formatter(PercentFormatter(100))
     panel.tick_params(axis="x", labelsize=8)
     panel.tick_params(axis="y", length=0)

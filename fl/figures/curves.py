@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fl.figures.style import dress, finish, save
+from fl.figures.style import COLORS, finish, save, shorten
 from fl.runs.artifact import Artifact
+from fl.runs.columns import columns
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
 
@@ -47,45 +48,66 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
 def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     """The curves of one run: accuracy (global model, and the K models with their spread), loss and similarity."""
     with_cosine = any("models_cosine" in row for row in rows)
-    figure = Figure(figsize=(13 if with_cosine else 9, 3.8), layout="constrained")
+    figure = Figure(figsize=(10.5 if with_cosine else 7.6, 3.7), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
     axes = figure.subplots(1, 3 if with_cosine else 2)
+    accuracy, loss = axes[:2]
 
-    axes[0].plot(*series(rows, "accuracy"), color="C0", label="global model")
-    r, mean = series(rows, "models_accuracy")
-    if r:
-        spread = np.array(series(rows, "models_std")[1])
-        axes[0].plot(r, mean, color="C1", lw=1.2, label="models of the participants (mean ± std)")
-        axes[0].fill_between(r, np.array(mean) - spread, np.array(mean) + spread, color="C1", alpha=0.2, lw=0)
-    for part, color in (("valid", "C4"), ("test", "C2")):
-        r, mean = series(rows, f"local_{part}_accuracy")
-        if r:
-            axes[0].plot(r, mean, color=color, lw=1.2, label=f"clients' own {part} data (mean)")
-    dress(axes[0], "accuracy", percent=True)
+    _line(accuracy, rows, "accuracy", COLORS[0], "global model")
+    if any("models_accuracy" in row for row in rows):
+        r, mean = series(rows, "models_accuracy")
+        _band(accuracy, r, mean, series(rows, "models_std")[1], COLORS[1], (0, 1))
+        _line(accuracy, rows, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
+    for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
+        if any(f"local_{part}_accuracy" in row for row in rows):
+            _line(accuracy, rows, f"local_{part}_accuracy", color, f"clients' own {part} data (mean)")
+    finish(accuracy, "accuracy")
+    accuracy.set_ylabel("accuracy")
 
-    axes[1].plot(*series(rows, "loss"), color="C0", label="test, global model")
-    axes[1].plot(*series(rows, "train_loss"), color="C3", lw=1.2, label="training, mean over participants")
+    _line(loss, rows, "loss", COLORS[0], "test, global model")
+    _line(loss, rows, "train_loss", COLORS[1], "training, mean over participants")
+    finish(loss, "loss")
     text = any("perplexity" in row for row in rows)
-    dress(axes[1], "cross entropy of a token" if text else "cross entropy")
+    loss.set_ylabel("cross entropy of a token" if text else "cross entropy")
     if with_cosine:
-        axes[2].plot(*series(rows, "models_cosine"), color="C0")
+        _line(axes[2], rows, "models_cosine", COLORS[0], "")
         finish(axes[2], "models_cosine")
     for axis in axes:
-        mark_levels(axis, rows, "C0", named=True)
-    figure.suptitle(title, fontsize=11)
+        mark_levels(axis, rows, COLORS[0], named=True)
+    for axis in (accuracy, loss):
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=8)
+    figure.suptitle(shorten(title), fontsize=11)
     save(figure, path)
 
 
 def curve(
     axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str, style: str = "-", along: str = "round"
 ) -> None:
-    """Mean and one standard deviation of a column over runs, round by round. The end of the curve has a dot if it lies
-    straight above or below the point before it, as for a method whose last rounds send nothing.
+    """Mean and one standard deviation of a column over runs, round by round; the band ends where the column's values
+    do, such as at 0 and 100 %. The end of the curve has a dot if it lies straight above or below the point before it,
+    as for a method whose last rounds send nothing.
     """
     at, mean, std = mean_and_std(runs, key, along)
     axis.plot(at, mean, style, color=color, label=label)
-    axis.fill_between(at, mean - std, mean + std, color=color, alpha=0.2, lw=0)
+    _band(axis, at, mean, std, color, columns()[key].ends)
     if len(at) > 1 and at[-1] == at[-2]:
         axis.scatter(at[-1], mean[-1], s=16, color=color, zorder=3)
+
+
+def _line(axis: Axes, rows: Sequence[Row], key: str, color: str, label: str) -> None:
+    """The curve of a run. Where it ends because values are not finite, its label says so."""
+    rounds, values = series(rows, key)
+    lost = f", then {values[-1]}" if values and not np.isfinite(values[-1]) else ""
+    axis.plot(rounds, values, color=color, lw=1.5 if color == COLORS[0] else 1.2, label=label + lost)
+
+
+def _band(
+    axis: Axes, at: Sequence[float], mean: Sequence[float], std: Sequence[float], color: str, ends: tuple[float, float]
+) -> None:
+    """A band of one standard deviation around a mean, within the ends. Without a deviation there is none."""
+    mean, std = np.asarray(mean), np.asarray(std)
+    if std.any():
+        axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
 
 
 def mean_and_std(
@@ -97,11 +119,12 @@ def mean_and_std(
     >>> mean_and_std([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[:2]
     ([1.0], array([2.]))
     """
-    columns = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
-    shared = sorted(set.intersection(*(set(column) for column in columns)))
-    pairs = np.array([[column[r] for r in shared] for column in columns]).reshape(len(runs), -1, 2)
+    measured = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
+    shared = sorted(set.intersection(*(set(one) for one in measured)))
+    pairs = np.array([[one[r] for r in shared] for one in measured]).reshape(len(runs), -1, 2)
     places, values = pairs[..., 0].mean(0), pairs[..., 1]
-    std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
+    with np.errstate(invalid="ignore"):  # of infinite losses
+        std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
     return places.tolist(), values.mean(0), std
 
 

@@ -14,6 +14,8 @@ from fl.analysis.landscape import Landscape
 from fl.base.errors import FLError
 from fl.figures.style import save
 
+_LEAST = 1.1  # the colours span at least this factor, so that rounding does not fill them
+
 
 def draw_figure(found: Sequence[Landscape], title: str, what: str, path: Path) -> None:
     """A panel for each model with levels and contours of the loss, which are logarithmic and the same in all panels."""
@@ -26,7 +28,7 @@ def draw_figure(found: Sequence[Landscape], title: str, what: str, path: Path) -
     if not len(finite):
         raise FLError(f"{found[0].title}: no loss is finite, so there is nothing to draw; choose a smaller --radius")
     low, high = max(finite.min().item(), 1e-6), finite.max().item()
-    high = max(high, low * 1.01)
+    high = max(high, low * _LEAST)
     levels = np.geomspace(low, high, 19)
     norm = LogNorm(low, high)
     for panel, one in zip(panels, found):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fl.analysis.scales import Member, brief, ends
 from fl.base.errors import FLError
-from fl.figures.style import legend_below
+from fl.figures.style import caption, shorten
 
 _COLORS = ["black", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]  # those of Okabe and Ito
 _STYLES = ["-", "--", "-.", ":"]  # with the colours, 28 kinds of lines; styles differ in black and white as well
@@ -24,6 +24,7 @@ def histograms(members: Sequence[Member]) -> Figure:
     if len(members) > _MOST:
         raise FLError(f"{len(members)} models are too many for one figure: give at most {_MOST}")
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
     weights = [[tensor.flatten().numpy() for tensor in ends(one).values()] for one in members]
     for panel, title, at in zip(figure.subplots(1, 2), ("first convolution", "last convolution"), (0, -1)):
         chosen = [arrays[at] for arrays in weights]
@@ -39,7 +40,7 @@ def histograms(members: Sequence[Member]) -> Figure:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{members[0].spec.name}: weights of models of different size", fontsize=11)
-    legend_below(figure, 44)
+    caption(figure, [], {line.get_label(): line for line in figure.axes[0].lines})
     return figure
 
 
@@ -49,4 +50,4 @@ def _labels(members: Sequence[Member]) -> list[str]:
         f"width {brief(one.spec.width)}" + (f", depth {brief(one.spec.depth)}" if one.spec.depth else "")
         for one in members
     ]
-    return [size if sizes.count(size) == 1 else f"{size} ({one.name})" for one, size in zip(members, sizes)]
+    return [size if sizes.count(size) == 1 else f"{size} ({shorten(one.name)})" for one, size in zip(members, sizes)]

@@ -11,6 +11,7 @@ from matplotlib.image import AxesImage
 
 from fl.analysis.similarity import Compared
 from fl.base.errors import FLError
+from fl.figures.style import shorten
 from surgery import SectionSimilarity
 
 _MOST = 6  # models in one figure
@@ -26,7 +27,7 @@ def heat_maps(found: Sequence[Compared]) -> Figure:
     rows = [2 if one.after else 1 for one in found]
     columns = max(len(one.before) for one in found)
     width = max(4.8, 1.6 + 2.1 * columns)
-    titles = [textwrap.fill(one.title, int(12 * width)) for one in found]
+    titles = [textwrap.fill(shorten(one.title), int(12 * width)) for one in found]
     heights = [0.95 + 0.2 * title.count("\n") + 2.0 * n for title, n in zip(titles, rows)]
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fl.analysis.structure import Structure, agreement
 from fl.base.errors import FLError
-from fl.figures.style import save
+from fl.figures.style import save, shorten
 from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
 
@@ -56,11 +56,11 @@ def maps(structures: Sequence[Structure]) -> Figure:
     figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
     rows = figure.subfigures(len(structures), 1, height_ratios=heights, squeeze=False)[:, 0]
     for row, one, ratios in zip(rows, structures, widths):
-        row.suptitle(textwrap.fill(one.title, int(13 * width)), fontsize=9)
+        row.suptitle(textwrap.fill(shorten(one.title), int(13 * width)), fontsize=9)
         truth, found = row.subplots(1, 2, sharey=True, width_ratios=ratios)
         _draw_truth(truth, one)
         _draw_found(found, one)
-    figure.supxlabel(textwrap.fill(_KEY, int(20 * width)), fontsize=6.5, color="0.3")
+    figure.supxlabel(textwrap.fill(_KEY, int(16 * width)), fontsize=8, color="0.3")
     return figure
 
 

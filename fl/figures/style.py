@@ -1,83 +1,101 @@
-"""What all figures share: the axes of curves, legends, and how a figure is written."""
+"""What all figures share: colours, the axes of curves, captions, and how a figure is written."""
 
 import math
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
-from fl.analysis.costs import COSTS
+from fl.analysis.costs import COSTS, unit_for
 from fl.base.errors import FLError
 from fl.base.files import replacing
+from fl.figures.limits import settle
 from fl.runs.columns import columns
 
-_ALONG = {"round": "round"} | {name: cost.label for name, cost in COSTS.items()}
-"""The columns that curves can be drawn against, and the labels of that axis."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7")
+"""Of the lines in one panel, from Okabe and Ito: colour-blind people tell them apart."""
+GREY = "0.45"
+"""Of references."""
+_CHARACTERS = 15.5  # of a caption in an inch
 
 
 def finish(axis: Axes, key: str, along: str = "round") -> None:
-    """The axes of the curves of a column."""
+    """The axes of the curves of a column, once all of them are drawn."""
     column = columns()[key]
-    dress(axis, column.label, percent=column.factor == 100, legend=False, along=along)
-    if column.log:
-        axis.set_yscale("log")
+    dress(axis, column.label, percent=column.factor == 100, along=along)
+    settle(axis, column)
 
 
-def legend_below(figure: Figure, width: int, marked: Sequence[str] = ()) -> None:
-    """One legend for all panels, since labels name every setting that differs and may be long. The figure grows for it.
-
-    Args:
-        width: characters of a line.
-        marked: the methods whose levels `mark_levels` has marked; a grey line above the legend names them.
-    """
-    lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}  # a panel may lack some
-    lines = {label: line for label, line in lines.items() if not label.startswith("_")}  # such as ends of error bars
-    labels = [textwrap.fill(label, width) for label in lines]
-    columns = max(1, min(len(labels), int(1.14 * width) // (max(map(len, labels)) + 2)))
-    if sum(map(len, labels)) < 1.14 * width:
-        columns = len(labels)
-    rows = [labels[at :: math.ceil(len(labels) / columns)] for at in range(math.ceil(len(labels) / columns))]
-    height = sum(max(label.count("\n") + 1 for label in row) for row in rows)
-    figure.set_figheight(figure.get_figheight() + 0.18 * (height + bool(marked)))
-    look = {"ncols": columns, "frameon": False, "fontsize": 8, "alignment": "left"}
-    legend = figure.legend(list(lines.values()), labels, loc="outside lower left", **look)
-    if marked:
-        legend.set_title(f"vertical lines: the next level of {', '.join(dict.fromkeys(marked))}", {"size": 7})
-        legend.get_title().set_color("0.45")
-
-
-def dress(axis: Axes, label: str, percent: bool = False, legend: bool = True, along: str = "round") -> None:
+def dress(axis: Axes, label: str, percent: bool = False, along: str = "round") -> None:
     """Labels, ticks and markers of an axis with curves, whose values may be shares in percent."""
     for line in axis.lines:
-        if len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
+        alone = line.get_transform() == axis.transData and line.get_marker() == "None"
+        if alone and len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
             line.set_marker("o")
             line.set_markersize(3.5)
-    axis.set_xlabel(_ALONG[along])
+    axis.set_xlabel(_spent(axis, along) if along in COSTS else along)
     axis.set_ylabel(label)
     if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # a panel beside it may have set another one
         axis.ticklabel_format(axis="y", useOffset=False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=along == "round", min_n_ticks=1))
-    if along == "tmac":  # 1e-4 once, and not in every number
-        axis.ticklabel_format(axis="x", scilimits=(-2, 6))
+    axis.margins(x=0.02)
+    axis.xaxis.set_major_locator(
+        MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=along == "round", min_n_ticks=1)
+    )
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     if percent:
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if legend and axis.lines:
-        axis.legend(frameon=False, fontsize=8)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 6):g}%"))
+
+
+def _spent(axis: Axes, along: str) -> str:
+    """Numbers of a cost in the unit that suits them; the label of the axis."""
+    unit, factor = unit_for(along, axis.dataLim.x1)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(factor * value, 9):g}"))
+    return COSTS[along].label.replace(COSTS[along].heading, unit)
+
+
+def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] | None = None) -> None:
+    """Notes below all panels, in small letters, and below them a legend if there are entries. The figure grows for it.
+
+    Args:
+        entries: from a label, which may be long, to what it explains.
+    """
+    room = int(_CHARACTERS * figure.get_figwidth())
+    text = textwrap.fill("; ".join(filter(None, notes)), room)
+    labels = [textwrap.fill(label, room - 8) for label in entries or {}]
+    if not text and not labels:
+        return
+    widest = max((max(map(len, label.split("\n"))) for label in labels), default=0)
+    number = max(1, min(len(labels), room // (widest + 8)))
+    rows = math.ceil(len(labels) / number)
+    lines = sum(max(label.count("\n") + 1 for label in labels[at::rows]) for at in range(rows))
+    lines += text.count("\n") + 1 if text else 0
+    figure.set_figheight(figure.get_figheight() + 0.1 + 0.17 * lines)
+    look = {"ncols": number, "frameon": False, "fontsize": 8, "alignment": "left", "borderpad": 0.2}
+    legend = figure.legend(list((entries or {}).values()), labels, loc="outside lower left", **look)
+    if text:
+        legend.set_title(text, {"size": 8})
+        legend.get_title().set_color("0.3")
+
+
+def shorten(text: str) -> str:
+    """A text without the folders that absolute paths in it lie in, but for the last one.
+
+    >>> shorten("/home/me/runs/pair/fedmr-seed0 (cnn)"), shorten("text:/data/emma.txt, runs/a")
+    ('pair/fedmr-seed0 (cnn)', 'text:data/emma.txt, runs/a')
+    """
+    return re.sub(r"(?<![^\s:=,(])(?:/[^\s:=,()/]+)+", lambda found: "/".join(found[0].split("/")[1:][-2:]), text)
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure atomically. Raises FLError as `check_file` does."""
     kind = check_file(path)
-    for axis in figure.axes:
-        if isinstance(axis.yaxis.get_major_formatter(), PercentFormatter):  # a deviation may reach beyond 0 and 100%
-            low, high = axis.get_ylim()
-            axis.set_ylim(max(low, -0.02), min(high, 1.02))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=kind)
 

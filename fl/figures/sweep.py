@@ -14,10 +14,23 @@ from fl.analysis.groups import common
 from fl.analysis.outcome import Run, have_own, others, outcome, table
 from fl.analysis.sweep_table import write_results
 from fl.base.files import write_text
-from fl.figures.curves import curve, mark_levels, new_levels
-from fl.figures.style import finish, legend_below, save
+from fl.figures.lines import (
+    MUTED,
+    Line,
+    Style,
+    draw_lines,
+    name_ends,
+    name_lines,
+    name_styles,
+    parts,
+    seeds_note,
+    styles,
+)
+from fl.figures.style import finish, save, shorten
+from fl.runs.columns import columns
+from fl.runs.metrics import Row
 
-_GREY, _STYLES = "0.45", ("--", ":", "-.")  # of references
+_HIGH = 3.2  # inches of a panel
 _ROOM = 40  # characters that stand side by side below an axis
 _NEAREST = 0.08  # share of an axis between two places whose names do not touch
 
@@ -31,44 +44,50 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
     not read the option are dashed.
 
     If all runs have clients that test on samples of their own, it is their mean accuracy there. A vertical line marks
-    the round in which the first run of a line begins to train another level, and the legend says so.
+    the round in which the first run of a line begins to train another level, and the caption says so.
     """
     key = "local_test_accuracy" if _own(found) else _metric(found)
     values = list(dict.fromkeys(text for text, _ in found if text))
     methods = list(dict.fromkeys(method for text, method in found if text))
     short = _short(option)
-    references = {f"{method} (no {short})": runs for (text, method), runs in found.items() if not text}
-    if len(methods) > 1:
-        panels = {f"{short} = {text}": {m: found[text, m] for m in methods if (text, m) in found} for text in values}
-    else:
-        panels = {methods[0]: {f"{short} = {text}": found[text, methods[0]] for text in values}}
-    columns = len(panels) if len(panels) < 5 else 3
-    rows = math.ceil(len(panels) / columns)
-    size = (5.2, 3.6) if len(panels) == 1 else (1 + 2.7 * columns, 0.5 + 2.6 * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).flatten()
-    for axis, (head, lines) in zip(axes, panels.items()):
-        for color, (label, runs) in enumerate(lines.items()):
-            color = methods.index(label) if len(methods) > 1 else color
-            curve(axis, [run.rows for run in runs], key, label, f"C{color}")
-            mark_levels(axis, runs[0].rows, f"C{color}")
-        for style, (label, runs) in zip(itertools.cycle(_STYLES), references.items()):
-            curve(axis, [run.rows for run in runs], key, label, _GREY, style)
-            mark_levels(axis, runs[0].rows, _GREY)
-        finish(axis, key)
-        axis.label_outer()
+    several = len(methods) > 1
+    lines = {
+        (text, method): Line(method if several else f"{short} = {text}", _rows(runs), method)
+        for (text, method), runs in found.items()
+        if text
+    }
+    references = [Line(m, _rows(runs), m, True) for (text, m), runs in found.items() if not text]
+    together = parts([*{line.label: line for line in lines.values()}.values(), *references])
+    looks = styles(together)
+    panels = []
+    for head in values if several else methods:
+        mine = [line for at, line in lines.items() if at[not several] == head]
+        for part in together:
+            labels = [line.label for line in part]
+            shown = [line for line in mine if line.label in labels]
+            behind = [line for line in mine if line.label not in labels]
+            panels.append((f"{short} = {head}" if several else head, shown + references, behind))
+    wide = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
+    high = math.ceil(len(panels) / wide)
+    figure = Figure(figsize=((6.4, 4.6, 3.6)[wide - 1] * wide, _HIGH * high), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+    axes = figure.subplots(high, wide, squeeze=False).flatten()
+    for number, (axis, (head, part, behind)) in enumerate(zip(axes, panels)):
+        draw_lines(axis, key, part, looks, behind)
+        if number % wide:
+            axis.set_ylabel("")
         axis.set_title(head, fontsize=10)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    marked = [method for (_, method), runs in found.items() if new_levels(runs[0].rows)]
-    legend_below(figure, int(7 * size[0]), marked)
-    figure.suptitle(title, fontsize=10)
+    name_ends(axes[: len(panels)], looks, _HIGH)
+    name_lines(figure, [*lines.values(), *references], looks, notes=_note(references, short))
+    figure.suptitle(shorten(title), fontsize=10)
     save(figure, path)
 
 
 def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """The last accuracy (of text: perplexity) against the value: mean and standard deviation over seeds, one line
-    a method. Beside it are the accuracies on clients' own test data (`own_accuracy` of
+    a method. Below it are the accuracies on clients' own test data (`own_accuracy` of
     `fl.analysis.outcome.outcome`), if all runs have them, and the other columns that have a label, such as the success
     of a trigger, if any run has them.
     """
@@ -77,34 +96,61 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
         keys["own_accuracy"] = "local_test_accuracy"
     known = set().union(*(outcome(run) for runs in found.values() for run in runs))
     keys |= {name: name for name, column in others().items() if column.label and name in known}
-    figure = Figure(figsize=(5.2 * len(keys), 3.8), layout="constrained")
-    for axis, (key, label) in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys.items()):
-        finish(axis, label)
-        _values(axis, option, found, key)
-    legend_below(figure, 36 * len(keys))
-    figure.suptitle(title, fontsize=10)
+    values = list(dict.fromkeys(text for text, _ in found if text))
+    own, references = (list(dict.fromkeys(m for text, m in found if bool(text) is kind)) for kind in (True, False))
+    lines = [Line(method, [], method) for method in own]
+    lines += [Line(method, [], method, True) for method in references]
+    together = parts(lines)
+    looks = styles(together)
+    figure = Figure(figsize=(0.6 + 4.8 * len(together), _HIGH * len(keys)), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+    for row, (key, column) in zip(figure.subplots(len(keys), len(together), squeeze=False), keys.items()):
+        spreads = {at: _spread(runs, key) for at, runs in found.items() if all(key in outcome(run) for run in runs)}
+        for axis, part in zip(row, together):
+            for line in lines:
+                look = looks[line.label] if line in part else None
+                _values(axis, line, look, values, spreads, columns()[column].ends)
+            finish(axis, column)
+            axis.set_xlabel(option)
+            _ticks(axis, values)
+        name_ends(row, looks, _HIGH)
+    notes = [seeds_note([len(runs) for runs in found.values()], "bar or band" if references else "bar")]
+    name_styles(figure, lines, looks, notes + _note(references, _short(option)))
+    figure.suptitle(shorten(title), fontsize=10)
     save(figure, path)
 
 
-def _values(axis: Axes, option: str, found: Found, key: str) -> None:
-    """One result of `fl.analysis.outcome.outcome` against the value, for the runs that have it."""
-    found = {at: runs for at, runs in found.items() if all(key in outcome(run) for run in runs)}
-    values = list(dict.fromkeys(text for text, _ in found if text))
+def _values(
+    axis: Axes,
+    line: Line,
+    look: Style | None,
+    values: Sequence[str],
+    spreads: Mapping[tuple[str, str], tuple[float, float]],
+    ends: tuple[float, float],
+) -> None:
+    """Mean and standard deviation of a line's results at each value, within the ends; grey if it has no look."""
+    if line.reference and look and ("", line.method) in spreads:
+        mean, std = spreads["", line.method]
+        axis.axhline(mean, ls=look.dash, color=look.color, lw=1.2, label=line.label)
+        axis.axhspan(*np.clip([mean - std, mean + std], *ends), color=look.color, alpha=0.15, lw=0)
+    places, _ = positions(values)
+    order = [k for k in np.argsort(places) if (values[k], line.method) in spreads]
+    if line.reference or not order:
+        return
+    at = [places[k] for k in order]
+    mean, std = (np.array(numbers) for numbers in zip(*(spreads[values[k], line.method] for k in order)))
+    if not look:
+        axis.plot(at, mean, "o-", ms=3, label=f"_{line.label}", **MUTED)
+        return
+    axis.plot(at, mean, "o-", ms=4, color=look.color, label=line.label)
+    if std.any():  # one seed has no deviation to show
+        bars = mean - np.clip(mean - std, *ends), np.clip(mean + std, *ends) - mean
+        axis.errorbar(at, mean, bars, fmt="none", capsize=3, elinewidth=1, ecolor=look.color)
+
+
+def _ticks(axis: Axes, values: Sequence[str]) -> None:
+    """The swept values below an axis, askew if they are long."""
     places, scale = positions(values)
-    for color, method in enumerate(dict.fromkeys(method for text, method in found if text)):
-        order = sorted((k for k, text in enumerate(values) if (text, method) in found), key=lambda k: places[k])
-        mean, std = zip(*[_spread(found[values[k], method], key) for k in order])
-        at = [places[k] for k in order]
-        several = any(len(found[values[k], method]) > 1 for k in order)  # one seed has no deviation to show
-        axis.plot(at, mean, "o-", ms=4, color=f"C{color}", label=method)
-        if several:
-            axis.errorbar(at, mean, std, fmt="none", capsize=3, elinewidth=1, ecolor=f"C{color}")
-    styles = itertools.cycle(_STYLES)
-    for (text, method), runs in found.items():
-        if not text:
-            mean, std = _spread(runs, key)
-            axis.axhline(mean, ls=next(styles), color=_GREY, lw=1.2, label=f"{method} (no {_short(option)})")
-            axis.axhspan(mean - std, mean + std, color=_GREY, alpha=0.15, lw=0)
     axis.set_xscale(scale)
     axis.set_xticks(places, values)
     if sum(map(len, values)) > _ROOM:
@@ -112,7 +158,6 @@ def _values(axis: Axes, option: str, found: Found, key: str) -> None:
         for tick in axis.get_xticklabels():
             tick.set(ha="right", rotation_mode="anchor")
     axis.minorticks_off()
-    axis.set_xlabel(option)
 
 
 def positions(values: Sequence[str]) -> tuple[list[float], str]:
@@ -144,6 +189,14 @@ def _short(option: str) -> str:
     """
     owner, _, name = option.rpartition(".")
     return name if owner.replace("-", "_") in ALGORITHMS else option
+
+
+def _note(references: Sequence[object], short: str) -> list[str]:
+    return [f"broken grey line: a method that does not read {short}"] if references else []
+
+
+def _rows(runs: Sequence[Run]) -> list[list[Row]]:
+    return [run.rows for run in runs]
 
 
 def _own(found: Found) -> bool:

@@ -1,5 +1,6 @@
 """The columns that a round and its evaluation fill, in every run."""
 
+import math
 from dataclasses import replace
 
 from fl.base.columns import Column
@@ -13,16 +14,24 @@ FIRST = {
     "accuracy": Column(
         due="global", heading="final acc. %", beside_own="global acc. %", factor=100, label="test accuracy"
     ),
-    "loss": Column(due="global", heading="final loss", beside_own="global loss", digits=3, label="test loss"),
+    "loss": Column(
+        due="global", heading="final loss", beside_own="global loss", digits=3, label="test loss", limits=(0, math.inf)
+    ),
     "f1": Column(due="global", heading="macro-F1 %", beside_own="global F1 %", factor=100),
     "perplexity": Column(
-        due="global", heading="perplexity", beside_own="global perplexity", label="test perplexity", log=True
+        due="global",
+        heading="perplexity",
+        beside_own="global perplexity",
+        label="test perplexity",
+        log=True,
+        span=0.1,
+        limits=(1, math.inf),
     ),
     "models_accuracy": Column(due="models", factor=100),
     "models_std": Column(due="models", factor=100),
     "models_own_accuracy": Column(due="models", heading="local acc. %", factor=100),
     "models_perplexity": Column(due="models", heading="local perplexity"),
-    "models_cosine": Column(label="mean pairwise cosine of the models"),
+    "models_cosine": Column(label="mean pairwise cosine\nof the models", span=0.01, limits=(-1, 1)),
     **dict.fromkeys(traffic.COLUMNS, Column()),
     "macs": Column(),
 }

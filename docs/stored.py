@@ -1,0 +1,35 @@
+"""Lay out the stored rows of long runs as run folders: `python docs/stored.py OUT ROWS RECIPE [--flags]`.
+
+ROWS is a folder below benchmarks/results with a METHOD-seedN.csv for each run, RECIPE and flags are what made them.
+`python -m fl.compare OUT` and `python -m fl.structure OUT` then draw them without training anything.
+"""
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fl.config.command_line import parse
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
+
+
+def main(out: Path, rows: Path, settings: list[str]) -> None:
+    """Write a run folder for each stored table."""
+    config, _ = parse(settings)
+    tables = {tuple(path.stem.rsplit("-seed", 1)): path for path in sorted((RESULTS / rows).glob("*-seed*.csv"))}
+    if not tables:
+        sys.exit(f"{RESULTS / rows} holds no METHOD-seedN.csv")
+    out.mkdir(parents=True)
+    (out / "config.yaml").write_text(config.to_yaml())
+    for (method, seed), path in tables.items():
+        folder = out / path.stem
+        folder.mkdir()
+        (folder / "config.yaml").write_text(replace(config, algorithm=(method,), seeds=(int(seed),)).to_yaml())
+        shutil.copy(path, folder / "metrics.csv")
+        if (structure := path.with_name(f"{path.stem}-structure.json")).exists():
+            shutil.copy(structure, folder / "structure.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
