@@ -62,7 +62,8 @@ def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys)
         torch.testing.assert_close(run_file(path, fresh, images(count)), model(images(count)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=LONG)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
 def test_with_pixels_it_takes_images_as_the_data_set_holds_them(folder, tmp_path, suffix):
     if suffix == "onnx":
         pytest.importorskip("onnxscript")

@@ -145,8 +145,22 @@ def test_roles():
 
     where, often = {"data_root", "download"}, {"eval_every", "models_every", "checkpoint_every"}
     assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool", "samples"} | where
-    assert named(lambda role: role.resumable) == {"rounds", "chunk", "device", "resume"} | where | often
-    how = {"out", "name", "config", "resume", "device", "backend", "chunk", "channels_last", "deterministic"}
+    assert (
+        named(lambda role: role.resumable) == {"rounds", "patience", "log", "chunk", "device", "resume"} | where | often
+    )
+    how = {
+        "out",
+        "name",
+        "config",
+        "resume",
+        "device",
+        "backend",
+        "chunk",
+        "channels_last",
+        "deterministic",
+        "log",
+        "keep_best",
+    }
     assert named(lambda role: not role.compared) == {"algorithm", "seeds"} | how | where | often
 
 

@@ -57,6 +57,7 @@ def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
     assert torch.equal(model_of(tmp_path / "run"), model_of(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_loses_nothing(tmp_path):
     def fail(row):
         raise KeyError("mine")
@@ -79,6 +80,7 @@ def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch
     assert len(read(folder / "metrics.csv")) == 6
 
 
+@pytest.mark.slow
 def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     real = rounds.evaluate_round
 
@@ -129,6 +131,7 @@ def test_a_kill_before_a_checkpoint_leaves_the_best_model_before_it(tmp_path, mo
     assert not list((tmp_path / "run").glob(".best*"))
 
 
+@pytest.mark.slow
 def test_a_kill_after_a_checkpoint_leaves_the_best_model_up_to_it(tmp_path, monkeypatch, models):
     scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.3, 0.1])
 
