@@ -77,7 +77,18 @@ def nested_pairs(draw, name):
     return [Spec(name, width=w, depth=d or None, **options) for w, d in zip(widths, list(zip(*depths)) or [None] * 2)]
 
 
-NESTED = ["cnn", "lenet", "resnet18", "resnet50", "resnet20", "preresnet18", "mobilenetv2", "vgg11", "transformer"]
+NESTED = [
+    "cnn",
+    "lenet",
+    "resnet18",
+    "resnet50",
+    "resnet20",
+    "preresnet18",
+    "mobilenetv2",
+    "vgg11",
+    "vit_tiny",
+    "transformer",
+]
 
 
 @pytest.mark.parametrize("name", some(zoo.names(), NESTED))
@@ -113,8 +124,8 @@ def test_residual_branches_do_not_depend_on_rounding(name):
 
 MODEST = {
     "cnn": 0.3, "lenet": 0.5, "resnet18": 0.2, "resnet50": 0.1, "resnet20": 0.5, "preresnet18": 0.2,
-    "resnet20_fedmr": 0.5, "mobilenetv2": 0.3, "efficientnetv2_cifar": 0.3, "vgg11": 0.1, "transformer": 0.3,
-    "transformer_masked": 0.3,
+    "resnet20_fedmr": 0.5, "mobilenetv2": 0.3, "efficientnetv2_cifar": 0.3, "vgg11": 0.1, "convnext_tiny": 0.1,
+    "vit_tiny": 0.2, "transformer": 0.3, "transformer_masked": 0.3,
 }  # fmt: skip
 
 
