@@ -138,7 +138,8 @@ def test_macs_by_hand():
 
 SMALL = {
     "cnn": {}, "resnet50": {}, "preresnet18": {}, "mobilenetv2": {}, "efficientnetv2_cifar": {},
-    "vgg11": {"image_size": 32}, "convnext_tiny": {"image_size": 32}, "vit_tiny": {"image_size": 32}, "resnet20_fedmr": {},
+    "vgg11": {"image_size": 32}, "convnext_tiny": {"image_size": 32}, "vit_tiny": {"image_size": 32},
+    "resnet20_fedmr": {},
     "transformer": {"tokens": 6}, "transformer_masked": {"tokens": 6},
 }  # fmt: skip
 
