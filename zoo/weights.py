@@ -111,7 +111,7 @@ def _fetched(make: Callable[[], nn.Module], what: str) -> nn.Module:
     except (
         Exception
     ) as error:  # whatever the library's downloader raises: there are several, each with errors of its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ZooError(
             f"cannot get the weights {what}, which needs a network unless they are in the library's cache: {reason}. "
             "Fetch them on a machine with a network, save model.state_dict() to a file, and give the path of that file"
