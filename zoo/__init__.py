@@ -3,6 +3,8 @@
 >>> net = create("resnet20", num_classes=10, width=0.5, depth=(2, 2, 2), norm="static_batch")
 """
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -21,19 +23,29 @@ __all__ = [
 ]  # fmt: skip
 
 
-def create(name: str, generator: torch.Generator | None = None, **fields) -> nn.Module:
+def create(
+    name: str, generator: torch.Generator | None = None, weights: str | Path | None = None, **fields
+) -> nn.Module:
     """Build a model by name.
 
     Args:
         name: one of `names()`, "timm:NAME" or "torchvision:NAME".
         generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
+        weights: to begin with instead: "torchvision:DEFAULT", "timm:NAME", or a file with a state dict; see
+            `zoo.weights.build_with`, also for what becomes of the head if the number of classes differs.
         fields: the fields of `Spec`: num_classes, width, depth, norm, ...
 
     Raises:
-        ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
+        ZooError: for an unknown name, a field that the architecture does not have, values out of range, and weights
+            that cannot be had or belong to another model.
 
     >>> net = create("resnet20", num_classes=10, width=0.5)
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    return Spec.from_dict({"name": name, **fields}).build(generator)
+    spec = Spec.from_dict({"name": name, **fields})
+    if weights is None:
+        return spec.build(generator)
+    from zoo.weights import build_with
+
+    return build_with(spec, weights, generator)

@@ -32,6 +32,8 @@ class Blueprint:
     drop_path: float | None
     scaler: bool
     step_size: bool | None
+    heads: int | None
+    layer_scale: float | None
 
     def channels(self, full: int, part: str) -> int:
         """The number of channels of a part of the model (one of `rates`) that has `full` channels at rate 1."""

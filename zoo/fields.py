@@ -8,7 +8,7 @@ from zoo.member import Member
 from zoo.norms import Norm
 from zoo.widths import Rounding
 
-_COUNTS = ("num_classes", "in_channels", "image_size", "tokens")
+_COUNTS = ("num_classes", "in_channels", "image_size", "tokens", "heads")
 _CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
 _WIDEST = 100
 _SWITCHES = ("scaler", "step_size")
@@ -32,6 +32,8 @@ def checked_field(name: str, field: str, value: Any, member: Member) -> Any:
         if not isinstance(value, bool):
             raise ZooError(f"{name}: {field} is true or false, got {value!r}")
         return value
+    if field == "layer_scale" and _is_number(value) and value == 1:
+        return 1.0
     if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
         raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)

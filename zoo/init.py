@@ -6,16 +6,18 @@ import torch
 from torch import nn
 
 from zoo.errors import ZooError
-from zoo.kit import Residual
+from zoo.kit import LayerScale, Residual
+from zoo.vit import Tokens
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
 
-    Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and the CNN's
-    convolutions with a bias, get torch's default: weight and bias are uniform within 1/sqrt(fan-in). Embeddings are
-    standard normal. Norms have weight 1 and bias 0; step sizes start at 1.
+    Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and convolutions
+    with a bias in the CNN, ConvNeXt and the Vision Transformer, get torch's default: weight and bias are uniform within
+    1/sqrt(fan-in). Embeddings are standard normal; class tokens and positions of patches have deviation 0.02. Norms
+    have weight 1 and bias 0; step sizes start at 1, and layer scales where their spec says.
 
     Args:
         generator: on the model's device; None draws from torch's global generator.
@@ -41,8 +43,10 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual):
+        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual | LayerScale):
             module.reset_parameters()
+        elif isinstance(module, Tokens):
+            module.reset_parameters(generator)
         elif module._parameters or module._buffers:
             raise ZooError(f"no initial weights for {name} ({type(module).__name__}): add a rule to zoo/init.py")
     return model

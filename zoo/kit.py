@@ -81,6 +81,23 @@ class Residual(nn.Module):
             nn.init.ones_(self.step)
 
 
+class LayerScale(nn.Module):
+    """A learnable factor for each channel, the last axis (Touvron et al., "Going deeper with Image Transformers", ICCV
+    2021): [..., C] -> [..., C].
+    """
+
+    def __init__(self, channels: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.full((channels,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.start)
+
+
 class GlobalPool(nn.Module):
     """The mean over positions: [N, C, H, W] -> [N, C]."""
 

@@ -2,7 +2,7 @@
 
 import difflib
 
-from zoo import cnn, efficientnetv2, library, mobilenetv2, resnet, transformer, vgg
+from zoo import cnn, convnext, efficientnetv2, library, mobilenetv2, resnet, transformer, vgg, vit
 from zoo.errors import ZooError
 from zoo.member import Member
 
@@ -10,7 +10,7 @@ _COMMON = {"norm_eps": 1e-5, "rounding": "ceil", "scaler": False}
 
 MEMBERS: dict[str, Member] = {
     name: member._replace(defaults=_COMMON | dict(member.defaults))
-    for family in (cnn, resnet, mobilenetv2, efficientnetv2, vgg, transformer)
+    for family in (cnn, resnet, mobilenetv2, efficientnetv2, vgg, convnext, vit, transformer)
     for name, member in family.MEMBERS.items()
 }
 

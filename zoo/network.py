@@ -1,6 +1,8 @@
 """The class of all models of the zoo: named parts, one after the other."""
 
-from torch import nn
+from collections.abc import Mapping
+
+from torch import Tensor, nn
 
 
 class Network(nn.Sequential):
@@ -15,6 +17,18 @@ class Network(nn.Sequential):
     """
 
     torch_init = False  # whether convolutions are initialised as torch does it; see zoo/init.py
+
+    def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of torchvision's or timm's model of this architecture as this model has them, in its order.
+
+        Only families whose tensors the libraries lay out otherwise have a rule of their own; names are left to
+        `zoo.load`.
+        """
+        return dict(state)
+
+    def to_foreign(self, state: Mapping[str, Tensor]) -> list[Tensor]:
+        """The inverse of `from_foreign`: the tensors of this model's state as torchvision has them, in its order."""
+        return list(state.values())
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
         """Patterns of parameter names that say what the blocks are, in timm's form.

@@ -44,14 +44,18 @@ class Spec:
             it unless it is 1.
         depth: number of blocks: one for all sections, or one for each section.
         rounding: of rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
-        stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it.
+        stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it. (A Vision
+            Transformer has patches of 16x16 or 4x4 pixels.)
         norm: batch, static_batch, group, layer or none.
         norm_eps: epsilon of the norms.
         dropout: rate of dropout. For a library's model None keeps what the library sets, 0 switches all dropout off.
-        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision.
+        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision. (ConvNeXt and the Vision
+            Transformer: i/(n - 1), so that the last block has all of it, as in torchvision and timm.)
         scaler: HeteroFL's Scaler, which divides by the width rate in training. It is the rate of this spec, so the
             server's model should have width 1.
         step_size: NeFL's learnable step size for every residual branch.
+        heads: of a Vision Transformer's attention, whatever the width; they must divide the full width.
+        layer_scale: where ConvNeXt's learnable factors of channels begin, between 0 and 1; 0 leaves them out.
 
     Raises:
         ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
@@ -78,13 +82,15 @@ class Spec:
     drop_path: float | None = None
     scaler: bool | None = None
     step_size: bool | None = None
+    heads: int | None = None
+    layer_scale: float | None = None
 
     def __post_init__(self) -> None:
         member = self.member
         for field in dataclasses.fields(self):
             if field.name not in ("name", "width", "depth"):
                 value = fields.checked_field(self.name, field.name, getattr(self, field.name), member)
-                object.__setattr__(self, field.name, value)
+                object.__setattr__(self, field.name, value(self.image_size) if callable(value) else value)
         object.__setattr__(self, "width", fields.rates(self.name, self.width, member))
         object.__setattr__(self, "depth", fields.blocks(self.name, self.depth, member))
 
@@ -206,7 +212,7 @@ class Spec:
         return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
-_NUMBERS = ("width", "norm_eps", "dropout", "drop_path")
+_NUMBERS = ("width", "norm_eps", "dropout", "drop_path", "layer_scale")
 
 
 def _number(value: Any) -> Any:

@@ -507,7 +507,7 @@ def test_torch_prunings_classes_say_the_same():
 
 
 def test_criteria_are_those_of_torch_pruning():
-    """Up to a factor, our scores are those of its classes for the same criterion, which looks at the same parameters."""
+    """Up to a factor, our scores are those of its class for the same criterion."""
     net, x = randomized(residual()).float().eval(), torch.rand(2, 3, 6, 6)
     net(x).square().mean().backward()
     made = tp.importance

@@ -21,6 +21,10 @@ TORCHVISION = [
     ("vgg16", "vgg16_bn", {}, None),
     ("vgg19", "vgg19_bn", {}, None),
     ("vgg16", "vgg16", {"norm": "none"}, None),
+    ("convnext_tiny", "convnext_tiny", {}, None),
+    ("convnext_small", "convnext_small", {}, None),
+    ("convnext_base", "convnext_base", {}, None),
+    ("vit_base", "vit_b_16", {}, None),
 ]
 
 
@@ -134,7 +138,8 @@ def test_macs_by_hand():
 
 SMALL = {
     "cnn": {}, "resnet50": {}, "preresnet18": {}, "mobilenetv2": {}, "efficientnetv2_cifar": {},
-    "vgg11": {"image_size": 32}, "resnet20_fedmr": {},
+    "vgg11": {"image_size": 32}, "convnext_tiny": {"image_size": 32}, "vit_tiny": {"image_size": 32},
+    "resnet20_fedmr": {},
     "transformer": {"tokens": 6}, "transformer_masked": {"tokens": 6},
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_the_meta_device_gives_the_same_shapes(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_weight_is_initialised(name, norm):
     """With rules that give finite, plausible numbers; memory as it was would not."""
-    options = {} if name.startswith("transformer") else {"norm": norm}
+    options = {"norm": norm} if "norm" in Spec(name).member.defaults else {}
     if name not in ("cnn", "lenet", "vgg11"):
         options["step_size"] = True
     for key, tensor in small(name, **options).build().state_dict().items():
@@ -92,10 +92,10 @@ def test_convolutions_start_with_he_s_deviation_by_fan_out(name):
         assert conv.bias is None or not conv.bias.any()
 
 
-@pytest.mark.parametrize("name", ["cnn", "vgg11", "transformer"])
+@pytest.mark.parametrize("name", ["cnn", "vgg11", "convnext_tiny", "vit_tiny", "transformer"])
 def test_linear_layers_start_as_torch_s_do(name):
     net = small(name, width=0.3).build(torch.Generator().manual_seed(0))
-    plain = nn.Linear | nn.Conv2d if name == "cnn" else nn.Linear
+    plain = nn.Linear | nn.Conv2d if name in ("cnn", "convnext_tiny", "vit_tiny") else nn.Linear
     for module in net.modules():
         if isinstance(module, plain):
             bound = 1 / math.sqrt(module.weight[0].numel())

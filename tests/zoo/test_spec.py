@@ -30,7 +30,8 @@ def specs(draw):
         "norm": st.sampled_from(["none", "batch", "static_batch", "group", "layer"]),
         "norm_eps": st.floats(1e-8, 0.5), "stem": st.sampled_from(["imagenet", "cifar"]),
         "dropout": st.floats(0, 0.99), "drop_path": st.floats(0, 0.99),
-        "scaler": st.booleans(), "step_size": st.booleans(),
+        "scaler": st.booleans(), "step_size": st.booleans(), "heads": st.integers(1, 12),
+        "layer_scale": st.floats(0, 1),
     }  # fmt: skip
     chosen = draw(st.sets(st.sampled_from(sorted(member.defaults))))
     options = {field: draw(values[field]) for field in sorted(chosen)}

@@ -1,0 +1,103 @@
+"""The methods of `fl` with a Vision Transformer and a ConvNeXt: on random images, and each from the command line."""
+
+import math
+
+import oracles
+import pytest
+import torch
+from fl_flags import OF_METHOD, TINY
+from fleets import IMAGES, assert_close, fleet_federation, shapes, train_each
+from selection import some
+
+import surgery
+from fl import run as cli
+from fl.algorithms import ALGORITHMS, FedFAOptions, fedfa, flexifed, heterofl, nefl
+from fl.base.rng import Rng
+from fl.runs.metrics import read
+from zoo import Spec
+
+COHORT = [2, 0, 3, 1]
+BASES = {
+    "vit_tiny": Spec("vit_tiny", **IMAGES, width=0.06, depth=3),
+    "convnext_tiny": Spec("convnext_tiny", **IMAGES, width=0.05, depth=(1, 1, 2, 1), layer_scale=0.1, drop_path=0),
+}
+DEPTHS = {"vit_tiny": (3, 1, 2), "convnext_tiny": ((1, 1, 2, 1), 1, (1, 1, 2, 1))}
+
+
+def mixed(name, widths=(1.0, 0.5, 0.5, 0.75)):
+    """Four clients: the whole model, the smallest, and two in between."""
+    full, least, other = DEPTHS[name]
+    return fleet_federation(BASES[name], list(zip(widths, (full, least, full, other))))
+
+
+@pytest.mark.parametrize("name", some(BASES, ["vit_tiny"]))
+def test_a_round_of_fedfa_is_the_paper_written_out(name):
+    """Grafted and scaled: positions, class tokens, layer scales and norms, too."""
+    fed, rng = mixed(name), Rng(0, 1)
+    algorithm = fedfa(fed, FedFAOptions())
+    old = algorithm.init()["global"]
+    starts = [{key: oracles.corner(old[key], shape) for key, shape in shapes(fed, k).items()} for k in COHORT]
+    states, sizes = train_each(fed, starts, COHORT, rng)
+    after, _ = algorithm.round({"global": old}, COHORT, rng)
+    assert_close(after["global"], oracles.fedfa(old, states, sizes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [heterofl, nefl, flexifed])
+@pytest.mark.parametrize("name", BASES)
+def test_rounds_of_the_other_methods_change_every_part_of_the_model(name, method):
+    fed = mixed(name, (1.0,) * 4 if method is flexifed else (1.0, 0.5, 0.5, 0.75))
+    algorithm, rng = method(fed), Rng(0, 1)
+    server = algorithm.init()
+    old = {key: tensor.clone() for key, tensor in server["global"].items()}
+    server, _ = algorithm.round(server, COHORT, rng)
+    for key, tensor in server["global"].items():
+        assert tensor.isfinite().all()
+        assert not torch.equal(tensor, old[key]), key
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_recombination_moves_whole_layers(name):
+    """Every layer of every model is in one of the new ones, with all of its tensors from the same model."""
+    models = [BASES[name].build(torch.Generator().manual_seed(seed)) for seed in range(3)]
+    with torch.no_grad():  # norms and layer scales begin alike, and biases
+        for seed, model in enumerate(models):
+            for p in model.parameters():
+                p.fill_(seed)
+    order = surgery.layers(models[0])
+    pieces = surgery.segments(order)
+    draws = surgery.permutations(len(pieces), 3, generator=torch.Generator().manual_seed(1))
+    mixed = [surgery.state(net) for net in surgery.shuffle(models, segments=pieces, permutations=draws)]
+    for layer in order:
+        sources = [{int(state[key].flatten()[0]) for key in layer.tensors} for state in mixed]
+        assert all(len(source) == 1 for source in sources), layer.name
+        assert sorted(min(source) for source in sources) == [0, 1, 2]
+    moved = {tuple(int(state[next(iter(layer.tensors))].flatten()[0]) for state in mixed) for layer in order}
+    assert len(moved) > 1  # layers go their own ways
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ALGORITHMS)
+@pytest.mark.parametrize("name", BASES)
+def test_every_method_trains_it(tmp_path, name, method):
+    depth, depths = ("2", "1,2") if name == "vit_tiny" else ("1,1,2,1", "1-1-1-1,1-1-2-1")
+    flags = [*TINY, "--model", name, "--depth", depth, "--samples", "200", "--rounds", "2", "--algorithm", method]
+    if ALGORITHMS[method].clients == "mixed":
+        flags += ["--architectures.choose", "cycle"]
+        flags += [] if method == "fedrolex" else ["--architectures.depths", depths]
+        flags += [] if method == "flexifed" else ["--architectures.widths", "0.5,1"]
+    assert cli.main([*flags, *OF_METHOD.get(method, []), "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert math.isfinite(read(folder / "metrics.csv")[-1]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--norm", "batch"], "vit_tiny takes no norm"),
+        (["--stem", "imagenet"], "side must be a multiple of 16, got 8"),
+    ],
+)
+def test_what_the_command_line_refuses(tmp_path, capsys, flags, message):
+    assert cli.main([*TINY, "--model", "vit_tiny", *flags, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""`zoo.create(..., weights=...)`, with files made here and with libraries whose network is cut."""
+
+import logging
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+import zoo
+from zoo import Spec, ZooError
+from zoo.weights import build_with
+
+
+def logits(net, size=32):
+    x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return net.eval()(x)
+
+
+def timm_model(name="resnet18", **options):
+    torch.manual_seed(0)
+    return timm.create_model(name, **options)
+
+
+@pytest.fixture
+def theirs():
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(num_classes=7)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
+def test_files_of_the_libraries(tmp_path, suffix, theirs):
+    """A safetensors file does not keep the order of the tensors."""
+    for library, model in (("torchvision", theirs), ("timm", timm_model(num_classes=7))):
+        file = tmp_path / f"{library}.{suffix}"
+        (save_file if suffix == "safetensors" else torch.save)(model.state_dict(), file)
+        net = zoo.create("resnet18", num_classes=7, weights=file)
+        torch.testing.assert_close(logits(net), logits(model), atol=1e-5, rtol=1e-5)
+
+
+def test_files_of_the_zoo_and_of_training_scripts(tmp_path):
+    spec = Spec("resnet20", width=0.25, num_classes=7)
+    net = spec.build()
+    for key in (None, "state_dict", "model"):
+        state = net.state_dict()
+        torch.save(state if key is None else {key: state, "epoch": 3}, tmp_path / "net.pth")
+        again = build_with(spec, str(tmp_path / "net.pth"))
+        assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), state.values()))
+
+
+def test_another_number_of_classes_leaves_a_new_head_and_says_so(tmp_path, theirs, caplog):
+    torch.save(theirs.state_dict(), tmp_path / "net.pth")
+    with caplog.at_level(logging.WARNING):
+        net = zoo.create("resnet18", torch.Generator().manual_seed(3), weights=tmp_path / "net.pth", num_classes=4)
+    assert "resnet18: head.weight and head.bias stay as initialised" in caplog.text
+    assert "are for 7 classes and the model has 4" in caplog.text
+    fresh = zoo.create("resnet18", torch.Generator().manual_seed(3), num_classes=4)
+    assert torch.equal(net.head.weight, fresh.head.weight)
+    assert torch.equal(net.section4[1].conv2.weight, theirs.layer4[1].conv2.weight)
+    net.head, theirs.fc = torch.nn.Identity(), torch.nn.Identity()
+    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_is_said_where_all_weights_are_taken(tmp_path, theirs, caplog):
+    torch.save(theirs.state_dict(), tmp_path / "net.pth")
+    zoo.create("resnet18", weights=tmp_path / "net.pth", num_classes=7)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("vit_tiny", lambda n: timm_model("vit_tiny_patch16_224", num_classes=n)),
+        ("convnext_tiny", lambda n: torchvision.models.convnext_tiny(num_classes=n)),
+        ("mobilenetv2", lambda n: torchvision.models.mobilenet_v2(num_classes=n)),
+        ("vgg11", lambda n: torchvision.models.vgg11_bn(num_classes=n)),
+        ("timm:convnext_atto", lambda n: timm_model("convnext_atto", num_classes=n)),
+        ("torchvision:resnet18", lambda n: torchvision.models.resnet18(num_classes=n)),
+    ],
+)
+@pytest.mark.slow
+def test_new_heads_of_every_kind(tmp_path, name, make):
+    theirs = make(6)
+    save_file(theirs.state_dict(), tmp_path / "net.safetensors")
+    zoo.create(name, num_classes=6, weights=tmp_path / "net.safetensors")
+    net = zoo.create(name, num_classes=3, weights=tmp_path / "net.safetensors")
+    a, b = (dict(model.named_parameters()) for model in (zoo.create(name, num_classes=6), net))
+    assert logits(net, 224).shape == (2, 3)
+    changed = [key for key in a if a[key].shape != b[key].shape]
+    assert len(changed) == 2
+
+
+def test_torchvision_s_weights_by_name(monkeypatch, theirs):
+    asked = []
+
+    def get_model(name, weights=None, **options):
+        asked.append((name, weights.name))
+        return theirs
+
+    monkeypatch.setattr(torchvision.models, "get_model", get_model)
+    net = zoo.create("resnet18", weights="torchvision:DEFAULT", num_classes=7)
+    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
+    assert asked == [("resnet18", "IMAGENET1K_V1")]
+
+
+def pretend(monkeypatch, model, **config):
+    """timm.create_model(..., pretrained=True) gives this model."""
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 64, 64), **config}
+    real = timm.create_model
+
+    def create_model(name, pretrained=False, **options):
+        return model if pretrained else real(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+
+
+def test_timm_s_weights_by_name_are_compared(monkeypatch):
+    theirs = timm_model(num_classes=7)
+    pretend(monkeypatch, theirs)
+    net = zoo.create("resnet18", weights="timm:resnet18.a1_in1k", num_classes=7)
+    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
+    theirs.maxpool.stride = 1  # a variant with the same tensors
+    with pytest.raises(ZooError, match=r"timm's resnet18 has the tensors of the zoo's resnet18, but not its logits$"):
+        zoo.create("resnet18", weights="timm:resnet18", num_classes=7)
+    theirs.maxpool.stride = 2
+    for module in theirs.modules():
+        if hasattr(module, "eps"):
+            module.eps = 0.5
+    with pytest.raises(ZooError, match=r"its norms have another epsilon, give norm_eps=0\.5"):
+        zoo.create("resnet18", weights="timm:resnet18", num_classes=7)
+    zoo.create("resnet18", weights="timm:resnet18", num_classes=7, norm_eps=0.5)
+    with pytest.raises(ZooError, match="timm's resnet18 is not the zoo's resnet34: the given state is of another"):
+        zoo.create("resnet34", weights="timm:resnet18")
+
+
+@pytest.mark.parametrize(
+    ("weights", "cut"), [("torchvision:DEFAULT", "torch.hub.urlopen"), ("timm:resnet18", "timm.create_model")]
+)
+def test_without_a_network(monkeypatch, tmp_path, weights, cut):
+    def refuse(*_, **__):
+        raise OSError("Network is unreachable\nand more")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(cut, refuse)
+    with pytest.raises(ZooError) as caught:
+        zoo.create("resnet18", weights=weights)
+    text = str(caught.value)
+    assert text.startswith(f"cannot get the weights {weights}, which needs a network")
+    assert "Network is unreachable" in text
+    assert "give the path of that file" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("resnet18", "DEFAULT", "there are no weights 'DEFAULT': give torchvision:DEFAULT, timm:NAME, or the path"),
+        ("resnet18", "nowhere.pth", "there are no weights 'nowhere.pth'"),
+        ("resnet18", "torchvision:V7", "torchvision has no weights 'V7' for resnet18: choose IMAGENET1K_V1, DEFAULT"),
+        ("resnet20", "torchvision:DEFAULT", "torchvision has no weights for resnet20: it has some for resnet18"),
+        ("timm:resnet18", "torchvision:DEFAULT", "torchvision has no weights for timm:resnet18"),
+        ("resnet18", "timm:resnet1", "timm has no image classifier 'resnet1': did you mean timm:resnet"),
+        ("vit_tiny", "timm:convnext_zepto_rms_ols.zzz", "timm has no model"),
+        ("vit_tiny", "timm:vit_giant_patch14_224", "timm has no weights for vit_giant_patch14_224: choose another"),
+    ],
+)
+def test_what_there_is_not(name, weights, message):
+    with pytest.raises(ZooError, match=message):
+        zoo.create(name, weights=weights)
+
+
+def test_files_that_hold_no_weights(tmp_path):
+    for name, content, message in (
+        ("a.pth", b"", "cannot be read as weights"),
+        ("a.pth", b"nonsense", "holds other objects than tensors|cannot be read as weights"),
+        ("a.safetensors", b"nonsense", "cannot be read as weights"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ZooError, match=message):
+            zoo.create("resnet20", weights=tmp_path / name)
+    for thing, message in (
+        (torch.nn.Linear(2, 2), "holds other objects than tensors: save model.state_dict"),
+        (torch.zeros(3), "holds no state dict"),
+        ({"a": 1}, "holds no state dict"),
+    ):
+        torch.save(thing, tmp_path / "b.pth")
+        with pytest.raises(ZooError, match=message):
+            zoo.create("resnet20", weights=tmp_path / "b.pth")
+
+
+def test_weights_of_another_model_are_refused(tmp_path, theirs):
+    torch.save(theirs.state_dict(), tmp_path / "net.pth")
+    where = re.escape(str(tmp_path / "net.pth"))
+    for options, message in (
+        ({"name": "resnet34"}, f"resnet34 cannot begin with {where}: the given state is of another model"),
+        ({"name": "resnet18", "in_channels": 1}, r"conv1\.weight \[64, 3, 7, 7\] where .* \[64, 1, 7, 7\]"),
+        ({"name": "resnet18", "width": 0.5}, "cut that by surgery.ungraft and corner"),
+        ({"name": "resnet18", "depth": 1}, "cut that by surgery.ungraft and corner"),
+    ):
+        with pytest.raises(ZooError, match=message):
+            zoo.create(num_classes=7, weights=tmp_path / "net.pth", **options)

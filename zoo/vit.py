@@ -1,0 +1,186 @@
+"""The Vision Transformer: Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at
+Scale" (ICLR 2021), section 3.1. The base model is that of table 1; tiny and small are those of DeiT (Touvron et al.,
+"Training data-efficient image transformers & distillation through attention", ICML 2021, table 1).
+
+An image is cut into patches of 16x16 pixels (`stem="imagenet"`) or 4x4 (`stem="cifar"`, the default for images of up to
+64x64). Blocks are in pre-norm order; the class token is read off at the end. Layer norms have epsilon 1e-6, as in
+torchvision and timm. Positions are learned for one size of image. Not offered: a hidden layer before the head, mean
+pooling, a distillation token, layer scale, norms of queries and keys, and dropout of attention weights.
+
+`heads` is free as long as it divides the full width. Narrow models keep the number of heads, and each head's leading
+channels: zoo/transformer.py has that attention, and says in which order its channels lie.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blueprint import Blueprint
+from zoo.errors import ZooError
+from zoo.kit import Kit
+from zoo.member import Member, section_names, stem_for
+from zoo.network import Network
+from zoo.transformer import Attention
+
+_PATCH = {"imagenet": 16, "cifar": 4}
+
+
+class Tokens(nn.Module):
+    """Patches, each projected to a token; the class token before them; positions: [N, C, H, W] -> [N, 1 + P, E]."""
+
+    def __init__(self, inputs: int, channels: int, patch: int, patches: int, dropout: float, kit: Kit) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, channels))
+        self.position = nn.Parameter(torch.zeros(1, 1 + patches, channels))
+        self.conv = nn.Conv2d(inputs, channels, patch, patch)
+        self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.conv(x).flatten(2).mT
+        count = self.position.shape[1] - 1
+        torch._assert(tokens.shape[1] == count, f"images are not of the size that gives the model's {count} patches")
+        tokens = torch.cat([self.class_token.expand(x.shape[0], -1, -1), self.scaler(tokens)], dim=1)
+        return self.dropout(tokens + self.position)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the class token and the positions, but not the projection: normal with deviation 0.02."""
+        for parameter in (self.class_token, self.position):
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network with GELU, each after a norm and around a residual (equations 2 and 3)."""
+
+    def __init__(self, channels: int, heads: int, hidden: int, dropout: float, drop_path: float, kit: Kit) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(channels, kit.eps)
+        self.attention = Attention(channels, heads, causal=False, kit=kit)
+        self.add1 = kit.residual(drop_path)
+        self.norm2 = nn.LayerNorm(channels, kit.eps)
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+        self.add2 = kit.residual(drop_path)
+        self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.add1(x, self.dropout(self.attention(self.norm1(x))))
+        hidden = self.dropout(F.gelu(self.scaler(self.fc1(self.norm2(x)))))
+        return self.add2(x, self.dropout(self.scaler(self.fc2(hidden))))
+
+
+class ClassToken(nn.Module):
+    """The first token: [N, T, E] -> [N, E]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+class VisionTransformer(Network):
+    """stem, section1, tail, pool, head: images [N, C, H, W] -> logits [N, classes]; build it with `zoo.create`.
+
+    The libraries have q, k and v as one matrix [3E, E], whose rows are ordered (matrix, head, channel).
+    """
+
+    torch_init = True
+
+    def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The libraries' tensors as this model has them, in its order: q, k and v apart, in (channel, head) order."""
+        heads, result = self.section1[0].attention.heads, {}
+        for name, tensor in sorted(state.items(), key=lambda item: item[1].ndim != 3):  # class token, positions first
+            if match := _FUSED.fullmatch(name):
+                prefix, last = match.groups()
+                biases = state.get(f"{name.removesuffix(last)}bias")
+                for i, part in enumerate("qkv" if last == "weight" else ""):
+                    result[f"{prefix}{part}.weight"] = _by_channel(tensor.chunk(3)[i], heads)
+                    if biases is not None:
+                        result[f"{prefix}{part}.bias"] = _by_channel(biases.chunk(3)[i], heads)
+            elif tensor.ndim == 3:
+                result[f"{name}.{'class_token' if tensor.shape[1] == 1 else 'position'}"] = tensor
+            else:
+                joins = name.endswith((".out_proj.weight", ".attn.proj.weight"))
+                result[name] = _by_channel(tensor.mT, heads).mT if joins else tensor
+        return result
+
+    def to_foreign(self, state: Mapping[str, Tensor]) -> list[Tensor]:
+        """The inverse of `from_foreign`: the tensors of this model's state as torchvision has them, in its order."""
+        heads, result = self.section1[0].attention.heads, []
+        for name, tensor in state.items():
+            if ".attention.q." in name:
+                parts = [state[name.replace(".q.", f".{part}.")] for part in "qkv"]
+                result.append(torch.cat([_by_head(part, heads) for part in parts]))
+            elif name.endswith(".attention.out.weight"):
+                result.append(_by_head(tensor.mT, heads).mT)
+            elif ".attention.k." not in name and ".attention.v." not in name:
+                result.append(tensor)
+        result.insert(3, result.pop(1))  # the positions come after the projection
+        return result
+
+
+_FUSED = re.compile(r"(.*\.)(?:in_proj_|qkv\.)(weight|bias)")
+
+
+def _by_channel(x: Tensor, heads: int) -> Tensor:
+    """The rows (head, channel) as (channel, head); left alone if they cannot be those of so many heads."""
+    return rearrange(x, "(head channel) ... -> (channel head) ...", head=heads) if len(x) % heads == 0 else x
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """The inverse of `_by_channel`."""
+    return rearrange(x, "(channel head) ... -> (head channel) ...", head=heads)
+
+
+def vit(spec: Blueprint, full: int) -> VisionTransformer:
+    """Build a Vision Transformer with `full` channels at width 1."""
+    patch, side = _PATCH[spec.stem], spec.image_size
+    if side % patch:
+        way_out = "" if spec.stem == "cifar" else ", or stem='cifar', whose patches have 4x4 pixels"
+        raise ZooError(
+            f"{spec.name} cuts images into patches of {patch}x{patch} pixels, so their side must be a multiple of "
+            f"{patch}, got {side}: give another size{way_out}"
+        )
+    if full % spec.heads:
+        raise ZooError(f"{spec.name} has {full} channels at full width, which {spec.heads} heads cannot share equally")
+    kit = spec.kit("section1")
+    channels = spec.heads * spec.channels(full // spec.heads, "section1")
+    hidden = spec.channels(4 * full, "section1")
+    depth = spec.depth[0]
+    drops = [spec.drop_path * i / max(1, depth - 1) for i in range(depth)]
+    blocks = [Block(channels, spec.heads, hidden, spec.dropout, drop, kit) for drop in drops]
+    parts = {
+        "stem": Tokens(spec.in_channels, channels, patch, (side // patch) ** 2, spec.dropout, kit),
+        "section1": nn.Sequential(*blocks),
+        "tail": nn.Sequential(OrderedDict(norm=nn.LayerNorm(channels, kit.eps))),
+        "pool": ClassToken(),
+        "head": nn.Linear(channels, spec.num_classes),
+    }
+    return VisionTransformer(OrderedDict(parts))
+
+
+def _member(channels: int, heads: int, source: str) -> Member:
+    defaults = {
+        "num_classes": 1000,
+        "in_channels": 3,
+        "image_size": 224,
+        "stem": stem_for,
+        "heads": heads,
+        "norm_eps": 1e-6,
+        "dropout": 0.0,
+        "drop_path": 0.0,
+        "step_size": False,
+    }
+    return Member(partial(vit, full=channels), (12,), section_names(1), defaults, source)
+
+
+_DEIT = "Touvron et al., ICML 2021, table 1"
+
+MEMBERS = {
+    "vit_tiny": _member(192, 3, _DEIT),
+    "vit_small": _member(384, 6, _DEIT),
+    "vit_base": _member(768, 12, "Dosovitskiy et al., ICLR 2021, table 1"),
+}
