@@ -12,6 +12,15 @@ from fl.engine.augment import Augment
 from surgery.transfer import upload
 
 
+def filled(samples: int, size: int) -> int:
+    """How many samples one epoch passes through the model, since its last batch is filled up: n samples in batches.
+
+    >>> filled(20, 10), filled(21, 10)
+    (20, 30)
+    """
+    return -(-samples // size) * size
+
+
 class Step(NamedTuple):
     """The input of one step of a client; for several clients, with leading axes.
 
@@ -89,7 +98,7 @@ def make_batches(
     rows = []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))
-        positions = torch.arange(-(-n // size) * size) % n
+        positions = torch.arange(filled(n, size)) % n
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions]] for _ in range(epochs)]
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
         keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)
