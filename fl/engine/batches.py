@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fl.base.memory import ask
 from fl.base.rng import Rng
 from fl.engine.augment import Augment
 from surgery.transfer import upload
@@ -95,6 +96,8 @@ def make_batches(
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
     ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
     """
+    steps = max((filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
+    ask(8 * len(parts) * steps * (size + 1), f"the batches of {epochs:,} epochs", "use fewer --local-epochs")
     rows = []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))

@@ -4,6 +4,7 @@ torchvision by name.
 
 import copy
 import dataclasses
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 
 import zoo
 from fl.base.errors import FLError
-from surgery import SurgeryError, narrow, sections, ungraft
+from fl.base.memory import ask
+from surgery import SurgeryError, narrow, sections, state, ungraft
 from surgery.errors import first_line
 
 
@@ -86,6 +88,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     """
     try:
         if ":" not in spec.name:
+            ask(weight_bytes(spec), f"--model {spec.name} of this size", "use a smaller --width or --depth")
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
         _check_runs(spec, model)
@@ -101,6 +104,18 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
         raise FLError(str(error)) from None
     except SurgeryError as error:
         raise FLError(f"--model {spec.name}: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def weight_bytes(spec: zoo.Spec) -> int:
+    """Bytes of the parameters and buffers of a model of the zoo, which is not built in memory; 0 for a library's.
+
+    >>> weight_bytes(make_spec("cnn", 10, in_channels=1, image_size=8, width=0.1))
+    11396
+    """
+    if ":" in spec.name:
+        return 0
+    return sum(tensor.nbytes for tensor in state(spec.build(device="meta")).values())
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:

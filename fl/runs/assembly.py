@@ -20,6 +20,7 @@ from fl.federation.presence import make_presence
 from fl.models.architectures import choose
 from fl.models.fleet import make_fleet
 from fl.models.search import maximum
+from fl.runs.memory import check_batch, check_models
 from zoo import Spec
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
@@ -57,6 +58,8 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     spec, specs = _specs(config, dataset, splits, rng, malicious)
+    if device.type == "cpu":
+        check_models(specs or [spec], config.cohort())
     model = models.create(rng.torch("weights"), spec).to(device)
     local = LocalTraining(
         epochs=config.local_epochs,
@@ -83,6 +86,7 @@ def build(config: Config, dataset: data.Dataset | None = None) -> tuple[Federati
         presence=presence,
         truth=truth,
     )
+    check_batch(fed)
     method = ALGORITHMS[name]
     if isinstance(method, Method):
         return fed, method(fed, getattr(config, name, None))
