@@ -67,6 +67,8 @@ class Arguments:
         check_values(self)
         grid(self.points, self.radius)
         check_file(self.out)
+        if not self.out.name:
+            raise FLError("--out is the name of a file, such as landscape.png, and it was empty")
         for path in (self.out, self.out.with_suffix(".csv")):
             if path.exists():
                 raise FLError(f"{path} exists already: choose another --out")
