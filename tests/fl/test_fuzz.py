@@ -126,6 +126,7 @@ KNOWN = [
     (surgery.__main__, "inspect torchvision:resnet18 --width inf"),
     (surgery.__main__, "inspect torchvision:resnet18 --input 3,99999999,99999999"),
     (surgery.__main__, "inspect torchvision:resnet18 --depth 1000,1000,1000,1000"),
+    (surgery.__main__, "inspect torchvision:resnet18 --seconds 1e300"),
     (zoo.__main__, "resnet18 --image-size 99999999"),
     (zoo.__main__, "resnet18 --in-channels 99999999999"),
     (zoo.__main__, "resnet18 --depth 999999"),
