@@ -25,7 +25,7 @@ from fl.analysis.landscape import landscape, table, titles, write_grid
 from fl.base.checks import check_values
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import Above0, Natural, number, one_of
+from fl.base.flags import Natural, number, one_of
 from fl.base.help import command
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_file
@@ -46,9 +46,9 @@ class Arguments:
     """run folders, or folders that hold some; all of one data set"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("landscape.png")
     """the figure; it and the .csv beside it must be new"""
-    points: int = 21
+    points: Annotated[int, number(int, least=3, most=1001)] = 21
     """points of each axis, an odd number"""
-    radius: Above0 = 1.0
+    radius: Annotated[float, number(float, above=0, most=1000)] = 1.0
     """half the side of the square, in norms of the model's own filters"""
     part: Annotated[str, one_of("test", "train")] = "test"
     """samples to compute the loss on: the common test set, or those that clients train on"""
@@ -72,6 +72,8 @@ class Arguments:
         check_values(self)
         grid(self.points, self.radius)
         check_file(self.out)
+        if not self.out.name:
+            raise FLError("--out is the name of a file, such as landscape.png, and it was empty")
         for path in (self.out, self.out.with_suffix(".csv")):
             if path.exists():
                 raise FLError(f"{path} exists already: choose another --out")

@@ -35,6 +35,12 @@ examples:
 `python -m surgery inspect --help` lists all options."""
 
 
+_DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
+
+
+_LONGEST = 10**6  # seconds that a step may take
+
+
 def _integers(strings: list[str]) -> tuple[int, ...]:
     return tuple(int(item) for item in strings[0].split(","))
 
@@ -78,8 +84,12 @@ class Inspect:
             check_picture(self.plot)
         if self.input is not None and any(size < 1 for size in self.input):
             raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes must be 1 or more")
-        if not self.seconds > 0:
-            raise SurgeryError(f"--seconds {self.seconds:g}: give more than 0")
+        if self.depth is not None and max(self.depth) > _DEEPEST:
+            raise SurgeryError(f"--depth {max(self.depth)}: a section may get at most {_DEEPEST} blocks")
+        if self.width is not None and not 0 < self.width <= 1:
+            raise SurgeryError(f"--width {self.width:g}: give a share of the widths, above 0 and at most 1")
+        if not 0 < self.seconds <= _LONGEST:
+            raise SurgeryError(f"--seconds {self.seconds:g}: give more than 0, and at most {_LONGEST:,}")
         steps = Steps(self.seconds, sys.stderr)
         model = steps("building the model", lambda: named(self.model))
         if model is None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from surgery.depth.counts import is_settings
+from surgery.edits import is_plain
 from surgery.errors import first_line
 from surgery.names import joined
 from surgery.states import state
@@ -200,8 +201,8 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
                     seen.add(id(value))
                     if not compare(module, joined(path, name), value, new):
                         return False
-            elif _is_json(value) and value != new:
-                if not _is_json(new):
+            elif is_plain(value) and value != new:
+                if not is_plain(new):
                     return False
                 edits.append({"do": "set", "module": module, "attribute": joined(path, name), "value": new})
         return True
@@ -225,12 +226,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_number, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_json(value: Any) -> bool:
-    """Whether an edit may carry a value."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
-    return value is None or isinstance(value, int | float | str | bool)

@@ -122,6 +122,8 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
     arguments = {key: value for key, value in edit.items() if key != "do"}
     try:
         _EDITS[edit["do"]](model, **arguments)
+    except SurgeryError:
+        raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise SurgeryError(f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}") from error
 
@@ -133,7 +135,46 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
     """
     path, _, last = attribute.rpartition(".")
     owner = attribute_of(model, module, path) if path else model.get_submodule(module)
+    _refuse_unless_plain(model.get_submodule(module), module, attribute, value)
     setattr(owner, last, _like(getattr(owner, last), value))
+
+
+def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
+    """SurgeryError unless an attribute is a plain value, of a module or of a configuration that it holds, and becomes
+    one. Plans come in files: they may change sizes, heads, scales and settings, but no code and no tensor.
+    """
+    said = f"the plan sets {attribute!r} of {f'module {module!r}' if module else 'the model'}"
+    *path, last = attribute.split(".")
+    for name in path:
+        owner = vars(owner).get(name)
+        if owner is None or isinstance(owner, nn.Module | Tensor | type) or callable(owner) or is_plain(owner):
+            raise SurgeryError(f"{said}, but {name!r} is no configuration there: the plan is not of this model")
+    if isinstance(owner, nn.Module) and last in _EVERY_MODULE_S:
+        raise SurgeryError(f"{said}, which torch keeps there for itself: the plan was not made by this package")
+    kind = getattr(type(owner), last, None)
+    stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
+    if last.startswith("__") or not stored or not is_plain(getattr(owner, last)):
+        raise SurgeryError(f"{said}, which is no number, text or truth value there: the plan is not of this model")
+    if not is_plain(value):
+        raise SurgeryError(
+            f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them"
+        )
+
+
+_EVERY_MODULE_S = vars(nn.Module()).keys()
+
+
+def is_plain(value: Any) -> bool:
+    """Whether an edit may carry a value: numbers, texts, truth values, None, and lists and dicts of them.
+
+    >>> is_plain((8, 0.5, None)), is_plain(len)
+    (True, False)
+    """
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, int | float | str | bool)
 
 
 def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:

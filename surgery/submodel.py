@@ -6,6 +6,7 @@ HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which t
 """
 
 import json
+import math
 import operator
 import os
 from collections.abc import Mapping
@@ -136,11 +137,14 @@ class Submodel:
                 "edits": tuple(json.loads(json.dumps([dict(edit) for edit in self.edits]))),
                 "dtypes": dict(self.dtypes),
             }
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise SurgeryError(
                 "a Submodel takes entries {small name: (Source(full name, index), ...)}, where an index has for each "
                 f"axis None or ranges ((start, stop), ...), then shapes {{full name: shape}}: {error}"
             ) from None
+        for name, shape in fields["shapes"].items():
+            if min(shape, default=0) < 0 or math.prod(shape) >= 2**60:
+                raise SurgeryError(f"{name!r} of the full model cannot have the shape {shape}")
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

@@ -48,7 +48,7 @@ def from_json(text: str) -> dict[str, Any]:
         expected = data["fingerprint"]
     except SurgeryError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise SurgeryError(f"not a submodel plan: {error!r}") from None
     if fingerprint(fields["shapes"]) != expected:
         raise SurgeryError("the plan was changed: its shapes do not match its fingerprint")

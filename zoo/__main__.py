@@ -84,7 +84,7 @@ class Table:
 
 def _row(spec: Spec) -> dict[str, Any]:
     size = spec.count()
-    shape = list(spec.example().shape[1:])
+    shape = list(spec.example(device="meta").shape[1:])
     values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
     return {"name": spec.name, **values, "width": spec.width, "source": spec.member.source}
 

@@ -10,7 +10,8 @@ from zoo.widths import Rounding
 
 _COUNTS = ("num_classes", "in_channels", "image_size", "tokens", "heads")
 _CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
-_WIDEST = 100
+_WIDEST, _DEEPEST = 100, 500  # 500 blocks in each section are more than any published network has
+_MOST = {"num_classes": 2**31, "in_channels": 2**20, "image_size": 2**16, "tokens": 2**24}
 _SWITCHES = ("scaler", "step_size")
 
 
@@ -23,6 +24,8 @@ def checked_field(name: str, field: str, value: Any, member: Member) -> Any:
     if field in _COUNTS:
         if not _is_count(value):
             raise ZooError(f"{name}: {field} must be a whole number, 1 or more, got {value!r}")
+        if value > _MOST[field]:
+            raise ZooError(f"{name}: {field} must be at most {_MOST[field]:,}, got {value:,}")
         return int(value)
     if field in _CHOICES:
         if value not in _CHOICES[field]:
@@ -72,6 +75,8 @@ def blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
             raise ZooError(f"{name} takes one depth, or {each}; got {len(result)}")
     if wrong := [count for count in result if not _is_count(count)]:
         raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {wrong[0]!r}")
+    if max(result, default=0) > _DEEPEST:
+        raise ZooError(f"{name}: a section has at most {_DEEPEST} blocks; got {max(result):,}")
     return tuple(map(int, result))
 
 

@@ -32,7 +32,7 @@ class FeMAMOptions:
     level_rounds: Lengths = ()
     """rounds of each level, such as 400,50 (50 for all further ones), or until each has converged; the last level
     trains to the end"""
-    window: Annotated[int, number(int, least=2)] = 10
+    window: Annotated[int, number(int, least=2, most=10**6)] = 10
     """rounds over which convergence is judged (the paper: 50)"""
     variance: AtLeast0 = 1.0
     """a level has converged when the mean validation accuracy in % varied by less than this (squared) in the window"""

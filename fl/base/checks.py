@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
+from numbers import Integral
 from typing import Any, TypeVar
 
 from fl.base.errors import FLError
@@ -10,6 +11,8 @@ from fl.base.flags import Flag, OnlyWith, Role, as_tuple, written
 from fl.base.types import fits, options_of, said
 
 Kind = TypeVar("Kind")
+
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
 
 
 def marks(field: Field, kind: type[Kind]) -> list[Kind]:
@@ -50,6 +53,11 @@ def check_values(settings: Any, group: str = "") -> None:
             raise FLError(f"--{flag} must be a finite number, got {written(value)}")
         for mark in marks(field, Flag):
             mark.check(flag, value)
+        for item in as_tuple(value):
+            if isinstance(item, Integral) and abs(item) >= 2**63:
+                raise FLError(f"--{flag} must be below 2^63, got {item}")
+            if isinstance(item, float) and abs(item) > LARGEST:
+                raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
 
 
 def check_types(settings: Any) -> None:

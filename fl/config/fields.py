@@ -106,7 +106,7 @@ class Fields(DataSettings):
     local_epochs: AtLeast1 = 5
     """how often a client goes through its data in a round"""
     batch_size: AtLeast1 = 10
-    """samples in a training step"""
+    """samples in a training step; at most as many as the client with most samples has"""
     crop: Annotated[Natural, _RARE] = 0
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: Annotated[bool, _RARE] = False

@@ -1,12 +1,14 @@
 """The form that every data set has once it is loaded: images and labels, or text, on one device."""
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.memory import ask
 from fl.base.rng import Rng
 from fl.data import arrays, items
 
@@ -162,6 +164,8 @@ class Dataset:
             raise FLError(
                 f"--pad is for images, and the samples of {self.name} are {list(self.x.shape[1:])}: leave it out"
             )
+        larger = prod(n + 2 * pixels for n in self.x.shape[-2:]) * self.x.shape[1] * self.x.element_size()
+        ask(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
         x, test_x = (images[..., rows, :][..., columns] for images in (self.x, self.test_x))
         return replace(self, x=x, test_x=test_x)

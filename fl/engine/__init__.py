@@ -98,7 +98,16 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
     before = _global_rng(device)
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     with torch.inference_mode(False), torch.enable_grad(), arithmetic(groups[0][0].precision, device):
-        done = _automatic(whole) if backend == "auto" else BACKENDS[backend](whole)
+        try:
+            done = _automatic(whole) if backend == "auto" else BACKENDS[backend](whole)
+        except ValueError as error:
+            if _ONE_VALUE not in str(error):
+                raise
+            raise FLError(
+                f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} normalises over a batch, and at "
+                f"--batch-size {min(job.batches.size for job, _, _ in groups)} one of its norms sees a single value: "
+                "use a larger --batch-size, larger images (--pad), or a model without batch norm"
+            ) from error
     if not all(map(torch.equal, before, _global_rng(device))):
         raise FLError(
             f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} draws from torch's global generator in "
@@ -109,6 +118,8 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
         for result, (_, starts, _) in zip(done, groups)
     ]
 
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's batch and instance norms
 
 _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""

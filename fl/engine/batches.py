@@ -7,9 +7,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fl.base.memory import ask
 from fl.base.rng import Rng
 from fl.engine.augment import Augment
 from surgery.transfer import upload
+
+
+def filled(samples: int, size: int) -> int:
+    """How many samples one epoch passes through the model, since its last batch is filled up: n samples in batches.
+
+    >>> filled(20, 10), filled(21, 10)
+    (20, 30)
+    """
+    return -(-samples // size) * size
 
 
 class Step(NamedTuple):
@@ -86,10 +96,12 @@ def make_batches(
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
     ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
     """
+    steps = max((filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
+    ask(8 * len(parts) * steps * (size + 1), f"the batches of {epochs:,} epochs", "use fewer --local-epochs")
     rows = []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))
-        positions = torch.arange(-(-n // size) * size) % n
+        positions = torch.arange(filled(n, size)) % n
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions]] for _ in range(epochs)]
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
         keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)

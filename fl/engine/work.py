@@ -1,6 +1,7 @@
 """How much a model computes, counted where nothing is computed (the meta device)."""
 
 import copy
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,18 +32,49 @@ _FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary(
 
 
 def _count(model: nn.Module, data: Dataset) -> int:
+    with FlopCounterMode(display=False) as counter:
+        ran = _pretended(model, data)
+    return counter.get_total_flops() // 2 if ran else 0
+
+
+def activation_bytes(model: nn.Module, data: Dataset) -> int:
+    """Bytes of what the layers of a model give for one sample, about what a training step keeps of it; 0 if unknown.
+
+    >>> from fl.data import load
+    >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
+    40
+    """
+    seen: dict[int, torch.UntypedStorage] = {}
+
+    def note(module: nn.Module, given: tuple, made: object) -> None:
+        mine = made.untyped_storage() if isinstance(made, torch.Tensor) else None
+        if mine and mine._cdata not in [x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)]:
+            seen[mine._cdata] = mine  # a view of its input, or the input changed in place, takes no memory
+
+    return sum(storage.nbytes() for storage in seen.values()) // 2 if _pretended(model, data, note) else 0
+
+
+def _pretended(model: nn.Module, data: Dataset, note: Callable | None = None) -> bool:
+    """Let a copy of the model run for two samples on the meta device; returns whether that is possible.
+
+    Args:
+        note: a forward hook for the modules without children.
+    """
     try:
         shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
     except RuntimeError:  # a model with the older weight_norm cannot be copied
-        return 0
+        return False
+    for module in shadow.modules() if note else ():
+        if not any(module.children()):
+            module.register_forward_hook(note)
     dtype = next(p.dtype for p in shadow.parameters())
     two = torch.zeros(2, *data.x.shape[1:], device="meta", dtype=data.x.dtype)  # static batch norms refuse one image
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+        with torch.no_grad():
             shadow(data.normalise(two, dtype))
     except (RuntimeError, ValueError, AssertionError, TypeError):
-        return 0
-    return counter.get_total_flops() // 2
+        return False
+    return True
 
 
 class Meter:

@@ -11,6 +11,7 @@ from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
+from fl.engine.batches import filled
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
 from fl.federation.asked import ASKED
@@ -191,8 +192,10 @@ class Federation(Population):
             context = with_entry(each.context, "held", self.classes_of(cohort.clients))
             each = each._replace(objective=masked(each.objective), context=context)
         passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
+        size = self.local.size_of_batches(self.clients.train)
         for client, model in zip(cohort.clients, cohort.models):
-            self.meter.flops += passes * len(self.clients.train[client]) * flops(model, self.data)
+            samples = filled(len(self.clients.train[client]), size)
+            self.meter.flops += passes * samples * flops(model, self.data)
         return train_cohort(self, self.local, self.attack, self.defence, cohort, each, rng)
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:

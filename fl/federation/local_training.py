@@ -7,6 +7,7 @@ from fl.data import Dataset
 from fl.engine import SGD, Optimizer, Precision, check
 from fl.engine.augment import Augment
 from fl.engine.schedule import Schedule
+from fl.partition.split import Parts
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class LocalTraining:
 
     Attributes:
         epochs: passes of a client over its samples in a round.
-        batch_size: samples of a step.
+        batch_size: samples of a step; see `size_of_batches` for more than any client has.
         optimizer: what makes the steps; it starts afresh every round.
         schedule: the factor of the learning rate in each round, see `fl.engine.schedule`.
         repeats: steps that a client makes on each of its batches.
@@ -40,6 +41,18 @@ class LocalTraining:
     backend: str = "auto"
     chunk: int = 0
     precision: Precision = Precision()
+
+    def size_of_batches(self, parts: Parts) -> int:
+        """The samples of each step: `batch_size`, but no more than the client with most samples has.
+
+        All clients have batches of one size, so that they can train side by side, and it depends on the population
+        alone, not on who takes part: a client learns the same whoever trains beside it.
+
+        >>> from torch import arange
+        >>> LocalTraining(batch_size=100).size_of_batches(Parts.of([arange(30), arange(20)]))
+        30
+        """
+        return min(self.batch_size, parts.largest)
 
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""

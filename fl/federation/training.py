@@ -80,9 +80,8 @@ def make_group(
 ) -> Group:
     """Clients of one architecture, in the form that the engine takes."""
     x, parts = population.data.x, [population.clients.train[client] for client in clients]
-    batches = make_batches(
-        parts, clients, local.epochs, local.batch_size, rng, x.device, local.repeats, local.augment, x.shape[-1]
-    )
+    size = local.size_of_batches(population.clients.train)
+    batches = make_batches(parts, clients, local.epochs, size, rng, x.device, local.repeats, local.augment, x.shape[-1])
     optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
     settings = (optimizer, objective.objective, objective.ascent, local.precision, objective.per_sample)
     return Job(model, population.data, batches, *settings), starts, objective.context or {}

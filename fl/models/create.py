@@ -5,6 +5,7 @@ torchvision by name, and users' own.
 import copy
 import dataclasses
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 
 import zoo
 from fl.base.errors import FLError
+from fl.base.memory import ask
 from fl.models import own
-from surgery import SurgeryError, narrow, sections, ungraft
+from surgery import SurgeryError, narrow, sections, state, ungraft
 from surgery.errors import first_line
 
 
@@ -103,6 +105,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     """
     try:
         if spec.member.depth is not None:
+            ask(weight_bytes(spec), f"--model {spec.name} of this size", "use a smaller --width or --depth")
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
         if not isinstance(spec, own.OwnSpec):  # which are checked with the data
@@ -127,6 +130,18 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
         model, _ = ungraft(model, keep=depth, example=spec.example(2))
     rate = spec.width[0]
     return narrow(model, rate=rate, example=spec.example(2))[0] if rate < 1 else model
+
+
+@lru_cache(maxsize=1024)
+def weight_bytes(spec: zoo.Spec) -> int:
+    """Bytes of a zoo model's parameters and buffers, without building it in memory; 0 for a library's or a user's.
+
+    >>> weight_bytes(make_spec("cnn", 10, in_channels=1, image_size=8, width=0.1))
+    11396
+    """
+    if spec.member.depth is None:
+        return 0
+    return sum(tensor.nbytes for tensor in state(spec.build(device="meta")).values())
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:

@@ -41,6 +41,8 @@ def deal(
     if labels.ndim > 1:
         check_text_kind(kind)
     known = {name for one in KINDS.values() for name in one.reads}
+    if clients > len(labels):
+        raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
     if strange := sorted(options.keys() - known):
         raise TypeError(f"deal() got an unexpected option {strange[0]!r}: there are {', '.join(sorted(known))}")
     chosen = KINDS[kind]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,15 @@ class Parts(Sequence[Tensor]):
     def sizes(self) -> Tensor:
         """The number of samples of each client, int64 [clients]."""
         return self.offsets.diff()
+
+    @cached_property
+    def largest(self) -> int:
+        """The number of samples of the client that has most; 0 without clients.
+
+        >>> Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).largest
+        2
+        """
+        return max(self.sizes.tolist(), default=0)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -24,6 +24,7 @@ from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from fl.runs.given import said
+from fl.runs.memory import check_batch, check_models
 from zoo import Spec, ZooError
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
@@ -82,6 +83,8 @@ def build(
         raise FLError("--init is for models by name: load the weights into your model, and give it")
     if start is None and config.init:
         start = find(config.init, spec)
+    if device.type == "cpu":
+        check_models(specs or [spec], config.cohort())
     create = maker(spec, start)
     net = create(rng.torch("weights")).to(device)
     if not isinstance(spec, own.OwnSpec) and not dataset.text:
@@ -113,6 +116,7 @@ def build(
         presence=presence,
         truth=truth,
     )
+    check_batch(fed)
     method = ALGORITHMS[name]
     if isinstance(method, Method):
         return fed, method(fed, getattr(config, name, None))

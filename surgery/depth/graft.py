@@ -15,7 +15,7 @@ from surgery.depth.forms import Form, first_that_works, forms
 from surgery.depth.identity import zero_branches
 from surgery.depth.numbers import Shift, numbers, renumbered
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree_edits import copy_block, insert, tensors
+from surgery.depth.tree_edits import copies_of, insert, tensors
 from surgery.depth.ungraft import ungraft, whole
 from surgery.edits import attribute_of, copy_sharing, replace_tensors, set_attribute
 from surgery.errors import SurgeryError
@@ -150,7 +150,7 @@ def _deeper(root: nn.Module, grown: Mapping[Section, int], ways: Mapping[Section
     # From the last section to the first, so that renumbering does not move blocks that are still to be repeated.
     for section in reversed(grown):
         last = section.blocks[-1]
-        copies[last] = [copy_block(deeper, last, origin) for _ in range(grown[section] - len(section.blocks))]
+        copies[last] = copies_of(deeper, last, grown[section] - len(section.blocks), origin)
         for by, block in enumerate(copies[last], 1):
             for path, attribute in numbers(root, section):
                 set_attribute(block, path, attribute, attribute_of(block, path, attribute) + by)

@@ -20,8 +20,8 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for _, _, own in owners(module) for name, tensor in own.items()}
 
 
-def copy_block(model: nn.Module, name: str, origin: dict[int, str]) -> nn.Module:
-    """A copy of a block with tensors of its own, except those tied to tensors outside of it. `origin` is extended.
+def copies_of(model: nn.Module, name: str, count: int, origin: dict[int, str]) -> list[nn.Module]:
+    """Copies of a block with tensors of their own, except those tied to tensors outside of it. `origin` is extended.
 
     Objects that modules outside of the block hold, too, such as the model's configuration, are shared with them.
     """
@@ -30,13 +30,16 @@ def copy_block(model: nn.Module, name: str, origin: dict[int, str]) -> nn.Module
     outside = [module for module in model.modules() if module not in inside]
     tied = {id(tensor) for tensor in _registered(outside)}
     settings = {id(value): value for module in outside for value in vars(module).values() if is_settings(value)}
-    copy, originals = copy_sharing(block, settings)
-    values = {key: t.detach().clone() for key, t in originals.items() if key not in tied}
-    replace_tensors(copy, values, originals)
-    for new, old in zip(_registered(copy.modules()), _registered(block.modules())):
-        if id(old) in origin:
-            origin[id(new)] = origin[id(old)]
-    return copy
+    copies = []
+    for _ in range(count):
+        copy, originals = copy_sharing(block, settings)
+        values = {key: t.detach().clone() for key, t in originals.items() if key not in tied}
+        replace_tensors(copy, values, originals)
+        for new, old in zip(_registered(copy.modules()), _registered(block.modules())):
+            if id(old) in origin:
+                origin[id(new)] = origin[id(old)]
+        copies.append(copy)
+    return copies
 
 
 def is_list(holder: nn.Module) -> bool:

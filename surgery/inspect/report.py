@@ -1,5 +1,6 @@
 """Facts about a model and a smaller (or deeper) version of it, as plain data."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.forward import in_mode, observed
 from surgery.inspect.steps import Steps
 from surgery.libraries import example_input
+from surgery.memory import shortage
 from surgery.names import is_inside
 from surgery.states import state
 from surgery.submodel import Submodel, fingerprint
@@ -126,7 +128,7 @@ def inspect(
     >>> report.before.parameters, report.after.parameters, report.before.macs, report.after.macs
     (102, 24, 80, 16)
     """
-    example = example_input(model) if shape is None else torch.zeros(2, *shape)
+    example = example_input(model) if shape is None else _example(shape)
     steps = steps or Steps()
     problem, before = _measured(model, example, steps)
     if problem and width is not None:
@@ -171,6 +173,17 @@ def inspect(
         problem,
         tuple(steps.stopped),
     )
+
+
+def _example(shape: Sequence[int]) -> Tensor:
+    """Two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
+    said = ",".join(map(str, shape))
+    if reason := shortage(8 * math.prod(shape)):
+        raise SurgeryError(f"an input of {said} {reason}: give a smaller one (--input)")
+    try:
+        return torch.zeros(2, *shape)
+    except (RuntimeError, TypeError) as error:
+        raise SurgeryError(f"there is no input of {said}: {first_line(error)}") from None
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:

@@ -8,7 +8,7 @@ from torch import nn
 from surgery.deprecated import formerly
 from surgery.names import joined
 from surgery.width.choose import choose
-from surgery.width.demand import Demand, Heads, Rounding
+from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.solved import Atom, size_of, solve
 from surgery.width.trace import traced
 
@@ -45,8 +45,9 @@ def widths(
     Width(size=4, kept=4, reason='it is an axis of the input', members=(('0.weight', 1),))
     Width(size=2, kept=2, reason='it is an axis of the output', members=(('2.weight', 0), ('2.bias', 0)))
     """
+    demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
     solution = solve(traced(model, example).found)
-    chosen = choose(solution, Demand(rate, heads=heads, rounding=rounding))
+    chosen = choose(solution, demand)
 
     def reason(atom: Atom) -> str:
         why = chosen.why(atom)

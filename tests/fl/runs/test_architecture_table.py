@@ -31,7 +31,7 @@ NARROW = WIDE.scaled(0.5)
 SHALLOW = WIDE.scaled(depth=1)
 KINDS = [NARROW, WIDE, NARROW, SHALLOW]
 CLIENTS, RNG = [2, 1, 3], Rng(0, 1)
-SIZES = (3, 7, 12, 5)  # those of make_federation
+PASSED = (4, 8, 12, 8)  # samples of an epoch: make_federation's 3, 7, 12 and 5, in batches of 4 that are filled up
 
 
 def mixed(make_federation, norm="batch", **settings):
@@ -63,8 +63,8 @@ def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedasam", "fedrep", *MIXED])
 def test_the_meter_by_hand(make_federation, name):
-    """Samples, times passes over them (two epochs; ditto has two models, and SAM two passes a step), times the forward
-    pass of the client's own model. What attackers compute beside is not counted.
+    """Samples in whole batches, times passes over them (two epochs; ditto has two models, and SAM two passes a step),
+    times the forward pass of the client's own model. What attackers compute beside is not counted.
     """
     fed = mixed(make_federation) if name in MIXED else make_federation(WIDE.build(torch.Generator().manual_seed(0)))
     if name == "flexifed":
@@ -76,7 +76,7 @@ def test_the_meter_by_hand(make_federation, name):
     algorithm.round(server, CLIENTS, RNG)
     kinds = {"flexifed": [SHALLOW, WIDE, SHALLOW, SHALLOW]}.get(name, KINDS if name in MIXED else [WIDE] * 4)
     passes = {"ditto": 2 + 2, "fedasam": 2 * 2, "fedrep": 2 + SMALL.fedrep.head_epochs}.get(name, 2)
-    macs = sum(SIZES[client] * passes * kinds[client].count().macs for client in CLIENTS)
+    macs = sum(PASSED[client] * passes * kinds[client].count().macs for client in CLIENTS)
     assert fed.meter.read() == 2 * macs
     assert fed.meter.read() == 0
 
@@ -89,7 +89,8 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
     )  # fmt: skip
     simulate(config, tmp_path / "a")
     fed, _ = build(config)
-    expected = sum(2 * len(split.train) * fed.fleet[k].spec.count().macs for k, split in enumerate(fed.clients)) / 4
+    assert fed.clients.train.largest == 360
+    expected = sum(2 * 400 * fed.fleet[k].spec.count().macs for k in range(4)) / 4  # two batches of 200 an epoch
     assert [row["macs"] for row in read(tmp_path / "a" / "metrics.csv")] == [pytest.approx(expected)] * 2
     assert len({fed.fleet[k].spec.count().macs for k in range(4)}) == 2
 

@@ -1,0 +1,109 @@
+"""Commands drawn at random from the flags that there are, with values that are right, at a limit, or absurd.
+
+`wrong` judges how they end.
+"""
+
+import contextlib
+import io
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import Field, fields, is_dataclass
+
+from hypothesis import strategies as st
+
+from fl.base.checks import flag_of, marks
+from fl.base.flags import Flag, Limits
+from fl.base.types import is_tuple, options_of
+from fl.config import Config
+
+NONSENSE = ("", "x", "nan", "inf", "-1", "0", "1e300", "1" + "0" * 21, "1,,2", "--", "{}", "\N{SNOWMAN}")
+"""Values that hardly any flag takes. None of them asks for a lot of work that could be done."""
+
+FIXED = {"out", "download", "data-root", "resume"}
+"""Flags that say where files lie, or that may reach for the network."""
+
+TINY = "--clients 4 --participants 2 --rounds 1 --samples 80 --min-samples 1 --local-epochs 1 --width 0.05 --device cpu"
+
+
+class TooSlow(BaseException):
+    """A command has taken too long. Like KeyboardInterrupt it is no Exception."""
+
+
+def settings(default: object, group: str = "") -> Iterator[tuple[str, Field]]:
+    """(flag, field) of all settings, those of groups within, too."""
+    for field in fields(default):
+        value = getattr(default, field.name)
+        if is_dataclass(value):
+            yield from settings(value, field.name)
+        elif flag_of(field.name, group) not in FIXED:
+            yield flag_of(field.name, group), field
+
+
+def values(field: Field) -> tuple[str, ...]:
+    """Words for a setting: some that it takes, those around its limits, and nonsense."""
+    found: list[str] = []
+    for mark in marks(field, Flag):
+        if isinstance(mark.items, Limits):
+            step = 1 if int in options_of(field.type) else 1e-9
+            edges = (mark.items.least, mark.items.above, mark.items.most, mark.items.below)
+            for edge in (edge for edge in edges if edge is not None):
+                found += [str(edge), str(edge - step), *([str(edge + step)] if abs(edge) < 100 else [])]
+        elif mark.items:
+            found += list(mark.items)
+    found += [str(value) for value in ({int: ("1", "2"), float: ("0.5", "1e-3")}.get(options_of(field.type)[0], ()))]
+    if is_tuple(field.type):
+        found += [",".join(found[:2]), ",".join(found[:1] * 3), "all", "own"]
+    return (*found, *NONSENSE)
+
+
+@st.composite
+def flags(draw: Callable, most: int = 4) -> list[str]:
+    """Some flags of a run."""
+    argv: list[str] = []
+    for flag, field in draw(st.lists(st.sampled_from(EVERY), max_size=most)):
+        if options_of(field.type) == (bool,):
+            argv.append(draw(st.sampled_from([f"--{flag}", f"--{flag}=x"])))
+        else:
+            argv += [f"--{flag}", draw(st.sampled_from(values(field)))]
+    return argv
+
+
+EVERY = list(settings(Config()))
+
+
+@st.composite
+def others(draw: Callable, known: dict[str, tuple[str, ...]], most: int = 3) -> list[str]:
+    """Some flags of another command, each with some values of its own or nonsense."""
+    argv: list[str] = []
+    for flag in draw(st.lists(st.sampled_from(sorted(known)), max_size=most, unique=True)):
+        argv += [flag, draw(st.sampled_from((*known[flag], *NONSENSE)))]
+    return argv
+
+
+def wrong(main: Callable[[list[str]], int], argv: list[str], seconds: float = 60) -> str:
+    """What is wrong with how a command ends: a traceback, more seconds of the CPU than the limit, an odd exit code, or
+    an error of which nothing is said; "" if it ends well.
+    """
+
+    def stop(*_: object) -> None:
+        raise TooSlow
+
+    err, before = io.StringIO(), signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # surgery's own limit has the other timer
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+            code = main(argv)
+    except SystemExit as error:
+        code = error.code or 0
+    except TooSlow:
+        return f"{argv} took more than {seconds} s"
+    except BaseException:
+        return f"{argv}\n{traceback.format_exc()}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    said = err.getvalue()
+    if code not in (0, 2) or "Traceback" in said or (code == 2 and not said.strip()):
+        return f"{argv} ended with {code} and said {said!r}"
+    return ""
