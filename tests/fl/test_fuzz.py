@@ -63,11 +63,11 @@ def sweeps(folder):
 def looks(folder):
     """Commands of fl.landscape and fl.compare."""
     of = st.sampled_from([[str(folder / "run")], [str(folder)], [str(folder / "none")], []])
-    quick = ["--samples", "5", "--points", "3", "--out", str(folder / "l.gif")]
+    quick = ["--samples", "5", "--points", "3", "--out", str(folder / "l.png")]
     return st.one_of(
         st.builds(lambda where, more: (landscape.main, [*where, *quick, *more]), of, others(LANDSCAPE)),
         st.builds(
-            lambda where, more: (compare.main, [*where, "--out", str(folder / "c.gif"), *more]), of, others(COMPARE)
+            lambda where, more: (compare.main, [*where, "--out", str(folder / "c.png"), *more]), of, others(COMPARE)
         ),
     )
 
