@@ -3,8 +3,6 @@ import csv
 import pytest
 import torch
 from fl_flags import TINY
-from safetensors import safe_open
-from safetensors.torch import save_file
 from selection import some
 from torch import nn
 
@@ -15,6 +13,7 @@ from fl import run as cli
 from fl.analysis.directions import grid, random_direction, rise, surface
 from fl.analysis.landscape import mean_loss, samples
 from fl.config import Config
+from fl.runs import checkpoint
 from fl.runs.metrics import read
 from surgery import state
 
@@ -171,7 +170,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
     for arguments, message in (
         ([], "at least one run folder"),
         ([folder, "--points", 4], "give an odd number, 3 or more"),
-        ([folder, "--points", 1], "give an odd number, 3 or more"),
+        ([folder, "--points", 1], "--points must be between 3 and 1001"),
         ([folder, "--radius", 0], "--radius must be"),
         ([folder, "--samples", -1], "--samples must be 0 or more"),
         ([folder, "--part", "valid"], "unknown --part 'valid': there are test, train"),
@@ -192,9 +191,8 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
 
 def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
     folder = train(tmp_path, "dead")
-    path = folder / "checkpoint.safetensors"
-    with safe_open(path, framework="pt") as file:
-        tensors, header = {key: 0 * file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file(tensors, path, metadata=header)
+    spec, server = checkpoint.read_parts(folder)
+    dead = {part: {name: 0 * tensor for name, tensor in tensors.items()} for part, tensors in server.items()}
+    checkpoint.save(folder, dead, 2, spec, {})
     look(tmp_path, folder, "--points", 3)
     assert "fedmr is no better than chance (2.303)" in capsys.readouterr().out

@@ -142,7 +142,7 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
         (["inspct"], "did you mean 'inspect'?"),
         (["inspect", "timm:resnet1"], "did you mean timm:resnet"),
         (["inspect", "resnet18"], "give timm:NAME or torchvision:NAME"),
-        ([*RESNET, "--width", "1.5"], "rate is a share of the width in (0, 1], got 1.5"),
+        ([*RESNET, "--width", "1.5"], "--width 1.5: give a share of the widths"),
         ([*RESNET, "--depth", "1,2"], "the model has 4"),
         ([*RESNET, "--depth", "1,2,0,1"], "keep at least 1"),
         ([*RESNET, "--plot", "model.bmp"], "pictures can be saved as .png, .svg, .pdf"),

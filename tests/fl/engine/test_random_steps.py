@@ -160,7 +160,7 @@ def test_bernoulli_of_a_shared_tensor_is_returned_or_noticed():
 def test_text_is_not_augmented(make_federation):
     fed = make_federation("cnn")
     text = dataclasses.replace(fed.data, x=torch.zeros(27, 4, dtype=torch.int32))
-    with pytest.raises(FLError, match="not cropped or flipped"):
+    with pytest.raises(FLError, match="--crop and --flip are for images"):
         dataclasses.replace(fed, data=text, augment=Augment(flip=True))
 
 
