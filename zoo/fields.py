@@ -11,7 +11,7 @@ from zoo.widths import Rounding
 _COUNTS = ("num_classes", "in_channels", "image_size", "tokens", "heads")
 _CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
 _WIDEST, _DEEPEST = 100, 500  # 500 blocks in each section are more than any published network has
-_MOST = {"num_classes": 2**31, "in_channels": 2**20, "image_size": 2**16, "tokens": 2**24, "heads": 2**20}
+_MOST = {"num_classes": 2**31, "in_channels": 2**20, "image_size": 2**16, "tokens": 2**24, "heads": 2**16}
 _SWITCHES = ("scaler", "step_size")
 
 

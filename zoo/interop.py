@@ -135,11 +135,12 @@ def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> State | None:
 
     None if it is in that order, or if no model of this family has these names in torchvision or timm.
     """
+    given = [name for name in state if not _is_counter(name)]
     tables = ((TORCHVISION, ""), (TORCHVISION_PLAIN, ""), (TIMM, "timm:"))
     pairs = [(ours, library + theirs) for table, library in tables for ours, theirs in table.items()]
     for theirs in [theirs for ours, theirs in pairs if find(ours).family == type(model).__module__]:
-        names = _names(theirs)
-        if len(names) == len(state) and names != list(state) and state.keys() == set(names):
+        names = [name for name in _names(theirs) if not _is_counter(name)]
+        if names != given and sorted(names) == sorted(given):
             return {name: state[name] for name in names}
     return None
 

@@ -1,25 +1,30 @@
-"""Models that begin with given weights: those that torchvision or timm publish, or those of a file.
+"""Weights that models begin with: those that torchvision or timm publish, or those of a file.
 
 torchvision and timm are imported where they are asked for. They need a network for what is not in their caches.
 """
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
 
-from zoo import library
+from zoo import library as libraries
 from zoo.errors import ZooError
-from zoo.interop import TORCHVISION, TORCHVISION_PLAIN, load
+from zoo.interop import TIMM, TORCHVISION, TORCHVISION_PLAIN, load
 from zoo.spec import Spec
 
 _LOG = logging.getLogger(__name__)
-_FORMS = "torchvision:DEFAULT, timm:NAME, or the path of a .safetensors or .pth file"
+_FORMS = "torchvision:DEFAULT, timm:NAME, or the path of a .safetensors, .pt or .pth file"
 _HEADS = re.compile(r"(?:.*\.)?(?:head|fc|classifier)(?:\.(\d+))?\.bias")  # of zoo, torchvision and timm
 
 
@@ -38,13 +43,18 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
     Raises:
         ZooError: if the weights are unknown, cannot be fetched or read, or belong to another model.
     """
-    library_name, _, name = str(weights).partition(":")
-    if library_name == "torchvision":
-        state = _torchvision(spec, name)
-    elif library_name == "timm":
-        state = _timm(spec, name)
+    library, _, name = str(weights).partition(":")
+    if library == "torchvision":
+        state = fetch(library, counterpart(library, spec), name).state_dict()
+    elif library == "timm":
+        theirs = fetch(library, name)
+        if ":" not in spec.name:
+            _compare(spec, theirs, name)
+        state = theirs.state_dict()
+    elif Path(weights).is_file():
+        state = read(weights)
     else:
-        state = _read(Path(weights))
+        raise ZooError(f"there are no weights {str(weights)!r}: give {_FORMS}")
     try:
         return _with_state(spec, state, str(weights), generator)
     except ZooError as error:
@@ -53,8 +63,115 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
         raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
 
 
+def read(file: str | Path) -> dict[str, Tensor]:
+    """The state dict in a .safetensors file or a file of torch.save, without running code that it may hold.
+
+    A training script's checkpoint may have it under "state_dict", "model_state_dict" or "model". What
+    DistributedDataParallel and torch.compile put before every name is left out.
+
+    Raises:
+        ZooError: that begins with the file, if it is missing, damaged, or holds no state dict.
+
+    >>> import tempfile
+    >>> file = tempfile.mkdtemp() + "/net.pth"
+    >>> torch.save({"model": {"module.weight": torch.ones(2)}, "epoch": 3}, file)
+    >>> read(file)
+    {'weight': tensor([1., 1.])}
+    """
+    if not Path(file).is_file():
+        raise ZooError(f"{file}: there is no such file")
+    try:
+        if Path(file).suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        what = "is damaged, or holds other objects than tensors, which could run code"
+        raise ZooError(f"{file} {what}: save model.state_dict() instead") from None
+    except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
+        raise ZooError(f"{file} cannot be read as weights: {_reason(error)}") from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not state or not all(map(_is_entry, state.items())):
+        raise ZooError(f"{file} holds no state dict: save model.state_dict()")
+    for prefix in ("module.", "_orig_mod.", "module."):
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return dict(state)
+
+
+def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:
+    """A model of torchvision or timm with the weights that the library publishes for it, from its cache or the network.
+
+    Args:
+        library: "torchvision" or "timm".
+        name: of the model there; timm's may end with a tag for weights.
+        tag: torchvision's name for weights of this model.
+
+    Raises:
+        ZooError: if the model is unknown, the library publishes no such weights, or they cannot be fetched.
+    """
+    libraries.member(f"{library}:{name}")
+    published = _published(library, name)
+    if tag not in published:
+        which, choice = (f"{tag!r} ", " or ".join(published)) if published else ("", "another model, or give a file")
+        raise ZooError(f"{library} publishes no weights {which}for {name}: choose {choice}")
+    try:
+        if library == "torchvision":
+            from torchvision import models
+
+            return models.get_model(name, weights=tag)
+        import timm
+
+        with _no_retries():
+            return timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
+        raise ZooError(
+            f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "
+            f"{published[tag]} ({_reason(error)}). Without a network, save the model's state_dict() to a file on a "
+            "machine that has one, and give that file"
+        ) from error
+
+
+def counterpart(library: str, spec: Spec) -> str:
+    """The name of a spec's architecture in torchvision or timm, which publishes weights for it.
+
+    Raises:
+        ZooError: if it publishes none, with those for which it does.
+
+    >>> counterpart("torchvision", Spec("mobilenetv2")), counterpart("timm", Spec("timm:resnet10t"))
+    ('mobilenet_v2', 'resnet10t')
+    """
+    where, _, name = spec.name.rpartition(":")
+    if where == library:
+        return name
+    plain = library == "torchvision" and spec.norm == "none"
+    table = TIMM if library == "timm" else TORCHVISION_PLAIN if plain else TORCHVISION
+    known = {ours: theirs for ours, theirs in table.items() if _published(library, theirs)}
+    if spec.name not in known:
+        which = spec.name + (" without norms" if plain else "")
+        raise ZooError(
+            f"{library} publishes no weights for {which}; it does for {', '.join(known)} and {library}:NAME. Choose "
+            "one of them, or give a file"
+        )
+    return known[spec.name]
+
+
+def classes(state: Mapping[str, Tensor]) -> int | None:
+    """For how many classes a state of the zoo, torchvision or timm is; None if no tensor looks like its head's bias.
+
+    >>> classes({"classifier.0.bias": torch.zeros(8), "classifier.3.bias": torch.zeros(5)})
+    5
+    """
+    found = [(int(match[1] or 0), name) for name in state if (match := _HEADS.fullmatch(name))]
+    return len(state[max(found)[1]]) if found else None
+
+
 def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator: torch.Generator | None) -> nn.Module:
-    theirs = _classes(state)
+    theirs = classes(state)
     if theirs in (None, spec.num_classes):
         return load(spec.build(generator), state)
     full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
@@ -66,56 +183,35 @@ def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator:
     return model
 
 
-def _classes(state: Mapping[str, Tensor]) -> int | None:
-    """For how many classes a state of the zoo, torchvision or timm is; None if no tensor looks like its head's bias.
+def _published(library: str, name: str) -> dict[str, str]:
+    """The weights that a library publishes for a model, and where each of them is."""
+    if library == "torchvision":
+        from torchvision import models
 
-    >>> _classes({"classifier.0.bias": torch.zeros(8), "classifier.3.bias": torch.zeros(5)})
-    5
-    """
-    found = [(int(match[1] or 0), name) for name in state if (match := _HEADS.fullmatch(name))]
-    return len(state[max(found)[1]]) if found else None
-
-
-def _torchvision(spec: Spec, name: str) -> Mapping[str, Tensor]:
-    from torchvision import models
-
-    where, _, own = spec.name.rpartition(":")
-    theirs = {"torchvision": own, "": (TORCHVISION_PLAIN if spec.norm == "none" else TORCHVISION).get(own)}.get(where)
-    if theirs is None:
-        raise ZooError(f"torchvision has no weights for {spec.name}: it has some for {', '.join(TORCHVISION)}")
-    known = models.get_model_weights(theirs).__members__
-    if name not in known:
-        raise ZooError(
-            f"torchvision has no weights {name!r} for {theirs}: choose {', '.join(known) or 'another model'}"
-        )
-    return _fetched(lambda: models.get_model(theirs, weights=known[name]), f"torchvision:{name}").state_dict()
-
-
-def _timm(spec: Spec, name: str) -> Mapping[str, Tensor]:
+        return {tag: weights.url for tag, weights in models.get_model_weights(name).__members__.items()}
     import timm
 
-    library.member(f"timm:{name}")
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
-        tagged = timm.list_pretrained(f"{name.split('.')[0]}.*")
-        raise ZooError(f"timm has no weights for {name}: choose {', '.join(tagged) or 'another model'}")
-    theirs = _fetched(lambda: timm.create_model(name, pretrained=True), f"timm:{name}")
-    if ":" not in spec.name:
-        _compare(spec, theirs, name)
-    return theirs.state_dict()
+        return {}
+    return {"DEFAULT": f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url}
 
 
-def _fetched(make: Callable[[], nn.Module], what: str) -> nn.Module:
+@contextmanager
+def _no_retries() -> Iterator[None]:
+    """Without a network, look into Hugging Face's cache only: it would try a dozen times, for most of a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    if not getproxies():
+        try:
+            socket.create_connection((urlsplit(constants.ENDPOINT).hostname, 443), timeout=10).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
     try:
-        return make()
-    except (
-        Exception
-    ) as error:  # whatever the library's downloader raises: there are several, each with errors of its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ZooError(
-            f"cannot get the weights {what}, which needs a network unless they are in the library's cache: {reason}. "
-            "Fetch them on a machine with a network, save model.state_dict() to a file, and give the path of that file"
-        ) from error
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _compare(spec: Spec, theirs: nn.Module, name: str) -> None:
@@ -140,23 +236,9 @@ def _compare(spec: Spec, theirs: nn.Module, name: str) -> None:
     raise ZooError(f"timm's {name} has the tensors of the zoo's {spec.name}, but not its logits{hint}")
 
 
-def _read(file: Path) -> Mapping[str, Tensor]:
-    if not file.is_file():
-        raise ZooError(f"there are no weights {str(file)!r}: give {_FORMS}")
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
+def _is_entry(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], Tensor)
 
-            return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except UnpicklingError:
-        raise ZooError(f"{file} holds other objects than tensors: save model.state_dict() instead") from None
-    except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ZooError(f"{file} cannot be read as weights: {reason}") from None
-    for key in ("state_dict", "model"):  # a training script's checkpoint
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ZooError(f"{file} holds no state dict: save model.state_dict()")
-    return state
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

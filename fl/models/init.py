@@ -18,9 +18,10 @@ from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.models.create import create, cut
 from fl.models.fleet import plan_within
-from fl.models.weights import in_order, read
+from fl.models.weights import read
 from surgery import State, SurgeryError
 from surgery.errors import first_line
+from zoo.weights import classes
 
 FILE = "start.safetensors"
 
@@ -93,7 +94,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
     Raises:
         FLError: as `fl.models.weights.read`, and naming the tensors that do not fit.
     """
-    given = read(init, spec.name)
+    given = read(init, spec)
     full, misfits = replace(spec, width=1.0, depth=None), []
     for whole in dict.fromkeys((spec, full)):
         try:
@@ -172,16 +173,13 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
     """With the names of the zoo's model, if these are the weights of its counterpart in a library."""
     if ":" in spec.name or 2 * len(own.keys() & given.keys()) >= len(own):
         return given
-    given = in_order(given, spec.name)
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
-    channels = [tensor.shape[1] for tensor in given.values() if tensor.ndim == 4] or [spec.in_channels]
-    classes = [len(tensor) for tensor in given.values() if tensor.ndim == 2]  # of linear layers, one the classifier
     if spec.tokens is None:
-        plain["in_channels"] = channels[0]
+        plain["num_classes"] = classes(given) or spec.num_classes
     errors = []
-    for number in dict.fromkeys([*reversed(classes), spec.num_classes] if spec.tokens is None else [spec.num_classes]):
+    for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:
-            model = zoo.load(replace(spec, **plain, num_classes=number).build(device="meta"), given)
+            model = zoo.load(replace(spec, **plain, in_channels=channels).build(device="meta"), given)
             return {name: tensor for name, tensor in model.state_dict().items() if name in own}
         except zoo.ZooError as error:
             errors.append(error)

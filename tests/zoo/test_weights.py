@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import zoo
 from zoo import Spec, ZooError
-from zoo.weights import build_with
+from zoo.weights import build_with, counterpart, fetch, read
 
 
 def logits(net, size=32):
@@ -41,14 +41,28 @@ def test_files_of_the_libraries(tmp_path, suffix, theirs):
         torch.testing.assert_close(logits(net), logits(model), atol=1e-5, rtol=1e-5)
 
 
+def test_files_without_counters_of_steps(tmp_path, theirs):
+    """They are in the order of the alphabet, as no model's state is."""
+    state = {name: tensor for name, tensor in theirs.state_dict().items() if "num_batches" not in name}
+    save_file(state, tmp_path / "net.safetensors")
+    net = zoo.create("resnet18", num_classes=7, weights=tmp_path / "net.safetensors")
+    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
+
+
 def test_files_of_the_zoo_and_of_training_scripts(tmp_path):
     spec = Spec("resnet20", width=0.25, num_classes=7)
     net = spec.build()
-    for key in (None, "state_dict", "model"):
-        state = net.state_dict()
+    state = net.state_dict()
+    for key in (None, "state_dict", "model_state_dict", "model"):
         torch.save(state if key is None else {key: state, "epoch": 3}, tmp_path / "net.pth")
         again = build_with(spec, str(tmp_path / "net.pth"))
         assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), state.values()))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_what_wrappers_put_before_names_is_left_out(tmp_path, prefix):
+    save_file({f"{prefix}module.a": torch.ones(1), f"{prefix}b": torch.ones(1)}, tmp_path / "net.safetensors")
+    assert read(tmp_path / "net.safetensors").keys() == {"module.a", "b"}
 
 
 def test_another_number_of_classes_leaves_a_new_head_and_says_so(tmp_path, theirs, caplog):
@@ -97,13 +111,13 @@ def test_torchvision_s_weights_by_name(monkeypatch, theirs):
     asked = []
 
     def get_model(name, weights=None, **options):
-        asked.append((name, weights.name))
+        asked.append((name, weights))
         return theirs
 
     monkeypatch.setattr(torchvision.models, "get_model", get_model)
     net = zoo.create("resnet18", weights="torchvision:DEFAULT", num_classes=7)
     torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
-    assert asked == [("resnet18", "IMAGENET1K_V1")]
+    assert asked == [("resnet18", "DEFAULT")]
 
 
 def pretend(monkeypatch, model, **config):
@@ -137,20 +151,26 @@ def test_timm_s_weights_by_name_are_compared(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("weights", "cut"), [("torchvision:DEFAULT", "torch.hub.urlopen"), ("timm:resnet18", "timm.create_model")]
+    ("weights", "cut", "address"),
+    [
+        ("torchvision:DEFAULT", "torch.hub.urlopen", "https://download.pytorch.org/models/resnet18-"),
+        ("timm:resnet18", "timm.create_model", "https://huggingface.co/timm/resnet18."),
+    ],
 )
-def test_without_a_network(monkeypatch, tmp_path, weights, cut):
+def test_without_a_network(monkeypatch, tmp_path, weights, cut, address):
     def refuse(*_, **__):
         raise OSError("Network is unreachable\nand more")
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(cut, refuse)
+    monkeypatch.setattr("socket.create_connection", refuse)
     with pytest.raises(ZooError) as caught:
         zoo.create("resnet18", weights=weights)
     text = str(caught.value)
-    assert text.startswith(f"cannot get the weights {weights}, which needs a network")
+    assert text.startswith(f"the weights of {weights.partition(':')[0]}:resnet18 are not in the library's cache")
+    assert f"cannot be fetched from {address}" in text
     assert "Network is unreachable" in text
-    assert "give the path of that file" in text
+    assert "give that file" in text
     assert "\n" not in text
 
 
@@ -159,17 +179,54 @@ def test_without_a_network(monkeypatch, tmp_path, weights, cut):
     [
         ("resnet18", "DEFAULT", "there are no weights 'DEFAULT': give torchvision:DEFAULT, timm:NAME, or the path"),
         ("resnet18", "nowhere.pth", "there are no weights 'nowhere.pth'"),
-        ("resnet18", "torchvision:V7", "torchvision has no weights 'V7' for resnet18: choose IMAGENET1K_V1, DEFAULT"),
-        ("resnet20", "torchvision:DEFAULT", "torchvision has no weights for resnet20: it has some for resnet18"),
-        ("timm:resnet18", "torchvision:DEFAULT", "torchvision has no weights for timm:resnet18"),
+        ("resnet18", "torchvision:V7", "torchvision publishes no weights 'V7' for resnet18: choose IMAGENET1K_V1 or D"),
+        ("resnet20", "torchvision:DEFAULT", "torchvision publishes no weights for resnet20; it does for resnet18, "),
+        ("timm:resnet18", "torchvision:DEFAULT", "torchvision publishes no weights for timm:resnet18"),
         ("resnet18", "timm:resnet1", "timm has no image classifier 'resnet1': did you mean timm:resnet"),
         ("vit_tiny", "timm:convnext_zepto_rms_ols.zzz", "timm has no model"),
-        ("vit_tiny", "timm:vit_giant_patch14_224", "timm has no weights for vit_giant_patch14_224: choose another"),
+        (
+            "vit_tiny",
+            "timm:vit_giant_patch14_224",
+            "timm publishes no weights for vit_giant_patch14_224: choose another",
+        ),
     ],
 )
 def test_what_there_is_not(name, weights, message):
     with pytest.raises(ZooError, match=message):
         zoo.create(name, weights=weights)
+
+
+def test_a_library_is_asked_for_the_counterpart():
+    assert counterpart("torchvision", Spec("vgg11")) == "vgg11_bn"
+    assert counterpart("torchvision", Spec("vgg11", norm="none")) == "vgg11"
+    assert counterpart("timm", Spec("vit_tiny")) == "vit_tiny_patch16_224"
+    assert counterpart("timm", Spec("timm:resnet18.a1_in1k")) == "resnet18.a1_in1k"
+    with pytest.raises(
+        ZooError, match=r"torchvision publishes no weights for resnet18 without norms; it does for vgg11,"
+    ):
+        counterpart("torchvision", Spec("resnet18", norm="none"))
+    with pytest.raises(
+        ZooError, match=r"timm publishes no weights for efficientnetv2_s; it does for resnet18, .*vit_tiny"
+    ):
+        counterpart("timm", Spec("efficientnetv2_s"))
+
+
+def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
+    from huggingface_hub import constants
+
+    def refuse(*_, **__):
+        raise OSError
+
+    offline = []
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: offline.append(constants.HF_HUB_OFFLINE))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("zoo.weights.getproxies", dict)
+    monkeypatch.setattr("socket.create_connection", refuse)
+    fetch("timm", "resnet18")
+    monkeypatch.setattr("zoo.weights.getproxies", lambda: {"https": "http://proxy"})  # which may well lead there
+    fetch("timm", "resnet18")
+    assert offline == [True, False]
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_files_that_hold_no_weights(tmp_path):
@@ -182,9 +239,11 @@ def test_files_that_hold_no_weights(tmp_path):
         with pytest.raises(ZooError, match=message):
             zoo.create("resnet20", weights=tmp_path / name)
     for thing, message in (
-        (torch.nn.Linear(2, 2), "holds other objects than tensors: save model.state_dict"),
+        (torch.nn.Linear(2, 2), "holds other objects than tensors, which could run code: save model.state_dict"),
         (torch.zeros(3), "holds no state dict"),
         ({"a": 1}, "holds no state dict"),
+        ({1: torch.zeros(3)}, "holds no state dict"),
+        ({}, "holds no state dict"),
     ):
         torch.save(thing, tmp_path / "b.pth")
         with pytest.raises(ZooError, match=message):

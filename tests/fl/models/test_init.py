@@ -18,8 +18,8 @@ from fl import run as cli
 from fl.algorithms import ALGORITHMS
 from fl.analysis.similarity import initial_model
 from fl.base.errors import FLError
-from fl.models import weights
 from fl.models.init import FILE, Start, find, maker
+from zoo.interop import TIMM
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
 
@@ -151,7 +151,7 @@ def test_files_that_hold_no_weights_are_refused(tmp_path):
     (tmp_path / "text.safetensors").write_text("no weights")
     save_file({"global/w": torch.ones(1)}, tmp_path / "checkpoint.safetensors")
     for name, message in {
-        "module.pt": "holds more than tensors", "list.pt": "no state dict", "text.safetensors": "cannot be read",
+        "module.pt": "other objects than tensors", "list.pt": "no state dict", "text.safetensors": "cannot be read",
         "checkpoint.safetensors": "fl.export RUN FILE", "gone.pt": "no such file", "x.txt": "give timm, torchvision or",
     }.items():  # fmt: skip
         with pytest.raises(FLError, match=message):
@@ -163,19 +163,36 @@ def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypat
         raise OSError("no network")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
-    monkeypatch.setattr(weights.socket, "create_connection", unreachable)
+    monkeypatch.setattr("socket.create_connection", unreachable)
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", unreachable)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", unreachable)
     for library, where in (
         ("timm", "huggingface.co/timm/resnet18"),
         ("torchvision", "download.pytorch.org/models/resnet18"),
     ):
-        with pytest.raises(FLError, match=rf"{where}.*\(no network\).*--init FILE.safetensors"):
+        with pytest.raises(FLError, match=rf"^--init {library}: .*{where}.*\(no network\).*--init FILE.safetensors"):
             begun(library, "resnet18")
-    with pytest.raises(FLError, match="timm publishes no weights for --model cnn"):
+    with pytest.raises(
+        FLError, match=r"--init timm: timm publishes no weights for cnn; it does for .*convnext_tiny.*--init FILE"
+    ):
         begun("timm", "cnn")
-    with pytest.raises(FLError, match="torchvision publishes no weights for --model timm:resnet18"):
+    with pytest.raises(FLError, match="torchvision publishes no weights for timm:resnet18"):
         begun("torchvision", "timm:resnet18")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_tiny", "convnext_tiny"])
+def test_timm_s_transformers_and_convnexts_are_taken(monkeypatch, name):
+    torch.manual_seed(0)
+    theirs = timm.create_model(TIMM[name]).eval()
+    real = timm.create_model
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained=False, **options: theirs if pretrained else real(name, **options)
+    )
+    model, start = begun("timm", name, num_classes=1000, in_channels=3, image_size=224)
+    x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model.eval()(x), theirs(x), rtol=1e-3, atol=1e-4)
+    assert start.source == f"timm:{TIMM[name]}"
 
 
 @pytest.mark.slow
