@@ -24,6 +24,7 @@ from fl.base.put_aside import SLOW, put_aside
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.runs.listing import listing, table
+from fl.runs.lock import locked
 
 ROOT = Path(__file__).parents[2]
 INSIDE = {"torch._C", "torchvision.extension", "sklearn.utils", "scipy._lib", "matplotlib.rcsetup", "timm.version"}
@@ -208,12 +209,14 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
     run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
     (tmp_path / "b/group/metrics.csv").unlink()
-    said = printed(capsys, "runs", str(tmp_path / "b"))
+    with locked(run_folder("b/on", rounds=9)):
+        said = printed(capsys, "runs", str(tmp_path / "b"))
     rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
     assert rows == [
         ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
         ["/early", "fedmr", "digits", "cnn", "2/9", "-", "finished"],
         ["/group/fedavg-seed0", "fedavg", "pydoc", "transformer", "3/9", "75.00%", "interrupted"],
+        ["/on", "fedmr", "digits", "cnn", "3/9", "75.00%", "running"],
         ["/one", "fedmr", "digits", "cnn", "3/3", "75.00%", "finished"],
     ]
 
