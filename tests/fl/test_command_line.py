@@ -86,7 +86,8 @@ for argv in json.loads(sys.argv[1]):
 @pytest.mark.parametrize(
     "words",
     ["fl", "fl.run --help", "fl.run pydoc --help", "fl.sweep --help", "fl.compare --help", "fl.structure --help",
-     "fl.analysis --help", "fl.analysis scales --help", "fl data --help", "fl zoo --help", "fl surgery inspect --help"],
+     "fl.analysis --help", "fl.analysis scales --help", "fl.data --help", "fl data --help", "fl zoo --help",
+     "fl surgery inspect --help"],
 )  # fmt: skip
 def test_no_help_imports_pytorch(words):
     done = subprocess.run(
@@ -98,21 +99,23 @@ def test_no_help_imports_pytorch(words):
 
 
 def test_importing_fl_imports_only_what_is_used():
-    code = "import sys, fl; from fl import FLError; print(*sys.modules)"
+    """Nor does what `python -m fl.ROOM` imports before its __main__."""
+    code = "import sys, fl, fl.analysis, fl.data, fl.runs; from fl import FLError; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not set(SLOW) & set(done.stdout.split())
 
 
-def test_names_of_fl_are_those_that_type_checkers_see():
-    tree = ast.parse(inspect.getsource(fl))
+@pytest.mark.parametrize(("package", "prefix"), [(fl, ""), (fl.data, "fl.data.")])
+def test_names_of_packages_are_those_that_type_checkers_see(package, prefix):
+    tree = ast.parse(inspect.getsource(package))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}
-    assert seen == fl._WHERE
-    assert sorted(seen) == sorted(fl.__all__)
-    for name in fl.__all__:
-        assert getattr(fl, name) is not None
+    assert seen == {name: prefix + module for name, module in package._WHERE.items()}
+    assert sorted(seen) == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        fl.nothing  # noqa: B018
+        package.nothing  # noqa: B018
 
 
 def test_modules_that_moved_are_where_they_were():
