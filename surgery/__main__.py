@@ -42,17 +42,23 @@ _LONGEST = 10**6  # seconds that a step may take
 
 
 def _integers(strings: list[str]) -> tuple[int, ...]:
-    return tuple(int(item) for item in strings[0].split(","))
+    items = [item.strip() for item in strings[0].split(",")]
+    if "" in items:
+        raise ValueError(f"{strings[0]!r} has an empty item: write one comma between two items, and none at the end")
+    try:
+        return tuple(map(int, items))
+    except ValueError:
+        raise ValueError(f"{strings[0]!r} is not a list of whole numbers, such as 2,2,4,2") from None
 
 
 Integers = Annotated[
-    tuple[int, ...],
+    tuple[int, ...] | None,  # both in one, as tyro's errors about a union show the code of its parts
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT,...",
         instance_from_str=_integers,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
+        is_instance=lambda value: value is None or isinstance(value, tuple),
+        str_from_instance=lambda value: [str(value) if value is None else ",".join(map(str, value))],
     ),
 ]
 
@@ -65,11 +71,11 @@ class Inspect:
     """timm:NAME or torchvision:NAME; the weights are random"""
     width: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
     """share of every hidden width to keep, in (0, 1]"""
-    depth: Annotated[Integers | None, tyro.conf.arg(metavar="INT,...")] = None
+    depth: Annotated[Integers, tyro.conf.arg(metavar="INT,...")] = None
     """number of blocks of each section, comma-separated: surplus blocks are dropped, missing ones grafted"""
     heads: Literal["inside", "drop"] = "inside"
     """what --width does to attention: slice inside every head, or drop heads"""
-    input: Annotated[Integers | None, tyro.conf.arg(metavar="INT,...")] = None
+    input: Annotated[Integers, tyro.conf.arg(metavar="INT,...")] = None
     """shape of one input, such as 3,224,224 [the one that the model was made for]"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object instead: all shapes, widths, sizes and fingerprints"""

@@ -16,10 +16,24 @@ from zoo.spec import Spec
 
 
 def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
+    def from_strings(strings: list[str]) -> tuple:
+        items = [item.strip() for item in strings[0].split(",")]
+        if items == [empty]:
+            return ()
+        if "" in items:
+            raise ValueError(
+                f"{strings[0]!r} has an empty item: write one comma between two items, and none at the end"
+            )
+        try:
+            return tuple(map(kind, items))
+        except ValueError:
+            numbers = "whole numbers" if kind is int else "numbers"
+            raise ValueError(f"{strings[0]!r} is not a list of {numbers} with commas between them") from None
+
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda strings: () if strings[0] == empty else tuple(map(kind, strings[0].split(","))),
+        instance_from_str=from_strings,
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [",".join(map(str, value)) or empty],
     )

@@ -10,6 +10,7 @@ import yaml
 
 from fl.base.errors import FLError
 from fl.base.tables import aligned
+from fl.runs.lock import is_locked
 
 _FILES = ("config.yaml", "metrics.csv", "checkpoint.safetensors")
 """Any of them makes a folder one of a run, or of several."""
@@ -22,7 +23,7 @@ class Listed(NamedTuple):
     Attributes:
         rounds: done and wanted, as in 33/40.
         accuracy: the test accuracy of the last evaluated round; "-" if there is none.
-        state: finished, or interrupted, which a run that is still going on looks like.
+        state: finished, running (a process works in its folder), or interrupted.
     """
 
     folder: str
@@ -85,7 +86,7 @@ def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
         model=str(settings.get("model")),
         rounds=f"{done}/{rounds}",
         accuracy="-" if accuracy is None else f"{_number(accuracy):.2%}",
-        state="finished" if ended else "interrupted",
+        state="running" if is_locked(folder) else "finished" if ended else "interrupted",
     )
 
 

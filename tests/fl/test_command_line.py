@@ -24,6 +24,7 @@ from fl.base.put_aside import SLOW, put_aside
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.runs.listing import listing, table
+from fl.runs.lock import locked
 
 ROOT = Path(__file__).parents[2]
 INSIDE = {"torch._C", "torchvision.extension", "sklearn.utils", "scipy._lib", "matplotlib.rcsetup", "timm.version"}
@@ -57,11 +58,15 @@ def run_folder(tmp_path):
     return make
 
 
-def test_help_and_lists_do_not_import_pytorch_and_say_the_same(run_folder, capsys, monkeypatch):
+def test_fl_itself_help_and_lists_do_not_import_pytorch_and_say_the_same(run_folder, capsys, monkeypatch):
+    """Nor does what `python -m fl.ROOM` imports before its __main__."""
     runs = str(run_folder("runs/a").parent)
     commands = [["--version"], ["--help"], ["runs", runs], ["run", "--help", "all"], ["landscape", "-h"]]
     code = """
 import json, sys
+import fl.analysis, fl.data, fl.runs
+from fl import FLError
+assert not {*SLOW} & {*sys.modules}
 from fl.__main__ import main
 for argv in json.loads(sys.argv[1]):
     try:
@@ -71,7 +76,7 @@ for argv in json.loads(sys.argv[1]):
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "90"}
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", code, json.dumps(commands)],
+        [sys.executable, "-X", "importtime", "-c", f"SLOW = {SLOW}{code}", json.dumps(commands)],
         capture_output=True, text=True, env=environment, check=True,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -85,7 +90,8 @@ for argv in json.loads(sys.argv[1]):
 @pytest.mark.parametrize(
     "words",
     ["fl", "fl.run --help", "fl.run pydoc --help", "fl.sweep --help", "fl.compare --help", "fl.structure --help",
-     "fl.analysis --help", "fl.analysis scales --help", "fl data --help", "fl zoo --help", "fl surgery inspect --help"],
+     "fl.analysis --help", "fl.analysis scales --help", "fl.data --help", "fl data --help", "fl zoo --help",
+     "fl surgery inspect --help"],
 )  # fmt: skip
 def test_no_help_imports_pytorch(words):
     done = subprocess.run(
@@ -96,22 +102,17 @@ def test_no_help_imports_pytorch(words):
     assert not {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & INSIDE
 
 
-def test_importing_fl_imports_only_what_is_used():
-    code = "import sys, fl; from fl import FLError; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not set(SLOW) & set(done.stdout.split())
-
-
-def test_names_of_fl_are_those_that_type_checkers_see():
-    tree = ast.parse(inspect.getsource(fl))
+@pytest.mark.parametrize(("package", "prefix"), [(fl, ""), (fl.data, "fl.data.")])
+def test_names_of_packages_are_those_that_type_checkers_see(package, prefix):
+    tree = ast.parse(inspect.getsource(package))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}
-    assert seen == fl._WHERE
-    assert sorted(seen) == sorted(fl.__all__)
-    for name in fl.__all__:
-        assert getattr(fl, name) is not None
+    assert seen == {name: prefix + module for name, module in package._WHERE.items()}
+    assert sorted(seen) == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        fl.nothing  # noqa: B018
+        package.nothing  # noqa: B018
 
 
 def test_modules_that_moved_are_where_they_were():
@@ -208,12 +209,14 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
     run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
     (tmp_path / "b/group/metrics.csv").unlink()
-    said = printed(capsys, "runs", str(tmp_path / "b"))
+    with locked(run_folder("b/on", rounds=9)):
+        said = printed(capsys, "runs", str(tmp_path / "b"))
     rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
     assert rows == [
         ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
         ["/early", "fedmr", "digits", "cnn", "2/9", "-", "finished"],
         ["/group/fedavg-seed0", "fedavg", "pydoc", "transformer", "3/9", "75.00%", "interrupted"],
+        ["/on", "fedmr", "digits", "cnn", "3/9", "75.00%", "running"],
         ["/one", "fedmr", "digits", "cnn", "3/3", "75.00%", "finished"],
     ]
 

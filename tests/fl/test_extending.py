@@ -2,13 +2,11 @@
 
 import ast
 import csv
-import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -143,24 +141,35 @@ ARTIFACT = Artifact(draw, when="start")
 }
 
 
-@pytest.mark.drawn
-def test_each_is_one_new_file(tmp_path):
-    """All of them in one run, in a process of its own, on a copy of the package with these files in it."""
-    shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("__pycache__"))
+@pytest.fixture
+def extended(tmp_path, monkeypatch):
+    """`fl.run` of a copy of the package with these files in it, which is all of fl that is imported meanwhile."""
+    shutil.copytree(ROOT / "fl", tmp_path / "fl")
     for name, text in FILES.items():
         (tmp_path / "fl" / name).write_text(text)
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "fl"}
+    monkeypatch.syspath_prepend(tmp_path)
+    yield import_module("fl.run")
+    for name in [name for name in sys.modules if name.split(".")[0] == "fl"]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
+    """All of them in one run."""
+    assert Path(extended.__file__).is_relative_to(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     flags = [*TINY, "--algorithm", "fedavg,halfway", "--halfway.share", "0.25", "--dataset", "stripes", "--eval-every"]
     flags += ["2", "--partition", "largest", "--first-share", "0.75", "--name", "mine", "--out", str(tmp_path)]
     refused = [[*flags, "--masked-loss"], [*flags, "--architectures.widths", "0.5,1"]]
     refused += [[*flags, "--partition", "iid"], [*flags, "--algorithm", "fedavg"]]
-    call = "import json, sys; from fl import run; [run.main(flags) for flags in json.loads(sys.argv[1])]"
-    done = subprocess.run(
-        [sys.executable, "-c", call, json.dumps([flags, *refused, [*flags, "--help"]])],
-        cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "100"},
-    )  # fmt: skip
-    said, _, shown = done.stdout.partition("usage:")
-    assert "sure %" in said, done.stderr
+    assert extended.main(flags) == 0
+    assert "sure %" in capsys.readouterr().out
+    assert [extended.main(one) for one in refused] == [2] * len(refused)
+    errors = capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        extended.main([*flags, "--help"])
+    shown = capsys.readouterr().out
     shown = " ".join(shown.replace("│", " ").split())
     for words in (
         "stripes (bundled)", "largest (one client has most)", "--first-share FLOAT largest: share of the first client",
@@ -172,7 +181,7 @@ def test_each_is_one_new_file(tmp_path):
         "halfway is too simple for that: leave --masked-loss out", "fedavg gives all clients one model",
         "--first-share is for --partition largest, not for iid", "--halfway.share is for halfway",
     ):  # fmt: skip
-        assert words in done.stderr
+        assert words in errors
 
     folder = tmp_path / "mine"
     settings = yaml.safe_load((folder / "config.yaml").read_text())
@@ -188,7 +197,7 @@ def test_each_is_one_new_file(tmp_path):
     fedavg, halfway = (dict(zip(head, line, strict=True)) for line in lines)
     assert [line["moved %"] for line in (fedavg, halfway)] == ["-", "25.00"]
     assert halfway["sure %"] == f"{100 * float(rows[-1]['certainty']):.2f}"
-    assert (folder / "halfway-seed0/sizes.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "halfway-seed0/sizes.png").exists()
 
 
 def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():

@@ -1,5 +1,6 @@
 """Whatever flags a user types: a command works, or says why not; it does not end in a traceback, and it does end."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -37,8 +38,8 @@ MODELS = ("torchvision:resnet18", "torchvision:nope", "timm:", ":", "resnet18", 
 
 @pytest.fixture(scope="module")
 def folder():
-    """A run folder in a folder that is removed."""
-    with tempfile.TemporaryDirectory() as root:
+    """A run folder in a folder that is removed, and in which the commands leave what they write."""
+    with tempfile.TemporaryDirectory() as root, contextlib.chdir(root):
         assert wrong(run.main, [*TINY.split(), "--algorithm", "fedavg", "--out", root, "--name", "run"]) == ""
         yield Path(root)
 

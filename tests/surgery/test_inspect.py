@@ -161,6 +161,18 @@ def test_what_cannot_be_done_is_one_line(capsys, arguments, message):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("flag", "given", "said"),
+    [("depth", "2,,2", "has an empty item: write one comma"), ("input", "3,x", "is not a list of whole numbers")],
+)
+def test_what_is_no_list_of_numbers_is_refused(capsys, flag, given, said):
+    with pytest.raises(SystemExit) as caught:
+        main([*RESNET, f"--{flag}", given])
+    assert caught.value.code == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"Error parsing --{flag}: {given!r} {said}" in shown
+
+
 def test_help(capsys):
     assert main([]) == main(["--help"]) == 0
     assert "python -m surgery inspect torchvision:resnet50" in capsys.readouterr().out

@@ -69,3 +69,19 @@ def test_what_cannot_be_shown_is_one_line(capsys, flags, message):
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "said"),
+    [
+        ("width", "1,,1", "has an empty item: write one comma"),
+        ("depth", "2,", "has an empty item: write one comma"),
+        ("depth", "1.5", "is not a list of whole numbers"),
+    ],
+)
+def test_what_is_no_list_of_numbers_is_refused(capsys, flag, given, said):
+    with pytest.raises(SystemExit) as caught:
+        main([f"--{flag}", given])
+    assert caught.value.code == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"Error parsing --{flag}: {given!r} {said}" in shown

@@ -56,7 +56,7 @@ def test_rounds_of_the_other_methods_change_every_part_of_the_model(name, method
         assert not torch.equal(tensor, old[key]), key
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", some(BASES, ["vit_tiny"]))
 def test_recombination_moves_whole_layers(name):
     """Every layer of every model is in one of the new ones, with all of its tensors from the same model."""
     models = [BASES[name].build(torch.Generator().manual_seed(seed)) for seed in range(3)]

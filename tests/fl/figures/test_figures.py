@@ -12,6 +12,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from selection import some
 
 from fl.analysis.similarity import Compared
 from fl.figures import comparison, curves
@@ -56,7 +57,7 @@ def caption(figure):
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("number", [2, 5, len(NAMES)])
+@pytest.mark.parametrize("number", some([2, 5, len(NAMES)], [len(NAMES)]))
 def test_names_stand_at_the_ends_of_lines_and_no_text_lies_on_another(draw, number):
     """Also of lines that end in one point; the renderer says where texts are."""
     figure = draw({name: [rows()] for name in NAMES[:number]})

@@ -149,7 +149,9 @@ def test_width_and_depth_are_given_by_section(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    [("resnet18", "0.05"), ("resnet20_fedmr", "0.1")],  # one with 1x1 positions, one with a norm that is not used
+    some(  # one with 1x1 positions, one with a norm that is not used
+        [("resnet18", "0.05"), ("resnet20_fedmr", "0.1")], [("resnet18", "0.05")]
+    ),
 )
 def test_static_batch_norm_with_every_backend(tmp_path, name, width):
     flags = [*TINY, "--model", name, "--width", width, "--norm", "static_batch", "--rounds", "1"]
@@ -166,9 +168,7 @@ def test_width_and_depth_may_be_single_numbers():
     assert Config(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), some(product(NAMES, ("loop", "vmap")), [(NAMES[0], "vmap"), (NAMES[1], "loop")])
-)
+@pytest.mark.parametrize(("name", "backend"), some(product(NAMES, ("loop", "vmap")), [(NAMES[0], "vmap")]))
 def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, name, backend):
     flags = [*TINY, "--model", name, "--backend", backend, "--models-every", "0", "--out", str(tmp_path)]
     assert cli.main([*flags, "--rounds", "1"]) == 0

@@ -34,11 +34,15 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
             signal.pause()
         os._exit(0)
     os.read(ready, 1)
+    for _ in range(2):  # asking does not take the lock away
+        assert lock.is_locked(tmp_path / "a")
     with pytest.raises(FLError, match=f"in use by process {process} on"), held(tmp_path / "a", resume=False):
         pass
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     assert (tmp_path / "a" / lock.FILE).exists()
+    assert not lock.is_locked(tmp_path / "a")
+    assert not lock.is_locked(tmp_path / "none")
     with held(tmp_path / "a", resume=False):  # killed before its settings: as good as new
         assert [path.name for path in (tmp_path / "a").iterdir()] == [lock.FILE]
     os.close(ready)
