@@ -7,6 +7,8 @@ from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 
+_AGAIN = 0.5  # seconds until a step is told again to stop: Python drops what is raised in a destructor or a callback
+
 
 class Steps:
     """Runs steps, shows each on a stream, and stops those that take longer than a limit.
@@ -63,7 +65,7 @@ def _within(seconds: float | None, step: Callable[[], T]) -> T:
 
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
         return step()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import io
 import json
@@ -203,6 +204,19 @@ def test_a_step_that_takes_too_long_is_stopped_and_named_and_the_rest_is_shown()
     assert "block  Linear  3x2" in text
     assert "note: stopped for taking too long: counting operations, following the widths; --seconds" in text
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_step_that_swallows_being_stopped_is_stopped_again():
+    """As Python does with what is raised in a destructor."""
+
+    def deaf():
+        with contextlib.suppress(BaseException):
+            time.sleep(5)
+        time.sleep(5)
+
+    begin = time.monotonic()
+    assert Steps(seconds=0.05)("deaf", deaf) is None
+    assert time.monotonic() - begin < 5
 
 
 def test_nothing_is_narrowed_at_a_depth_that_was_not_asked_for(monkeypatch):
