@@ -43,6 +43,8 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
     Raises:
         ZooError: if the weights are unknown, cannot be fetched or read, or belong to another model.
     """
+    if not isinstance(weights, str | Path):
+        raise ZooError(f"weights={weights!r}: give {_FORMS}")
     library, _, name = str(weights).partition(":")
     if library == "torchvision":
         state = fetch(library, counterpart(library, spec), name).state_dict()

@@ -85,8 +85,9 @@ def samples(name: str, value: Any) -> Tensor:
         return single
     if x.dtype == torch.bool or x.ndim != 2:
         raise FLError(f"{name} is {_said(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
-    if x.min() < 0 or x.max() >= 2**31:
-        raise FLError(f"{name} goes from {x.min()} to {x.max()}: tokens go from 0 to 2**31 - 1; tables are floats")
+    least, most = int(x.min()), int(x.max())  # as Python's numbers: torch wraps 2**31 where tokens are int32
+    if least < 0 or most >= 2**31:
+        raise FLError(f"{name} goes from {least} to {most}: tokens go from 0 to 2**31 - 1; tables are floats")
     return x.int()
 
 

@@ -17,6 +17,7 @@ from fl.models.own import Model
 from fl.runs import checkpoint, lock, metrics
 from fl.runs.best import best_file
 from fl.runs.fixed_settings import check_unchanged
+from surgery import SurgeryError, load
 from zoo import Spec
 
 SETTINGS = "config.yaml"
@@ -144,7 +145,6 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     spec, state = checkpoint.read_model(folder, best_file(folder) if best else checkpoint.FILE, model)
     net = models.create(torch.Generator(), spec)
     try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
-        raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return net.eval()
+        return load(net, state).eval()
+    except SurgeryError as error:
+        raise FLError(f"{folder} holds another model: {error}") from None

@@ -22,8 +22,10 @@ LOGS: dict[str, Callable[[Simulation], AbstractContextManager[Callable[[Row], No
 """From a name in --log to what opens that log: a run -> what is told of each round, until the log is closed."""
 
 
-def require(names: Sequence[str]) -> None:
-    """Raise FLError if the package of one of these logs is missing."""
+def require(names: Sequence[str], on_round: OnRound | None = None) -> None:
+    """Raise FLError if the package of one of these logs is missing, or `on_round` cannot be called."""
+    if on_round is not None and not callable(on_round):
+        raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     for package in names:
         found = find_spec(package)
         if found is None or found.origin is None:  # without an origin it is just a folder of that name

@@ -50,7 +50,7 @@ def simulate(
             process works in it, it cannot be written to, or training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
-    require(config.log)
+    require(config.log, on_round)
     folder = Path(folder)
     try:
         with held(folder, resume):

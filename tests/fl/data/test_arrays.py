@@ -31,6 +31,7 @@ TOKENS = np.arange(12).reshape(4, 3)
         (IMAGES / 255, torch.float32),
         (TOKENS.astype(np.uint16), torch.int32),
         (TOKENS, torch.int32),
+        (torch.tensor(TOKENS).int(), torch.int32),
         (np.zeros((4, 7, 2), np.float32), torch.float32),
     ],
 )

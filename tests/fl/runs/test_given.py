@@ -362,3 +362,32 @@ def test_a_fresh_process_loads_and_resumes(digits, tmp_path):
         )
         assert not done.returncode, done.stderr
     assert "Linear(in_features=4" in done.stdout
+
+
+class Tied(nn.Module):
+    """A model of text whose last layer is its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(50, 4), nn.Linear(4, 50, bias=False)
+        self.last.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.last(self.embed(x))
+
+
+def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
+    x = torch.randint(50, (40, 6), generator=torch.Generator().manual_seed(0))
+    data, settings = fl.Dataset.from_arrays(x, x, x, x, classes=50), {**FEW, "samples": 0}
+    fl.simulate(fl.Config(algorithm=("fedavg",), **settings), tmp_path / "run", dataset=data, model=Tied)
+    net = fl.load_model(tmp_path / "run", Tied)
+    assert net.last.weight is net.embed.weight
+    assert torch.equal(
+        net.embed.weight, checkpoint.read_parts(tmp_path / "run", model=Tied)[1]["global"]["embed.weight"]
+    )
+
+
+def test_what_cannot_be_called_is_refused_before_anything_is_made(tmp_path, digits):
+    with pytest.raises(FLError, match="give a function of a row"):
+        fl.simulate(fl.Config(), tmp_path / "run", on_round=3)
+    assert not (tmp_path / "run").exists()
