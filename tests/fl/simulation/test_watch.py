@@ -157,6 +157,19 @@ def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_pa
     assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
 
 
+@pytest.mark.parametrize("judged", [{"keep_best": True}, {"patience": 5}])
+def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, models, judged):
+    """Or round 1, the best, would lose its score, and its model with it."""
+    scores(monkeypatch, [0.9, 0.5, 0.4])
+    config = replace(CONFIG, rounds=2, **judged)
+    fl.simulate(config, tmp_path / "run")
+    message = r"with --eval-every 1, and now it is 2 \(--keep-best and --patience compare .*: put 1 back"
+    with pytest.raises(FLError, match=message):
+        fl.simulate(replace(config, rounds=3, eval_every=2), tmp_path / "run", resume=True)
+    if config.keep_best:
+        assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
+
+
 def test_a_best_model_that_was_not_kept_is_refused(tmp_path, monkeypatch):
     scores(monkeypatch, [0.5, 0.4])
     fl.simulate(replace(CONFIG, rounds=2), tmp_path / "run")
