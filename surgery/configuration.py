@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from surgery.depth.counts import is_settings
-from surgery.edits import is_plain
+from surgery.edits import is_like, is_plain
 from surgery.errors import first_line
 from surgery.names import joined
 from surgery.states import state
@@ -202,7 +202,7 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
                     if not compare(module, joined(path, name), value, new):
                         return False
             elif is_plain(value) and value != new:
-                if not is_plain(new):
+                if not is_plain(new) or not is_like(value, new):
                     return False
                 edits.append({"do": "set", "module": module, "attribute": joined(path, name), "value": new})
         return True

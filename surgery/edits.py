@@ -159,6 +159,10 @@ def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: A
         raise SurgeryError(
             f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them"
         )
+    if not is_like(old := getattr(owner, last), value):
+        raise SurgeryError(
+            f"{said} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind"
+        )
 
 
 _EVERY_MODULE_S = vars(nn.Module()).keys()
@@ -175,6 +179,25 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     return value is None or isinstance(value, int | float | str | bool)
+
+
+def is_like(old: Any, value: Any) -> bool:
+    """Whether one plain value may take the place of another: a number that of a number, a list of such items that of a
+    list. A number or a list of numbers may take the place of None, and None theirs.
+
+    >>> is_like(8, 0.5), is_like((2, 2), [1]), is_like(None, 4), is_like(8, "8"), is_like(8, True)
+    (True, True, True, False, False)
+    """
+    if isinstance(old, list | tuple) and isinstance(value, list | tuple):
+        return all(any(is_like(one, item) for one in old or [0]) for item in value)
+    if isinstance(old, dict) and isinstance(value, dict):
+        return all(key not in old or is_like(old[key], item) for key, item in value.items())
+    if old is None or value is None:
+        other = value if old is None else old
+        return other is None or is_like(0, other) or is_like([0], other)
+    if isinstance(old, bool) is not isinstance(value, bool):
+        return False
+    return any(isinstance(old, kind) and isinstance(value, kind) for kind in (str, int | float))
 
 
 def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:

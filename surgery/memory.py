@@ -1,29 +1,42 @@
 """How much memory is free. It is asked before much is taken, since a process that takes too much is killed unheard."""
 
+import math
 from pathlib import Path
 
 _MACHINE = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
+_GIVEN_BACK = ("active_file", "inactive_file", "slab_reclaimable")  # of what a group uses, when memory is short
 _FREE_ANYWAY = 2**30  # so little is not asked for
 
 
 def free_memory() -> int | None:
-    """Bytes that this process can still take: those of the machine, or of its control group if that has fewer.
+    """Bytes that this process can still take, swap included: those of the machine, or of its control group if that has
+    fewer. Caches that the system gives back when memory is short count as free.
 
     None on systems that do not say so (other than Linux).
     """
     try:
         lines = dict(line.split(":") for line in _MACHINE.read_text().splitlines())
         machine = int(lines["MemAvailable"].split()[0]) * 1024
+        swap = int(lines.get("SwapFree", "0").split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
     try:
         limit = int((_GROUP / "memory.max").read_text())  # the text "max" is no limit
         kept = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        taken = int((_GROUP / "memory.current").read_text()) - int(kept.get("inactive_file", 0))
+        taken = int((_GROUP / "memory.current").read_text()) - sum(int(kept.get(name, 0)) for name in _GIVEN_BACK)
     except (OSError, ValueError):
-        return machine
-    return max(0, min(machine, limit - taken))
+        return machine + swap
+    return max(0, min(machine + swap, limit - taken + min(swap, _group_swap())))
+
+
+def _group_swap() -> float:
+    """Bytes of swap that the control group may still take."""
+    try:
+        swap = [int((_GROUP / f"memory.swap.{name}").read_text()) for name in ("max", "current")]
+    except (OSError, ValueError):  # it has no limit
+        return math.inf
+    return max(0, swap[0] - swap[1])
 
 
 def shortage(needed: int) -> str:

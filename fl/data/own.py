@@ -35,7 +35,7 @@ def load(name: str) -> Dataset:
     if name == GIVEN:
         raise FLError(
             "these are the settings of a run on data that were given from Python: give them again, as in "
-            "fl.simulate(config, folder, resume=True, dataset=...)"
+            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export(folder, file, dataset=...)"
         )
     call = function(name)
     try:

@@ -94,7 +94,8 @@ def by_name(name: str) -> Model:
     if name.partition(":")[0] == GIVEN:
         raise FLError(
             "these are the settings of a run whose model was given from Python: give it again, as in "
-            "fl.simulate(config, folder, resume=True, model=...) or fl.load_model(folder, model=...)"
+            "fl.simulate(config, folder, resume=True, model=...), fl.load_model(folder, model=...) or "
+            "fl.export(folder, file, model=...)"
         )
     found = find("models", name)
     return checked(found, f"--model {name}")

@@ -10,6 +10,7 @@ from fl.algorithms.algorithm import Server
 from fl.base.errors import FLError
 from fl.runs import checkpoint, metrics
 from surgery import State
+from surgery.errors import first_line
 from surgery.transfer import host_copies
 from zoo import Spec
 
@@ -73,9 +74,17 @@ def best_file(folder: Path) -> str:
 
 def _round(path: Path) -> int:
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is a folder, a device or a pipe")
         with safe_open(path, framework="pt") as file:
-            return json.loads((file.metadata() or {})["state"])["round"]
+            found = json.loads((file.metadata() or {}).get("state", "{}")).get("round")
+        if type(found) is not int:
+            raise ValueError(f"its header says round {found!r}")
+        return found
     except FileNotFoundError:
         raise FLError(f"{path.parent} has no {path.name}") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FLError(f"{path} cannot be read: {error}") from None
+    except (SafetensorError, OSError, AttributeError, ValueError) as error:
+        way_out = "put back a copy of the file, or train again"
+        if path.name == _NEXT:
+            way_out = "delete it, and the run goes on without it"
+        raise FLError(f"{path} cannot be read ({first_line(error)}): {way_out}") from None

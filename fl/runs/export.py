@@ -13,12 +13,15 @@ import torch
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
+from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.config import Config
 from fl.data import Dataset
+from fl.federation import Federation
 from fl.models.init import Start
-from fl.runs import checkpoint
+from fl.models.own import Model
+from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.folder import begin, load_model
 from surgery.errors import first_line
@@ -43,9 +46,11 @@ class OfPixels(nn.Module):
 
 
 def export(
-    model: nn.Module | str | Path,
+    trained: nn.Module | str | Path,
     file: str | Path,
     *,
+    model: Model | None = None,
+    dataset: Dataset | None = None,
     format: str | None = None,
     example: Tensor | None = None,
     client: int | None = None,
@@ -57,8 +62,11 @@ def export(
     The model takes what it takes in training: images normalised to [-1, 1], or tokens; any number of them at a time.
 
     Args:
-        model: a run folder, whose deployed model it is (see `fl.load_model`), or a module.
+        trained: a run folder, whose deployed model it is (see `fl.load_model`), or a module.
         file: the new file. Its suffix says the format, unless `format` does.
+        model: the model of your own that the run was given, if it was, as in `fl.load_model`.
+        dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client` and
+            `pixels`.
         format: pt (a state dict, for `torch.load`), safetensors (the same), pt2 (the program, for `torch.export.load`)
             or onnx (needs the extra `onnx`).
         example: an input of two samples or more; needed for a module as pt2 or onnx.
@@ -93,12 +101,20 @@ def export(
         raise FLError(f"a state dict ({kind}) holds weights alone: --pixels is for pt2 and onnx")
     if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
         raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
-    if isinstance(model, nn.Module):
-        if client is not None or best or pixels:
-            raise FLError("client, best and pixels are for a run folder, and a module was given: leave them out")
-        net = copy.deepcopy(model).cpu()
+    if isinstance(trained, nn.Module):
+        if client is not None or best or pixels or model is not None or dataset is not None:
+            raise FLError(
+                "client, best, pixels, model and dataset are for a run folder, and a module was given: leave them out"
+            )
+        net = copy.deepcopy(trained).cpu()
     else:
-        net, example = _of_run(Path(model), client, best, pixels, example)
+        folder = Path(trained)
+        net = _of_run(folder, client, best, model, dataset)
+        if example is None and not plain:
+            example = checkpoint.read_parts(folder, model=model)[0].example(2)
+        if pixels:
+            data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset)[1].data
+            net, example = OfPixels(net, data), example.to(torch.uint8)
     if example is None and not plain:
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
     content = _WRITERS[kind](net.eval(), example)
@@ -107,26 +123,24 @@ def export(
     return path
 
 
-def _of_run(
-    folder: Path, client: int | None, best: bool, pixels: bool, example: Tensor | None
-) -> tuple[nn.Module, Tensor]:
-    """The model of a run folder, and an input of it."""
-    if client is not None and best:
+def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, dataset: Dataset | None) -> nn.Module:
+    """The model of a run folder."""
+    if client is None:
+        return load_model(folder, model, best=best)
+    if best:
         raise FLError("--best is for the deployed model: leave it out, or --client")
-    net = load_model(folder, best=best) if client is None else client_model(folder, client)
-    example = checkpoint.read_parts(folder)[0].example(2) if example is None else example
-    if pixels:
-        net, example = OfPixels(net, Config.read(folder).load()), example.to(torch.uint8)
-    return net, example
+    return client_model(folder, client, model, dataset)
 
 
-def client_model(folder: Path, client: int) -> nn.Module:
+def client_model(folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None) -> nn.Module:
     """The model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is needed.
 
-    Raises FLError if it predicts with none, or with the sum of several.
+    Args:
+        model, dataset: those of your own that the run was given, if it was.
+
+    Raises FLError if it predicts with none, or with the sum of several, and for a model or data of another run.
     """
-    config = replace(Config.read(folder), device="cpu")
-    fed, algorithm = build(config, start=Start.kept(folder))
+    config, fed, algorithm = _built(folder, model, dataset)
     if not 0 <= client < len(fed.clients):
         raise FLError(f"--client {client}: {folder} has clients 0 to {len(fed.clients) - 1}")
     name = config.algorithm[0]
@@ -145,6 +159,14 @@ def client_model(folder: Path, client: int) -> nn.Module:
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
     return net.eval()
+
+
+def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> tuple[Config, Federation, Algorithm]:
+    """What a run was made of; FLError for a model or data of another run."""
+    config = given.said(replace(Config.read(folder), device="cpu"), dataset, model)
+    fed, algorithm = build(config, dataset, model, Start.kept(folder))
+    given.keep(folder, config, fed, begun=True)
+    return config, fed, algorithm
 
 
 def _state(net: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ from fl.config.yaml_settings import flat
 
 def fixed(config: Config) -> dict[str, Any]:
     """The settings, by flag, that a resumed run must not change, as plain values. The number of rounds is one of them
-    where the learning rate, or who joins and leaves, depends on it.
+    where the learning rate, or who joins and leaves, depends on it; how often is evaluated where --keep-best or
+    --patience compare all evaluations.
 
     >>> settings = fixed(Config(lr=0.5))
     >>> settings["lr"], "rounds" in settings, "fedmr.fraction" in settings, "fedprox.mu" in settings
@@ -28,6 +29,8 @@ def fixed(config: Config) -> dict[str, Any]:
     free = {field.name for field in fields(config) if role(field).resumable} | {"out", "name"}
     if config.lr_schedule != "constant" or config.joining or config.leaving:
         free.discard("rounds")
+    if config.keep_best or config.patience:
+        free.discard("eval_every")
     free |= set(ALGORITHMS) - set(config.algorithm)
     values = yaml.safe_load(config.to_yaml())
     return flat({name: value for name, value in values.items() if name not in free})
@@ -41,7 +44,8 @@ def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> 
     for flag, value in fixed(config).items():
         if flag in before and before[flag] != value:
             was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before[flag], value))
+            why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
             raise FLError(
-                f"{folder} was trained with --{flag} {was}, and now it is {now}: put {was} back into "
+                f"{folder} was trained with --{flag} {was}, and now it is {now}{why}: put {was} back into "
                 f"{folder / 'config.yaml'}, or start a new run"
             )

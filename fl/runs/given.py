@@ -77,7 +77,7 @@ def spec_of(folder: Path, values: Mapping[str, Any], model: own.Model | None = N
     if model is None and name.partition(":")[0] == own.GIVEN:
         raise FLError(
             f"{folder} holds a run of a model of your own, {known['model']['class']}: give it, as in "
-            f"fl.load_model({str(folder)!r}, model=...)"
+            f"fl.load_model({str(folder)!r}, model=...) or fl.export({str(folder)!r}, file, model=...)"
         )
     return own.restored(dict(values), known["model"], str(folder), model)
 

@@ -102,6 +102,44 @@ def test_a_module_is_exported_with_an_example(tmp_path):
     torch.testing.assert_close(torch.export.load(path.open("rb")).module()(images()), net.eval()(images()))
 
 
+def perceptron():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
+    data, folder = fl.data.load("digits"), tmp_path / "run"
+    data = fl.Dataset.from_arrays(data.x[:200], data.y[:200], data.test_x[:50], data.test_y[:50], top=16)
+    config = replace(CONFIG, algorithm=("local",), width=1.0)
+    fl.simulate(config, folder, dataset=data, model=perceptron)
+    own = {"model": perceptron, "dataset": data}
+    net = perceptron()
+
+    def logits(file, **asked):
+        net.load_state_dict(torch.load(fl.export(folder, tmp_path / file, **asked), weights_only=True))
+        return net(data.normalise(data.test_x))
+
+    deployed = logits("model.pt", model=perceptron)
+    torch.testing.assert_close(deployed, fl.load_model(folder, perceptron)(data.normalise(data.test_x)))
+    fed, algorithm = fl.build(fl.Config.read(folder), data, perceptron)
+    server, _ = begin(fl.Config.read(folder), folder, algorithm, fed.spec)
+    expected = algorithm.predict(server, data.test_x, 1)
+    torch.testing.assert_close(logits("client.pt", client=1, **own), expected)
+    assert not torch.allclose(deployed, expected)
+    program = torch.export.load(fl.export(folder, tmp_path / "model.pt2", pixels=True, **own)).module()
+    torch.testing.assert_close(program(data.test_x), deployed)
+    for asked, message in (
+        ({}, r"a model of your own, Sequential: give it, .*fl\.export"),
+        ({"client": 1, "model": perceptron}, r"data that were given from Python: .*fl\.export\(folder, file, dataset="),
+        ({"client": 1, "dataset": data}, r"whose model was given from Python: .*fl\.export\(folder, file, model="),
+        ({"client": 1, **own, "dataset": replace(data, x=16 - data.x)}, "a run on other data"),
+        ({"client": 1, **own, "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "another Sequential"),
+    ):
+        with pytest.raises(FLError, match=message):
+            fl.export(folder, tmp_path / "other.pt", **asked)
+    with pytest.raises(FLError, match="are for a run folder, and a module was given"):
+        fl.export(net, tmp_path / "other.pt", model=perceptron)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -24,6 +24,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.heads, self.scale, self.sizes, self.settings = 2, 0.5, (4, 4), Settings()
+        self.gate, self.window, self.kinds, self.rope = True, None, ["full", "local"], {"base": 1e4}
         self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         self.register_buffer("mean", torch.zeros(4))
 
@@ -45,13 +46,15 @@ def identity():
     ("module", "attribute", "value"),
     [
         ("", "heads", 1), ("", "scale", 0.25), ("", "sizes", [2, 2]), ("", "settings.layers", 1),
-        ("block.0", "out_features", 3), ("", "settings.name", "other"),
+        ("block.0", "out_features", 3), ("", "settings.name", "other"), ("", "heads", 1.5), ("", "scale", 1),
+        ("", "gate", False), ("", "window", 2), ("", "window", [2, 2]), ("", "heads", None), ("", "kinds", ["local"]),
+        ("", "rope", {"base": 1, "more": [2]}),
     ],
 )  # fmt: skip
 def test_plain_values_that_are_there_are_set(module, attribute, value):
     small = plan(module=module, attribute=attribute, value=value).build(Net())
     found = surgery.edits.attribute_of(small, module, attribute)
-    assert found == (tuple(value) if isinstance(value, list) else value)
+    assert found == (tuple(value) if attribute == "sizes" else value)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,9 @@ def test_plain_values_that_are_there_are_set(module, attribute, value):
         ("block.0", "weight", 1), ("block.0", "bias", None), ("", "missing", 1), ("", "_modules", {}),
         ("", "training", False), ("", "_forward_hooks", {}), ("", "settings.save", 1), ("", "settings.__class__", 1),
         ("", "settings", 1), ("", "forward.__doc__", "x"), ("", "__class__.forward", 1), ("", "block.0", 1),
+        ("block.0", "in_features", "x"), ("block.0", "in_features", {"a": [1]}), ("block.0", "in_features", True),
+        ("", "heads", [1]), ("", "sizes", 4), ("", "sizes", ["x"]), ("", "gate", 1), ("", "settings.name", 1),
+        ("", "window", "x"), ("", "settings.name", None), ("", "kinds", [1]), ("", "rope", {"base": "x"}),
         ("", "settings.missing", 1), ("", "block.training", 1), ("", "scale.real", 1), ("", "", 1),
     ],
 )  # fmt: skip

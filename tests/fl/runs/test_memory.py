@@ -42,6 +42,32 @@ def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, m
     assert not shortage(10**30)
 
 
+@pytest.mark.parametrize(
+    ("swap", "free"),
+    [
+        ({}, 3700 + 500),
+        ({"memory.swap.max": "max", "memory.swap.current": "0"}, 3700 + 500),
+        ({"memory.swap.max": 300 * 2**20, "memory.swap.current": 100 * 2**20}, 3700 + 200),
+        ({"memory.swap.max": 0, "memory.swap.current": 0}, 3700),
+    ],
+)
+def test_caches_of_a_control_group_and_swap_are_free(tmp_path, monkeypatch, swap, free):
+    """The group has 4000 MB: 300 are taken, 3000 + 50 + 20 hold caches."""
+    machine = tmp_path / "meminfo"
+    machine.write_text(f"MemAvailable: {8000 * 1024} kB\nSwapFree: {500 * 1024} kB\n")
+    monkeypatch.setattr(surgery.memory, "_MACHINE", machine)
+    monkeypatch.setattr(surgery.memory, "_GROUP", tmp_path / "none")
+    assert free_memory() == 8500 * 2**20
+    monkeypatch.setattr(surgery.memory, "_GROUP", tmp_path)
+    stat = {"anon": 300, "active_file": 3000, "inactive_file": 50, "slab_reclaimable": 20}
+    (tmp_path / "memory.stat").write_text("".join(f"{name} {size * 2**20}\n" for name, size in stat.items()))
+    (tmp_path / "memory.current").write_text(f"{3370 * 2**20}\n")
+    (tmp_path / "memory.max").write_text(f"{4000 * 2**20}\n")
+    for name, value in swap.items():
+        (tmp_path / name).write_text(f"{value}\n")
+    assert free_memory() == free * 2**20
+
+
 def test_a_run_of_models_that_do_not_fit(free):
     one = sum(t.nbytes for t in build(Config(**SMALL))[0].model.state_dict().values())
     free(7 * one - 1)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from fl_flags import OF_METHOD, TINY
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 import fl
 from fl import run as cli
@@ -155,6 +155,34 @@ def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_pa
     assert torch.equal(model_of(tmp_path / "run", best=True), models[3])
     fl.simulate(config, tmp_path / "run", resume=True)
     assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
+
+
+@pytest.mark.parametrize("judged", [{"keep_best": True}, {"patience": 5}])
+def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, models, judged):
+    """Or round 1, the best, would lose its score, and its model with it."""
+    scores(monkeypatch, [0.9, 0.5, 0.4])
+    config = replace(CONFIG, rounds=2, **judged)
+    fl.simulate(config, tmp_path / "run")
+    message = r"with --eval-every 1, and now it is 2 \(--keep-best and --patience compare .*: put 1 back"
+    with pytest.raises(FLError, match=message):
+        fl.simulate(replace(config, rounds=3, eval_every=2), tmp_path / "run", resume=True)
+    if config.keep_best:
+        assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
+
+
+def test_a_next_best_model_that_cannot_be_read_is_to_be_deleted(tmp_path):
+    config, left = replace(CONFIG, keep_best=True, rounds=1), tmp_path / "run" / best._NEXT
+    fl.simulate(config, tmp_path / "run")
+    for junk in (b"", b"junk", save({"a": torch.zeros(1)}), save({}, metadata={"state": '{"round": "1"}'})):
+        left.write_bytes(junk)
+        with pytest.raises(FLError, match=r"run/\.best\.next\.safetensors cannot be read \(.*\): delete it"):
+            fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True)
+    left.unlink()
+    left.mkdir()
+    with pytest.raises(FLError, match=r"cannot be read \(it is a folder, .*\): delete it"):
+        fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True)
+    left.rmdir()
+    assert fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True)["rounds"] == 2
 
 
 def test_a_best_model_that_was_not_kept_is_refused(tmp_path, monkeypatch):
