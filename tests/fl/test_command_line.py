@@ -271,8 +271,16 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
     assert parse(["--lr", "0.25", f"--config={path}", "--fedprox.mu", "1"])[0] == replace(
         config, lr=0.25, fedprox=replace(config.fedprox, mu=1.0)
     )
-    path.write_text("rounds: 7\n")
+    path.write_text("rounds: 7\nname: mine\n")
+    assert parse(["--config", str(path)])[0] == Config(rounds=7, name="mine")
+
+
+def test_settings_of_a_named_run_are_taken_without_its_folder(run_folder, tmp_path):
+    path = run_folder("runs/mine") / "config.yaml"
+    path.write_text(Config(rounds=7, out=str(tmp_path / "runs"), name="mine").to_yaml())
     assert parse(["--config", str(path)])[0] == Config(rounds=7)
+    named = Config(rounds=7, out="elsewhere", name="mine")
+    assert parse(["--config", str(path), "--name", "mine", "--out", "elsewhere"])[0] == named
 
 
 @pytest.mark.parametrize(
