@@ -73,6 +73,12 @@ for argv in json.loads(sys.argv[1]):
         main(argv)
     except SystemExit as done:
         assert done.code == 0
+from fl.base.put_aside import put_aside
+before = {*vars(fl)}, {*vars(fl.data)}
+with put_aside():
+    assert fl.Dataset is fl.data.Dataset
+    assert "Dataset" in vars(fl)
+assert before == ({*vars(fl)}, {*vars(fl.data)})  # or fl.Dataset would stay a class without tensors
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "90"}
     done = subprocess.run(
