@@ -20,8 +20,12 @@ from fl.runs.metrics import best as judged_best
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
-def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None) -> dict:
-    """What summary.json says of a run: its settings in brief, its results, what it began from and where it ran."""
+def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None, diverged: str = "") -> dict:
+    """What summary.json says of a run: its settings in brief, its results, what it began from and where it ran.
+
+    Args:
+        diverged: why training could not go on, if it could not.
+    """
     evaluated = [row for row in metrics.rows if "accuracy" in row]
     chosen = selected(metrics.rows)
     local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
@@ -41,7 +45,7 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
         "device": str(pick_device(config.device)),
         "torch": torch.__version__,
         "python": platform.python_version(),
-    } | ({"failed": lost} if (lost := failure(metrics.rows)) else {})
+    } | ({"failed": lost} if (lost := diverged or failure(metrics.rows)) else {})
 
 
 def failure(rows: Sequence[Row]) -> str:

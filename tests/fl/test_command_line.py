@@ -217,6 +217,9 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
     run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
     (tmp_path / "b/group/metrics.csv").unlink()
+    failed = {"complete": True, "failed": "the loss is nan in round 3"}
+    (run_folder("b/lost") / "summary.json").write_text(json.dumps(failed))
+    (run_folder("b/short", rounds=9) / "metrics.csv").write_text("round,accuracy\n1,0.5\n2,0.7")  # of 0.75
     with locked(run_folder("b/on", rounds=9)):
         said = printed(capsys, "runs", str(tmp_path / "b"))
     rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
@@ -224,8 +227,10 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
         ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
         ["/early", "fedmr", "digits", "cnn", "2/9", "-", "finished"],
         ["/group/fedavg-seed0", "fedavg", "pydoc", "transformer", "3/9", "75.00%", "interrupted"],
+        ["/lost", "fedmr", "digits", "cnn", "3/3", "75.00%", "failed"],
         ["/on", "fedmr", "digits", "cnn", "3/9", "75.00%", "running"],
         ["/one", "fedmr", "digits", "cnn", "3/3", "75.00%", "finished"],
+        ["/short", "fedmr", "digits", "cnn", "1/9", "50.00%", "interrupted"],
     ]
 
 
@@ -239,7 +244,7 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
         ("config.yaml", b"\xff\xfe\x00", "not text"),
         ("metrics.csv", "round,accuracy\n1,0.5\n1,0.5\n", "once each"),
         ("metrics.csv", "round,accuracy\n1,half\n", "'half'"),
-        ("metrics.csv", "nothing", "once each"),
+        ("metrics.csv", "nothing", "not a table of rounds"),
         ("metrics.csv", Path("/dev/zero"), "not a regular file"),
         ("summary.json", "not json", "is not JSON"),
     ],
