@@ -59,7 +59,8 @@ def start(name: str) -> None:
 def overview() -> str:
     """What `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
-    module = {name: f"python -m {name}" if name in MODELS else f"python -m fl.{name}" for name in commands()}
+    # `python -m zoo` works, too, but its --help imports PyTorch, as `import zoo` does
+    module = {name: f"python -m fl{' ' if name in MODELS else '.'}{name}" for name in commands()}
     called = {name: f"layer-surgery {name}" if script else module[name] for name in commands()}
     lines = [f"{called[name]:25}{line}" for name, line in commands().items()]
     return "\n".join([*lines, "", "`--help` after any of them says more"])

@@ -73,6 +73,16 @@ EVERY = list(settings(Config()))
 
 
 @st.composite
+def helped(draw: Callable) -> list[str]:
+    """Some flags of a run and --help among them, which may follow a flag that takes a value."""
+    argv = draw(flags())
+    methods = st.sampled_from(["fedmr", "femam,heterofl", "fedavg+", *NONSENSE])
+    argv += draw(st.one_of(st.just([]), methods.map(lambda name: ["--algorithm", name])))
+    place = draw(st.integers(0, len(argv)))
+    return [*argv[:place], draw(st.sampled_from(["--help", "-h"])), *argv[place:]]
+
+
+@st.composite
 def others(draw: Callable, known: dict[str, tuple[str, ...]], most: int = 3) -> list[str]:
     """Some flags of another command, each with some values of its own or nonsense."""
     argv: list[str] = []

@@ -16,7 +16,7 @@ _OURS = ("fl", "surgery", "zoo")
 def put_aside(packages: tuple[str, ...] = SLOW) -> Iterator[None]:
     """Within it, modules that import these packages are imported without them: what they name is a class that does
     nothing, enough to derive from, to decorate with and to annotate. Afterwards these packages are forgotten, and so
-    are the modules of this project that were imported without them.
+    are the modules of this project that were imported without them, with the names that its packages took from them.
 
     For code that reads declarations; nothing can be computed. Packages that are imported already are left alone.
 
@@ -27,17 +27,23 @@ def put_aside(packages: tuple[str, ...] = SLOW) -> Iterator[None]:
     False
     """
     finder, before = _Finder([name for name in packages if name not in sys.modules]), set(sys.modules)
+    ours = {module: dict(vars(module)) for name, module in sys.modules.items() if _is_package_of_ours(name, module)}
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        ours = {name for name in sys.modules if name not in before and name.split(".")[0] in (*finder.packages, *_OURS)}
-        for name in ours:
-            module = sys.modules.pop(name)
-            parent, _, last = name.rpartition(".")
-            if vars(sys.modules.get(parent, sys)).get(last) is module:
-                delattr(sys.modules[parent], last)
+        for name in set(sys.modules) - before:
+            if name.split(".")[0] in (*finder.packages, *_OURS):
+                del sys.modules[name]
+        for package, names in ours.items():
+            for name in vars(package).keys() - names:
+                delattr(package, name)
+            vars(package).update(names)
+
+
+def _is_package_of_ours(name: str, module: ModuleType) -> bool:
+    return name.split(".")[0] in _OURS and hasattr(module, "__path__")
 
 
 class _Nothing(type):

@@ -19,6 +19,27 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         writer.writerows(rows)
 
 
+def csv_rows(text: str, key: str) -> list[dict[str, str]]:
+    """The rows of a CSV file that grows by a line at a time, without a last line that was cut off, perhaps in a number.
+
+    Args:
+        text: of the file, with the ends of its lines.
+        key: a column that it must have.
+
+    Raises ValueError or csv.Error if the text is no such table.
+
+    >>> csv_rows("round,loss\\n1,0.25\\n2,0.1", "round")
+    [{'round': '1', 'loss': '0.25'}]
+    """
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        del lines[-1]
+    table = csv.DictReader(lines)
+    if table.fieldnames and key not in table.fieldnames:
+        raise ValueError(f"there is no column {key}")
+    return [row for row in table if None not in row.values()]
+
+
 def aligned(lines: Sequence[Sequence[str]], widths: Sequence[int] = (), left: int = 1) -> str:
     """Cells as text in columns.
 

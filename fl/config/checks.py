@@ -1,8 +1,12 @@
 """Settings that do not go together, and what to set instead."""
 
+from dataclasses import fields
+
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.method import Method
+from fl.base.checks import marks
 from fl.base.errors import FLError
+from fl.base.flags import Flag
 from fl.config.fields import Fields
 from fl.data import is_text
 from fl.models.architectures import ArchitectureOptions
@@ -44,3 +48,10 @@ def check(config: Fields) -> None:
     config.schedule()
     config.cohort()
     config.architectures.announce(config.spec())
+
+
+def check_methods(config: Fields) -> None:
+    """Raise FLError for a method that does not exist."""
+    (field,) = (field for field in fields(config) if field.name == "algorithm")
+    for mark in marks(field, Flag):
+        mark.check(field.name, config.algorithm)

@@ -16,6 +16,7 @@ from fl.base.errors import FLError
 from fl.base.flags import written
 from fl.base.help import HELP, asked, finish, program
 from fl.config import Config
+from fl.config.checks import check_methods
 from fl.config.help import settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
@@ -85,7 +86,10 @@ def _cli(argv: Sequence[str], default: Config, command: str) -> Config:
 
 
 def _help(argv: list[str], start: Config, command: str, usage: str, about: str) -> str:
-    """The page for the settings that the other words of the command line give; for the defaults if they give none."""
+    """The page for the settings that the other words of the command line give; for the defaults if they give none.
+
+    Raises FLError for a method that does not exist.
+    """
     at = next(i for i, word in enumerate(argv) if word in HELP)
     everything = argv[at + 1 : at + 2] == ["all"]
     others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
@@ -95,6 +99,7 @@ def _help(argv: list[str], start: Config, command: str, usage: str, about: str) 
         if config.config is not None:
             start = Config.from_file(Path(config.config))
             config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+    check_methods(config)  # whose options the page shows
     return settings_page(command, usage, about, start, config, everything)
 
 

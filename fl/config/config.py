@@ -77,16 +77,21 @@ class Config(MethodOptions, Fields):
 
     @classmethod
     def from_file(cls, path: Path) -> "Config":
-        """The settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
+        """The settings in a YAML file, such as the config.yaml of a run, without where that run lies if it was named: a
+        run of the same settings has a folder of its own. Raises FLError, which names the file.
+        """
         if path.exists() and not path.is_file():
             raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
         try:
-            return cls.from_yaml(path.read_text())
+            config = cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise FLError(f"--config {path} cannot be read: {reason}") from None
         except FLError as error:
             raise FLError(f"--config {path}: {error}") from None
+        if config.name == path.resolve().parent.name:
+            return replace(config, out=cls.out, name=None)
+        return config
 
     @classmethod
     def read(cls, folder: Path) -> "Config":

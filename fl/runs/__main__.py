@@ -16,8 +16,8 @@ from fl.runs.listing import listing, table
 @dataclass(frozen=True)
 class Arguments:
     """List the runs in a folder and below it: method, data, model, rounds done, test accuracy in the last evaluated
-    round, and whether they have finished, are running or were interrupted. `python -m fl.run --resume` continues an
-    interrupted one.
+    round, and whether they have finished, failed, are running or were interrupted. `python -m fl.run --resume`
+    continues an interrupted one.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")] = Path("runs")

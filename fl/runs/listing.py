@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from fl.base.errors import FLError
-from fl.base.tables import aligned
+from fl.base.tables import aligned, csv_rows
 from fl.runs.lock import is_locked
 
 _FILES = ("config.yaml", "metrics.csv", "checkpoint.safetensors")
@@ -23,7 +23,8 @@ class Listed(NamedTuple):
     Attributes:
         rounds: done and wanted, as in 33/40.
         accuracy: the test accuracy of the last evaluated round; "-" if there is none.
-        state: finished, running (a process works in its folder), or interrupted.
+        state: running (a process works in its folder), failed (its training diverged, or ended with a loss that is not
+            finite), finished or interrupted.
     """
 
     folder: str
@@ -78,7 +79,9 @@ def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
     rows = _rows(folder / "metrics.csv")
     done = len(rows)
     accuracy = next((row["accuracy"] for row in reversed(rows) if row.get("accuracy")), None)
-    ended = done >= rounds or _complete(folder / "summary.json")
+    summary = _summary(folder / "summary.json")
+    ended = done >= rounds or summary.get("complete") is True
+    state = "failed" if summary.get("failed") else "finished" if ended else "interrupted"
     yield Listed(
         folder=str(folder),
         method=",".join(map(str, methods)),
@@ -86,7 +89,7 @@ def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
         model=str(settings.get("model")),
         rounds=f"{done}/{rounds}",
         accuracy="-" if accuracy is None else f"{_number(accuracy):.2%}",
-        state="running" if is_locked(folder) else "finished" if ended else "interrupted",
+        state="running" if is_locked(folder) else state,
     )
 
 
@@ -97,7 +100,7 @@ def _text(path: Path) -> str:
             raise FLError(f"{path.name} is not a regular file" if path.exists() else f"it has no {path.name}")
         if path.stat().st_size > _LARGEST:
             raise FLError(f"{path.name} is too large for a file of a run")
-        return path.read_text()
+        return path.read_bytes().decode()  # with the ends of lines as they are
     except (OSError, UnicodeDecodeError) as error:
         raise FLError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
 
@@ -116,11 +119,12 @@ def _rows(path: Path) -> list[dict[str, str]]:
     """The rows of metrics.csv, without a last line that was cut off; none if no round has ended."""
     if not path.exists():
         return []
+    text = _text(path)
     try:
-        rows = [row for row in csv.DictReader(_text(path).splitlines()) if None not in row.values()]
-    except csv.Error:
-        raise FLError(f"{path.name} is not a table") from None
-    if [row.get("round") for row in rows] != [str(number) for number in range(1, len(rows) + 1)]:
+        rows = csv_rows(text, "round")
+    except (ValueError, csv.Error):
+        raise FLError(f"{path.name} is not a table of rounds") from None
+    if [row["round"] for row in rows] != [str(number) for number in range(1, len(rows) + 1)]:
         raise FLError(f"{path.name} does not hold rounds 1, 2, 3, ... once each")
     return rows
 
@@ -132,12 +136,12 @@ def _number(text: str) -> float:
         raise FLError(f"metrics.csv has the accuracy {text[:20]!r}") from None
 
 
-def _complete(path: Path) -> bool:
-    """Whether the summary says that the run has ended."""
+def _summary(path: Path) -> dict[str, Any]:
+    """What summary.json says; nothing if there is none, as where the process was killed."""
     if not path.exists():
-        return False
+        return {}
     try:
         summary = json.loads(_text(path))
     except (ValueError, RecursionError):  # FLError is a ValueError
         raise FLError(f"{path.name} is not JSON") from None
-    return isinstance(summary, dict) and summary.get("complete") is True
+    return summary if isinstance(summary, dict) else {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fl.base.errors import FLError
 from fl.base.files import regular, writing
-from fl.base.tables import write_csv
+from fl.base.tables import csv_rows, write_csv
 from fl.runs.columns import columns
 
 FILE = "metrics.csv"
@@ -116,13 +116,7 @@ def read(path: Path) -> list[Row]:
 
 def _rows(path: Path) -> list[Row]:
     try:
-        lines = regular(path).read_bytes().decode().splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            del lines[-1]  # cut off, perhaps within a number
-        table = csv.DictReader(lines)
-        if table.fieldnames and "round" not in table.fieldnames:
-            raise ValueError
-        texts = [row for row in table if None not in row.values()]
+        texts = csv_rows(regular(path).read_bytes().decode(), "round")
         rows = [{key: float(value) for key, value in row.items() if value} for row in texts]
         kinds = {name: column.kind for name, column in columns().items()}
         if any(row["round"] < 1 or row["round"] % 1 for row in rows):

@@ -121,12 +121,16 @@ class Simulation:
         self.best.commit()
         self.saved = self.done
 
-    def close(self) -> dict:
-        """Write the checkpoint of the last round and the summary, which is returned."""
+    def close(self, diverged: str = "") -> dict:
+        """Write the checkpoint of the last round and the summary, which is returned.
+
+        Args:
+            diverged: why training could not go on, if it could not.
+        """
         if self.saved != self.done:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        summary = summarise(self.config, self.metrics, self.done, self.fed.start)
+        summary = summarise(self.config, self.metrics, self.done, self.fed.start, diverged)
         write_json(self.folder / "summary.json", summary)
         return summary

@@ -13,14 +13,19 @@ from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import pick_device
 from fl.runs.columns import columns
-from fl.runs.metrics import Metrics, Row, evaluations_since_best, selected
+from fl.runs.folder import run_name
+from fl.runs.metrics import FILE, Metrics, Row, evaluations_since_best, read, selected
 from fl.runs.metrics import best as judged_best
 
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
-def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None) -> dict:
-    """What summary.json says of a run: its settings in brief, its results, what it began from and where it ran."""
+def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None, diverged: str = "") -> dict:
+    """What summary.json says of a run: its settings in brief, its results, what it began from and where it ran.
+
+    Args:
+        diverged: why training could not go on, if it could not.
+    """
     evaluated = [row for row in metrics.rows if "accuracy" in row]
     chosen = selected(metrics.rows)
     local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
@@ -40,7 +45,7 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
         "device": str(pick_device(config.device)),
         "torch": torch.__version__,
         "python": platform.python_version(),
-    } | ({"failed": lost} if (lost := failure(metrics.rows)) else {})
+    } | ({"failed": lost} if (lost := diverged or failure(metrics.rows)) else {})
 
 
 def failure(rows: Sequence[Row]) -> str:
@@ -97,10 +102,11 @@ def _own(chosen: dict[str, str]) -> str:
 def advice(config: Config, folder: Path) -> str:
     """Where the results lie and what to try next."""
     where, several = shlex.quote(str(folder)), len(config.runs()) > 1
+    patient = " --patience 0" if _out_of_patience(config, folder) else ""
     lines = {
         "results": f"{where}/",
         "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
-        "train on": f"python -m fl.run --resume {where} --rounds {2 * config.rounds}",
+        "train on": f"python -m fl.run --resume {where} --rounds {2 * config.rounds}{patient}",
         "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
         "settings": "python -m fl.run --help",
     }
@@ -109,3 +115,12 @@ def advice(config: Config, folder: Path) -> str:
     if config.lr_schedule != "constant" or config.joining or config.leaving:  # more rounds would change these
         del lines["train on"]
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
+
+
+def _out_of_patience(config: Config, folder: Path) -> bool:
+    """Whether a run in the folder would not train on with more rounds, since its --patience is used up."""
+    runs = config.runs()
+    tables = [folder / FILE] if len(runs) == 1 else [folder / run_name(one) / FILE for one in runs]
+    return config.patience > 0 and any(
+        evaluations_since_best(read(path)) >= config.patience for path in tables if path.exists()
+    )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fl import data
-from fl.base.errors import FLError, Unwritable
+from fl.base.errors import Diverged, FLError, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
 from fl.models.own import Model
@@ -57,6 +57,7 @@ def simulate(
             run = Simulation.begin(config, folder, resume, dataset, model)
             leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
             write_text(folder / SETTINGS, run.config.to_yaml())
+            diverged = ""
             try:
                 with watched(run, on_round) as stop:
                     for number in rounds(run):
@@ -64,8 +65,11 @@ def simulate(
                             run.save()
                         if stop(run.rows[-1]):
                             break
+            except Diverged as error:
+                diverged = str(error)
+                raise
             finally:
-                summary = run.close()
+                summary = run.close(diverged)
                 leave("end", run)
             return summary
     except Unwritable as error:

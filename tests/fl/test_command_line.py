@@ -73,6 +73,12 @@ for argv in json.loads(sys.argv[1]):
         main(argv)
     except SystemExit as done:
         assert done.code == 0
+from fl.base.put_aside import put_aside
+before = {*vars(fl)}, {*vars(fl.data)}
+with put_aside():
+    assert fl.Dataset is fl.data.Dataset
+    assert "Dataset" in vars(fl)
+assert before == ({*vars(fl)}, {*vars(fl.data)})  # or fl.Dataset would stay a class without tensors
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "90"}
     done = subprocess.run(
@@ -166,7 +172,9 @@ def test_the_script_is_this_command():
 
 
 def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
-    assert "python -m fl.run   " in printed(capsys)
+    shown = printed(capsys)
+    assert "python -m fl.run   " in shown
+    assert "python -m fl zoo   " in shown  # whose --help is quicker than that of `python -m zoo`
     monkeypatch.setattr(sys, "argv", ["/usr/bin/layer-surgery"])
     shown = printed(capsys)
     assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.commands()]
@@ -209,6 +217,9 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
     run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
     (tmp_path / "b/group/metrics.csv").unlink()
+    failed = {"complete": True, "failed": "the loss is nan in round 3"}
+    (run_folder("b/lost") / "summary.json").write_text(json.dumps(failed))
+    (run_folder("b/short", rounds=9) / "metrics.csv").write_text("round,accuracy\n1,0.5\n2,0.7")  # of 0.75
     with locked(run_folder("b/on", rounds=9)):
         said = printed(capsys, "runs", str(tmp_path / "b"))
     rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
@@ -216,8 +227,10 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
         ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
         ["/early", "fedmr", "digits", "cnn", "2/9", "-", "finished"],
         ["/group/fedavg-seed0", "fedavg", "pydoc", "transformer", "3/9", "75.00%", "interrupted"],
+        ["/lost", "fedmr", "digits", "cnn", "3/3", "75.00%", "failed"],
         ["/on", "fedmr", "digits", "cnn", "3/9", "75.00%", "running"],
         ["/one", "fedmr", "digits", "cnn", "3/3", "75.00%", "finished"],
+        ["/short", "fedmr", "digits", "cnn", "1/9", "50.00%", "interrupted"],
     ]
 
 
@@ -231,7 +244,7 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
         ("config.yaml", b"\xff\xfe\x00", "not text"),
         ("metrics.csv", "round,accuracy\n1,0.5\n1,0.5\n", "once each"),
         ("metrics.csv", "round,accuracy\n1,half\n", "'half'"),
-        ("metrics.csv", "nothing", "once each"),
+        ("metrics.csv", "nothing", "not a table of rounds"),
         ("metrics.csv", Path("/dev/zero"), "not a regular file"),
         ("summary.json", "not json", "is not JSON"),
     ],
@@ -271,8 +284,16 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
     assert parse(["--lr", "0.25", f"--config={path}", "--fedprox.mu", "1"])[0] == replace(
         config, lr=0.25, fedprox=replace(config.fedprox, mu=1.0)
     )
-    path.write_text("rounds: 7\n")
+    path.write_text("rounds: 7\nname: mine\n")
+    assert parse(["--config", str(path)])[0] == Config(rounds=7, name="mine")
+
+
+def test_settings_of_a_named_run_are_taken_without_its_folder(run_folder, tmp_path):
+    path = run_folder("runs/mine") / "config.yaml"
+    path.write_text(Config(rounds=7, out=str(tmp_path / "runs"), name="mine").to_yaml())
     assert parse(["--config", str(path)])[0] == Config(rounds=7)
+    named = Config(rounds=7, out="elsewhere", name="mine")
+    assert parse(["--config", str(path), "--name", "mine", "--out", "elsewhere"])[0] == named
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fuzzing import EVERY, TINY, flags, others, wrong
+from fuzzing import EVERY, TINY, flags, helped, others, wrong
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -61,6 +61,11 @@ def sweeps(folder):
     return st.builds(lambda o, v, more: (sweep.main, [o, v, *TINY.split(), *where, *more]), option, word, flags(1))
 
 
+def helps():
+    """Commands that ask fl.run and fl.sweep for help."""
+    return st.builds(lambda main, argv: (main, argv), st.sampled_from([run.main, sweep.main]), helped())
+
+
 def looks(folder):
     """Commands of fl.landscape and fl.compare."""
     of = st.sampled_from([[str(folder / "run")], [str(folder)], [str(folder / "none")], []])
@@ -100,17 +105,19 @@ def tried(commands, number):
     ends_well()
 
 
-def test_sixty_commands(folder):
+def test_some_commands(folder):
     tried(runs(folder), 8)  # of which some train
     tried(sweeps(folder), 16)
+    tried(helps(), 10)
     tried(looks(folder), 18)
     tried(tables(), 18)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["runs", "sweeps", "looks", "tables"])
+@pytest.mark.parametrize("kind", ["runs", "sweeps", "helps", "looks", "tables"])
 def test_a_thousand_commands(folder, kind):
-    tried({"runs": runs, "sweeps": sweeps, "looks": looks}[kind](folder) if kind != "tables" else tables(), 250)
+    commands = {"helps": helps, "tables": tables}
+    tried(commands[kind]() if kind in commands else {"runs": runs, "sweeps": sweeps, "looks": looks}[kind](folder), 250)
 
 
 KNOWN = [
@@ -121,6 +128,8 @@ KNOWN = [
     (run, "--algorithm fedavg --local-epochs 100000000000"),
     (run, "--algorithm fedavg --pad 10000000"),
     (run, "--algorithm fedavg --model resnet20 --depth 1000000"),
+    (run, "--algorithm nope --help"),
+    (sweep, "lr 0.1 --algorithm fedmr,nope -h"),
     (landscape, "RUN --radius 1e300"),
     (landscape, "RUN --out="),
     (surgery.__main__, "inspect torchvision:resnet18 --width nan"),

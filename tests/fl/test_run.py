@@ -20,6 +20,7 @@ from fl.base.rng import Rng
 from fl.config import Config
 from fl.runs import checkpoint
 from fl.runs.assembly import build
+from fl.runs.listing import listing
 from fl.runs.metrics import read
 
 
@@ -378,6 +379,8 @@ def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
     assert "training diverged" in error
     assert "smaller --lr" in error
     assert all(t.isfinite().all() for t in load_file(folder / "checkpoint.safetensors").values())
+    ((listed,), _) = listing(folder)
+    assert listed.state == "failed"
 
 
 def test_yaml_round_trip_and_strangers():

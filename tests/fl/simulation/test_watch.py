@@ -71,13 +71,16 @@ def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch
     scores(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.3, 0.6])
     folder, flags = tmp_path / "run", ["--algorithm", "fedavg", *TINY, "--local-valid", "0", "--rounds", "6"]
     assert cli.main([*flags, "--patience", "3", "--out", str(tmp_path), "--name", "run"]) == 0
-    assert "stopped early: the last 3 evaluations brought nothing better than round 2" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "stopped early: the last 3 evaluations brought nothing better than round 2" in said
+    assert f"--resume {folder} --rounds 12 --patience 0\n" in said  # without --patience 0 no round would be trained
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["rounds"], summary["complete"], summary["stopped"]) == (5, True, {"patience": 3, "best": 2})
     assert cli.main(["--resume", str(folder)]) == 0
     assert len(read(folder / "metrics.csv")) == 5
     assert cli.main(["--resume", str(folder), "--patience", "4"]) == 0
     assert len(read(folder / "metrics.csv")) == 6
+    assert f"--resume {folder} --rounds 12\n" in capsys.readouterr().out.split("stopped early")[-1]
 
 
 @pytest.mark.slow
