@@ -17,10 +17,10 @@ from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.config import Config
 from fl.data import Dataset
-from fl.models.init import Start
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.runs.folder import begin, load_model
+from fl.runs.kept_start import kept
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 
@@ -126,7 +126,7 @@ def client_model(folder: Path, client: int) -> nn.Module:
     Raises FLError if it predicts with none, or with the sum of several.
     """
     config = replace(Config.read(folder), device="cpu")
-    fed, algorithm = build(config, start=Start.kept(folder))
+    fed, algorithm = build(config, start=kept(folder, config))
     if not 0 <= client < len(fed.clients):
         raise FLError(f"--client {client}: {folder} has clients 0 to {len(fed.clients) - 1}")
     name = config.algorithm[0]
