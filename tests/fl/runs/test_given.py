@@ -1,5 +1,6 @@
 """Runs on data and with models of one's own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -186,6 +187,29 @@ def test_a_model_is_loaded_with_its_own_class_only(digits, tmp_path):
         (tmp_path / "run/given.json").write_text(text)
         with pytest.raises(FLError, match=r"given\.json is damaged"):
             fl.load_model(tmp_path / "run", model=net)
+
+
+def test_what_is_kept_of_a_model_is_checked_field_by_field(digits, tmp_path):
+    config, path, more = fl.Config(**FEW), tmp_path / "run/given.json", {"dataset": arrays(digits), "model": Net}
+    fl.simulate(config, tmp_path / "run", **more)
+    whole = json.loads(path.read_text())
+    wrong = {"structure": 5, "class": None, "sample": [None], "targets": 3, "tokens": 1}
+    spoilt = [{**whole, "model": {**whole["model"], name: value}} for name, value in wrong.items()]
+    spoilt += [{**whole, "data": {**whole["data"], name: []}} for name in ("x", "sha256", "classes")]
+    for one in spoilt:
+        path.write_text(json.dumps(one))
+        with pytest.raises(FLError, match=r"given\.json is damaged"):
+            fl.simulate(config, tmp_path / "run", resume=True, **more)
+        with pytest.raises(FLError, match=r"given\.json is damaged"):
+            fl.load_model(tmp_path / "run", model=Net)
+    for name, value in (("sample", [7]), ("targets", [2]), ("tokens", True)):
+        path.write_text(json.dumps({**whole, "model": {**whole["model"], name: value}}))
+        with pytest.raises(FLError, match=rf"given\.json says .* {name} .*, and here they have .*: put back the file"):
+            fl.simulate(config, tmp_path / "run", resume=True, **more)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(FLError, match=r"given\.json is no regular file"):
+        fl.load_model(tmp_path / "run", model=Net)
 
 
 def test_a_model_by_name_takes_no_other(digits, tmp_path):
