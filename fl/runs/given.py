@@ -22,8 +22,10 @@ FILE = "given.json"
 
 
 def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) -> Config:
-    """The settings of a run on these data with this model: they say what was given, and not found by name."""
-    if dataset is not None and dataset.name != config.dataset:
+    """The settings of a run on these data with this model: they say what was given, and not found by name. Data that
+    were changed since they were loaded are given.
+    """
+    if dataset is not None and not config.names(dataset):
         config = replace(config, dataset=data.GIVEN)
     return config if model is None else replace(config, model=own.GIVEN)
 

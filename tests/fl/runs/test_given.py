@@ -76,6 +76,37 @@ def test_digits_as_arrays_are_the_digits_by_name(settings, digits, tmp_path):
     assert not (tmp_path / "named/given.json").exists()
 
 
+def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_path):
+    config, other = fl.Config(**SMALL), replace(digits, x=digits.x * 0)
+    assert other.name == config.dataset
+    fl.simulate(config, tmp_path / "run", dataset=other)
+    assert fl.Config.read(tmp_path / "run").dataset == "given"
+    for same in (None, digits, config.load()):
+        with pytest.raises(FLError, match="holds a run on data of your own, with x uint8"):
+            fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=same)
+    assert fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=other)["rounds"] == 3
+
+
+MANY = {"pad": 1, "pool": True, "samples": 100, "local_test": 0.2}
+
+
+def test_loaded_data_are_prepared_once_as_the_settings_say(digits):
+    config = fl.Config(**{**SMALL, **MANY})
+    named, _ = fl.build(config)
+    assert len(named.data.x) == 100
+    assert named.data.x.shape[-1] == 10
+    for same in (digits, config.load(), config.load().to("cpu"), config.prepare(config.load()), arrays(digits)):
+        fed, _ = fl.build(config, same)
+        assert all(torch.equal(getattr(fed.data, part), getattr(named.data, part)) for part in ("x", "y", "test_x"))
+    for less in (digits, config.load()):
+        assert config.names(less)
+        assert not config.names(replace(less))
+    fewer = replace(config, samples=50)  # of data that were prepared by other settings
+    assert not fewer.names(config.load())
+    with pytest.raises(FLError, match="--samples 3,000"):
+        fl.build(replace(config, samples=3000), digits)
+
+
 def test_floats_that_are_normalised_are_the_integers(digits, tmp_path):
     floats = {name: digits.normalise(getattr(digits, name)).numpy() for name in ("x", "test_x")}
     fl.simulate(fl.Config(**SMALL), tmp_path / "floats", dataset=arrays(digits, **floats))
