@@ -5,7 +5,10 @@ import difflib
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
+
+from fl.base.console import guarded
 
 HERE = Path(__file__).parent
 MODELS = ("surgery", "zoo")
@@ -21,7 +24,7 @@ def commands() -> dict[str, str]:
     """
     files = {file.stem: file for file in HERE.glob("*.py") if not file.stem.startswith("_")}
     files |= {file.parent.name: file for file in HERE.glob("*/__main__.py")}
-    files |= {name: HERE.parent / name / "__main__.py" for name in MODELS}
+    files |= {name: Path(find_spec(name).origin).with_name("__main__.py") for name in MODELS}
     lines = {name: ast.get_docstring(ast.parse(file.read_text())).splitlines()[0] for name, file in files.items()}
     return {
         name: lines[name].split(":")[0].rstrip(".") for name in sorted(lines, key=lambda name: (name in MODELS, name))
@@ -30,7 +33,11 @@ def commands() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command. Returns its exit code, and 2 for an unknown one."""
-    name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
+    return guarded(lambda: _main([*(sys.argv[1:] if argv is None else argv)]))
+
+
+def _main(argv: list[str]) -> int:
+    name, *rest = argv or ["--help"]
     if name in HELP:
         print(overview())
         return 0

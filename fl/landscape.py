@@ -95,12 +95,16 @@ def run(arguments: Arguments) -> int:
                 f"{runs[0].folder} and {run.folder} have other data or another task ({asked[0][0]} and {what[0]}, text "
                 "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task"
             )
-    dataset = settings[0].load().to(device)
+    loaded = {one.origin(): one for one in settings}
+    loaded = {origin: one.load().to(device) for origin, one in loaded.items()}
     how = arguments.points, arguments.radius, arguments.part, arguments.samples, arguments.seed, arguments.together
-    found = [landscape(run, title, dataset, *how, device=arguments.device) for run, title in zip(runs, titles(runs))]
+    found = [
+        landscape(run, title, loaded[run.config.origin()], *how, device=arguments.device)
+        for run, title in zip(runs, titles(runs))
+    ]
     what = f"{found[0].samples:,} {arguments.part} samples"
     print(f"cross entropy of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
-    chance = math.log(dataset.classes)
+    chance = math.log(loaded[settings[0].origin()].classes)
     for one in found:
         if not one.centre < 0.99 * chance:
             print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing that it is flat")

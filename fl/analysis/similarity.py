@@ -9,8 +9,9 @@ from torch import nn
 from fl.base.rng import Rng
 from fl.base.tables import aligned
 from fl.config import Config
-from fl.models.init import Start, maker
+from fl.models.init import maker
 from fl.runs import checkpoint
+from fl.runs.kept_start import kept
 from surgery import SectionSimilarity
 
 
@@ -25,7 +26,8 @@ class Compared(NamedTuple):
 def initial_model(folder: Path) -> nn.Module:
     """The model that a run began with, made again from its seed and the weights of its --init; on the CPU."""
     spec, _ = checkpoint.read_model(folder)
-    return maker(spec, Start.kept(folder))(Rng(Config.read(folder).seeds[0]).torch("weights"))
+    config = Config.read(folder)
+    return maker(spec, kept(folder, config))(Rng(config.seeds[0]).torch("weights"))
 
 
 def table(compared: Compared) -> str:

@@ -11,6 +11,7 @@ from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast1, Natural, OnlyWith, Rare, Role, one_of
 from fl.data import Dataset, TextOptions
+from fl.data.dataset import Origin
 from fl.data.registry import overview as data_sets
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition.deal import overview as partitions
@@ -100,9 +101,28 @@ class DataSettings(PartitionOptions, Who):
         return self.prepare(data.load(self.dataset, self.data_root, self.download, self.text))
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """A data set with a border, pooled and reduced as the settings say."""
+        """A data set with a border, pooled and reduced as the settings say; the same if it was loaded and prepared by
+        these settings already.
+        """
+        wanted, origin = self.origin(), dataset.origin
+        if origin == wanted:
+            return dataset
         bordered = dataset.padded(self.pad)
-        return (bordered.pooled() if self.pool else bordered).sampled(self.samples)
+        made = (bordered.pooled() if self.pool else bordered).sampled(self.samples)
+        return made.marked(wanted if origin == wanted.bare() else None)
+
+    def origin(self) -> Origin:
+        """That of the data which `load` returns."""
+        text = self.text if data.is_text(self.dataset) else None
+        return Origin(self.dataset, text, self.pad, self.pool, self.samples)
+
+    def names(self, dataset: Dataset) -> bool:
+        """Whether this is the data set of the settings, as it was loaded by its name, prepared or not.
+
+        >>> DataSettings(samples=100).names(data.load("digits")), DataSettings().names(DataSettings(samples=100).load())
+        (True, False)
+        """
+        return dataset.origin in (self.origin(), self.origin().bare())
 
     def deal(self, dataset: Dataset, rng: np.random.Generator) -> Partition:
         """The samples of each client, and the true structure."""

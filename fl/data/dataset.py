@@ -1,8 +1,8 @@
 """The form that every data set has once it is loaded: images and labels, or text, on one device."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,22 @@ from fl.data import arrays, items
 
 GIVEN = "given"
 """The name of a data set that was not loaded by name."""
+
+
+class Origin(NamedTuple):
+    """The name that a data set was loaded by, the `TextOptions` of one of text, and how it was prepared since: the
+    settings of the same names.
+    """
+
+    name: str
+    text: Any = None
+    pad: int = 0
+    pool: bool = False
+    samples: int = 0
+
+    def bare(self) -> "Origin":
+        """As it was loaded, before it was prepared."""
+        return Origin(self.name, self.text)
 
 
 @dataclass(frozen=True)
@@ -33,6 +49,8 @@ class Dataset:
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
         vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.
+        origin: how it was loaded; None for data of your own. Whatever `dataclasses.replace` makes of a data set has
+            none, since it may be other data.
     """
 
     name: str
@@ -45,6 +63,7 @@ class Dataset:
     owners: Tensor | None = None
     test_owners: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
+    origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def from_arrays(
@@ -207,4 +226,16 @@ class Dataset:
     def to(self, device: torch.device | str) -> "Dataset":
         """The same data on another device. Owners stay on the CPU, since only partitions read them."""
         tensors = {k: getattr(self, k).to(device) for k in ("x", "y", "test_x", "test_y")}
-        return replace(self, **tensors)
+        return replace(self, **tensors).marked(self.origin)
+
+    def marked(self, origin: Origin | None) -> "Dataset":
+        """The same data, known to be loaded in this way.
+
+        >>> from fl.data import load
+        >>> digits = load("digits")
+        >>> digits.origin.name, replace(digits, top=15).origin
+        ('digits', None)
+        """
+        same = replace(self)
+        object.__setattr__(same, "origin", origin)
+        return same

@@ -9,7 +9,7 @@ from fl.base.declared import declared
 from fl.base.errors import FLError
 from fl.base.imported import installed
 from fl.data import own
-from fl.data.dataset import Dataset
+from fl.data.dataset import Dataset, Origin
 from fl.data.loader import Loader
 from fl.data.text import TextOptions
 
@@ -63,13 +63,13 @@ def load(
     check_name(name)
     folder = Path(root).expanduser() if root else default_root()
     if name in DATASETS:
-        found = DATASETS[name](folder, download)
+        found, origin = DATASETS[name](folder, download), Origin(name)
     elif is_text(name):
         key, file = _key_and_file(name)
-        found = TEXTS[key](folder, download, text, *file)
+        found, origin = TEXTS[key](folder, download, text, *file), Origin(name, text)
     else:
-        return own.load(name)
-    return found if found.name == name else replace(found, name=name)
+        found, origin = own.load(name), Origin(name)
+    return (found if found.name == name else replace(found, name=name)).marked(origin)
 
 
 def check_name(name: str) -> None:

@@ -1,29 +1,22 @@
-"""The weights that a run begins with, if they are not drawn: fitted to its model, and kept in its folder."""
+"""The weights that a run begins with, if they are not drawn: fitted to its model."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 import surgery
 import zoo
 from fl.base.errors import FLError
-from fl.base.files import replacing
 from fl.models.create import create, cut
 from fl.models.fleet import plan_within
 from fl.models.weights import read
 from surgery import State, SurgeryError
 from surgery.errors import first_line
 from zoo.weights import classes
-
-FILE = "start.safetensors"
 
 
 class Start(NamedTuple):
@@ -61,26 +54,6 @@ class Start(NamedTuple):
         if strange:
             raise FLError(f"the weights of {self.source} are of another model: {spec.name} has no {strange[0]}")
         return model
-
-    def save(self, path: Path) -> None:
-        """Write it as one safetensors file, atomically."""
-        said = {name: value for name, value in self._asdict().items() if name != "taken"}
-        with replacing(path) as temporary:
-            temporary.write_bytes(serialise(self.taken, metadata={"start": json.dumps(said)}))
-
-    @classmethod
-    def kept(cls, folder: Path) -> "Start | None":
-        """That of a run folder; None if its weights were drawn, or if it was stopped before it kept them."""
-        path = folder / FILE
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                said = json.loads((file.metadata() or {})["start"])
-                taken = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-            return cls(taken, said["source"], said["sha256"], tuple(said["left"]), tuple(said["summed"]))
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise FLError(f"{path} cannot be read: {first_line(error)}; put the file back") from None
 
 
 def find(init: str, spec: zoo.Spec) -> Start:

@@ -42,7 +42,7 @@ def build(
 
     Args:
         dataset: data of your own, in the place of `config.dataset`; or the settings' data set, if it is loaded already
-            for another run.
+            for another run (by `config.load()`, or `fl.data.load` without changing it since).
         model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
             or a function that makes one, whose weights then depend on the seed. Methods that start several models from
             different weights need a function.
@@ -60,8 +60,8 @@ def build(
     device = pick_device(config.device)
     if dataset is None:
         dataset = config.load()
-    elif config.dataset == data.GIVEN:
-        dataset = config.prepare(replace(dataset, name=data.GIVEN))
+    else:
+        dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
     rng = Rng(seed)
     parts, truth = config.deal(dataset, rng.numpy("partition"))
     augment = Augment(config.crop, config.flip)

@@ -19,11 +19,11 @@ from fl.base.files import replacing
 from fl.config import Config
 from fl.data import Dataset
 from fl.federation import Federation
-from fl.models.init import Start
 from fl.models.own import Model
 from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.folder import begin, load_model
+from fl.runs.kept_start import kept
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 
@@ -164,7 +164,7 @@ def client_model(folder: Path, client: int, model: Model | None = None, dataset:
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> tuple[Config, Federation, Algorithm]:
     """What a run was made of; FLError for a model or data of another run."""
     config = given.said(replace(Config.read(folder), device="cpu"), dataset, model)
-    fed, algorithm = build(config, dataset, model, Start.kept(folder))
+    fed, algorithm = build(config, dataset, model, kept(folder, config))
     given.keep(folder, config, fed, begun=True)
     return config, fed, algorithm
 

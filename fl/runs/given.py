@@ -12,7 +12,7 @@ from typing import Any
 
 from fl import data
 from fl.base.errors import FLError
-from fl.base.files import write_json
+from fl.base.files import regular, write_json
 from fl.config import Config
 from fl.federation import Federation
 from fl.models import own
@@ -22,8 +22,15 @@ FILE = "given.json"
 
 
 def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) -> Config:
-    """The settings of a run on these data with this model: they say what was given, and not found by name."""
-    if dataset is not None and dataset.name != config.dataset:
+    """The settings of a run on these data with this model: they say what was given, and not found by name. Data that
+    were changed since they were loaded are given.
+    """
+    if not isinstance(dataset, data.Dataset | None):
+        raise FLError(
+            f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "
+            "makes of it"
+        )
+    if dataset is not None and not config.names(dataset):
         config = replace(config, dataset=data.GIVEN)
     return config if model is None else replace(config, model=own.GIVEN)
 
@@ -54,6 +61,7 @@ def keep(folder: Path, config: Config, fed: Federation, begun: bool) -> None:
             raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
         if known["model"]:
             own.check_same(fed.spec.full(), known["model"], str(folder))
+            _check_samples(folder, known["model"], now["model"])
     elif any(now.values()):
         write_json(folder / FILE, now)
 
@@ -94,17 +102,40 @@ def _check_data(folder: Path, known: dict[str, Any] | None, now: dict[str, Any] 
     raise FLError(f"{folder} holds a run on other data: {part} was {known.get(part)}, and is {now.get(part)}")
 
 
+def _check_samples(folder: Path, known: dict[str, Any], now: dict[str, Any]) -> None:
+    for part in ("sample", "targets", "tokens"):
+        if known[part] != now[part]:
+            raise FLError(
+                f"{folder / FILE} says of the samples that the model takes: {part} {known[part]}, and here they have "
+                f"{now[part]}: put back the file that the run left, or start a new run"
+            )
+
+
 def _read(folder: Path) -> dict[str, Any] | None:
-    """The content of the file; None if there is none."""
+    """The content of the file; None if there is none. FLError for one that is damaged, or no regular file."""
     path = folder / FILE
     try:
-        found = json.loads(path.read_text())
-        model = found["model"]
-        sound = found["data"] is None or {"x", "sha256"} <= found["data"].keys()
-        if sound and (model is None or {"class", "structure", "sample", "tokens", "targets"} <= model.keys()):
+        found = json.loads(regular(path).read_text())
+        if (found["data"] is None or _is_data(found["data"])) and (found["model"] is None or _is_model(found["model"])):
             return found
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except FLError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise FLError(f"{path} is damaged: put back the one that the run left, or start a new run")
+
+
+def _is_data(said: dict[str, Any]) -> bool:
+    """Whether this is what `fl.data.fingerprint` returns."""
+    texts = all(type(said[name]) is str for name in ("x", "sha256"))
+    return texts and all(type(value) in (str, int) for value in said.values())
+
+
+def _is_model(said: dict[str, Any]) -> bool:
+    """Whether this is what `fl.models.own.identity` returns."""
+    texts = all(type(said[name]) is str for name in ("class", "structure"))
+    sizes = [said["sample"], said["targets"]]
+    counts = all(type(size) is list and all(type(n) is int and n > 0 for n in size) for size in sizes)
+    return texts and counts and type(said["tokens"]) is bool

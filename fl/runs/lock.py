@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,8 @@ def locked(folder: Path) -> Iterator[None]:
     a lock never outlives its owner; the file itself goes away at the end, or with the next owner. So do the temporary
     files of a process that was killed while it wrote. Where the file system has no locks, a warning says so.
 
-    Raises FLError if another process works in the folder, or the folder cannot be written to.
+    Raises FLError if another process works in the folder, the folder cannot be written to, or something else has the
+    lock's name there.
     """
     path = folder / FILE
     with writing(path):
@@ -58,8 +60,8 @@ def is_locked(folder: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        handle = os.open(folder / FILE, os.O_RDONLY)
-    except OSError:  # nobody has worked there, or it cannot be read
+        handle = _open(folder / FILE, os.O_RDONLY)
+    except (OSError, FLError):  # nobody has worked there, or it cannot be read
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who ask do not see each other
@@ -72,10 +74,31 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def _open(path: Path, flags: int) -> int:
+    """A file descriptor of the lock's file. FLError if a link, a pipe or the like is there: writing the owner into it
+    would destroy what it leads to.
+    """
+    try:
+        handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR) or path.is_symlink():
+            raise _strange(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _strange(path)
+    return handle
+
+
+def _strange(path: Path) -> FLError:
+    kind = "a link" if path.is_symlink() else "no regular file"
+    return FLError(f"{path} is {kind}, and a process that works in the folder would write to it: delete {path}")
+
+
 def _take(path: Path) -> int:
     """A file descriptor that holds the lock."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             if not _lock(handle, path) or _is_at(handle, path):
                 os.ftruncate(handle, 0)
@@ -109,6 +132,6 @@ def _lock(handle: int, path: Path) -> bool:
 def _is_at(handle: int, path: Path) -> bool:
     """Whether the path still leads to the open file."""
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
         return False

@@ -11,7 +11,6 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
-from fl.models.init import Start
 from fl.models.own import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, given
@@ -20,6 +19,7 @@ from fl.runs.best import BestModel
 from fl.runs.client_scores import ClientTable
 from fl.runs.fixed_settings import fixed
 from fl.runs.folder import SETTINGS, begin
+from fl.runs.kept_start import kept
 from fl.runs.metrics import FILE, Metrics, Row, best, evaluations_since_best
 from fl.runs.summary import summarise
 
@@ -66,7 +66,7 @@ class Simulation:
         Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
         """
         config = given.said(config, dataset, model)
-        fed, algorithm = build(config, dataset, model, Start.kept(folder) if resume else None)
+        fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None)
         if resume:
             given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)

@@ -2,17 +2,17 @@
 
 import logging
 
-from fl.models.init import FILE
 from fl.runs.artifact import Artifact
+from fl.runs.kept_start import FILE, keep
 from fl.runs.simulation import Simulation
 
 _log = logging.getLogger("fl")
 
 
 def _leave(run: Simulation) -> None:
-    start, path = run.fed.start, run.folder / FILE
-    if start is not None and not path.exists():
-        start.save(path)
+    start = run.fed.start
+    if start is not None and not (run.folder / FILE).exists():
+        keep(run.folder, start)
         _log.warning(start.told())
 
 

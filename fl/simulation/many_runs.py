@@ -11,9 +11,9 @@ from fl import data
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
-from fl.models.init import Start
 from fl.runs.assembly import build
 from fl.runs.folder import begin, held, is_unused
+from fl.runs.kept_start import kept
 from fl.simulation.logs import require
 from fl.simulation.one_run import simulate
 
@@ -79,7 +79,7 @@ def train_all(
         for path, one in runs.items():  # an error in the last of them must come before the first trains
             require(one.log)
             dataset = load(one)
-            fed, algorithm = build(one, dataset, start=Start.kept(path))
+            fed, algorithm = build(one, dataset, start=kept(path, one))
             begin(one, path, algorithm, fed.spec)
         write_text(settings, text)
         for path, one in runs.items():

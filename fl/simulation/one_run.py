@@ -38,7 +38,7 @@ def simulate(
         config: with one algorithm and one seed.
         folder: must be new or empty, unless the run in it is resumed.
         dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of `config.dataset`; or the
-            settings' data set, so that several runs load it once.
+            settings' data set, as `config.load()` returns it, so that several runs load it once.
         model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
             or a function that makes one, see `fl.build`. The folder keeps in given.json which data and which model its
             run needs; give the same to resume it.

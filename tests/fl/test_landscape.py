@@ -196,3 +196,15 @@ def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
     checkpoint.save(folder, dead, 2, spec, {})
     look(tmp_path, folder, "--points", 3)
     assert "fedmr is no better than chance (2.303)" in capsys.readouterr().out
+
+
+def test_every_run_is_measured_on_its_own_data(tmp_path):
+    runs = [train(tmp_path, name, "--samples", number) for name, number in (("few", "200"), ("more", "300"))]
+
+    def losses(*folders):
+        rows = look(tmp_path, *folders, "--points", 3, "--samples", 0, "--part", "train")
+        for kind in ("png", "csv"):
+            (tmp_path / f"figure.{kind}").unlink()
+        return [row["loss"] for row in rows]
+
+    assert losses(*runs) == pytest.approx(losses(runs[0]) + losses(runs[1]))

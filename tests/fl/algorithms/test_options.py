@@ -13,6 +13,7 @@ from fl.algorithms import MIXED, OPTIONS
 from fl.base.checks import marks
 from fl.base.flags import Flag
 from fl.base.rng import Rng
+from fl.data import load
 from fl.models.architectures import ArchitectureOptions
 
 TINY = {"clients": 4, "participants": 3, "samples": 80, "min_samples": 5, "local_epochs": 1, "batch_size": 10}
@@ -22,7 +23,7 @@ SETTINGS = {
     "one model": TINY,
     "widths": TINY | {"architectures": ArchitectureOptions(**WIDTHS)},
     "depths": TINY | {"architectures": ArchitectureOptions(**DEPTHS), "model": "resnet20", "rounds": 1},
-    "many clients": TINY | {"clients": 6, "participants": 6, "samples": 120},
+    "many clients": TINY | {"clients": 6, "participants": 6},
 }
 OF_BLOCKS = {("fedfa", "graft"), ("flexifed", "strategy"), ("nefl", "step_sizes"), ("nefl", "keep")}
 
@@ -97,7 +98,7 @@ def other(name, option):
 
 @cache
 def data():
-    return Config(dataset="digits", **TINY).load()
+    return load("digits")
 
 
 def kind(name, option):

@@ -18,7 +18,8 @@ from fl import run as cli
 from fl.algorithms import ALGORITHMS
 from fl.analysis.similarity import initial_model
 from fl.base.errors import FLError
-from fl.models.init import FILE, Start, find, maker
+from fl.models.init import Start, find, maker
+from fl.runs.kept_start import FILE, keep, kept
 from zoo.interop import TIMM
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
@@ -247,7 +248,7 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
     assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "2"]) == 0
     ends = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-    start = Start.kept(tmp_path / "whole")
+    start = kept(tmp_path / "whole", whole)
     assert (start.source, len(start.sha256)) == (str(path), 64)
     assert json.loads((tmp_path / "whole/summary.json").read_text())["init"]["sha256"] == start.sha256
     assert torch.equal(initial_model(tmp_path / "whole").fc2.bias, state["fc2.bias"])
@@ -257,6 +258,44 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
     (tmp_path / "stopped" / FILE).write_text("damaged")
     assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "3"]) == 2
     assert "put the file back" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_the_weights_that_it_kept_or_not_at_all(cnn, tmp_path):
+    path, _ = cnn
+    config, folder = replace(TINY, algorithm="fedavg", rounds=1, init=str(path)), tmp_path / "run"
+    fl.simulate(config, folder)
+    keeps, more = folder / FILE, replace(config, rounds=2)
+    whole = keeps.read_bytes()
+
+    def refused(match, config=more):
+        with pytest.raises(FLError, match=match) as error:
+            fl.simulate(config, folder, resume=True)
+        assert "\n" not in str(error.value)
+
+    keeps.write_bytes(whole[:-3] + bytes([whole[-3] ^ 2]) + whole[-2:])
+    refused(r"start\.safetensors is damaged \(the tensor '.*' is not as it was written\): put the file back")
+    keeps.unlink()
+    refused(r"start\.safetensors is gone, .*: put it back")
+    with pytest.raises(FLError, match="is gone"):
+        initial_model(folder)
+    keeps.symlink_to("/dev/zero")
+    refused("no regular file")
+    keeps.unlink()
+    keeps.write_bytes(whole)
+    (folder / "checkpoint.safetensors").unlink()  # as if it was stopped before the first
+    for name in ("metrics.csv", "summary.json"):
+        (folder / name).unlink()
+    for init, said in ((str(tmp_path / "other.safetensors"), "--init .*other"), ("timm", "--init timm"), (None, "no ")):
+        refused(f"began with --init .*cnn.safetensors, and now the settings say {said}", replace(more, init=init))
+    assert fl.simulate(more, folder, resume=True)["init"]["source"] == str(path)
+
+
+def test_weights_of_a_library_are_known_by_its_name(cnn, tmp_path):
+    state = cnn[1]
+    keep(tmp_path, Start(dict(state), "timm:cnn", "0" * 64))
+    assert kept(tmp_path, replace(TINY, init="timm")).source == "timm:cnn"
+    with pytest.raises(FLError, match="began with --init timm:cnn, and now the settings say --init torchvision"):
+        kept(tmp_path, replace(TINY, init="torchvision"))
 
 
 @pytest.mark.slow

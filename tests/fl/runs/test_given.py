@@ -1,5 +1,6 @@
 """Runs on data and with models of one's own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,37 @@ def test_digits_as_arrays_are_the_digits_by_name(settings, digits, tmp_path):
     assert files(tmp_path / "given") == files(tmp_path / "named")
     assert fl.Config.read(tmp_path / "given").dataset == "given"
     assert not (tmp_path / "named/given.json").exists()
+
+
+def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_path):
+    config, other = fl.Config(**SMALL), replace(digits, x=digits.x * 0)
+    assert other.name == config.dataset
+    fl.simulate(config, tmp_path / "run", dataset=other)
+    assert fl.Config.read(tmp_path / "run").dataset == "given"
+    for same in (None, digits, config.load()):
+        with pytest.raises(FLError, match="holds a run on data of your own, with x uint8"):
+            fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=same)
+    assert fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=other)["rounds"] == 3
+
+
+MANY = {"pad": 1, "pool": True, "samples": 100, "local_test": 0.2}
+
+
+def test_loaded_data_are_prepared_once_as_the_settings_say(digits):
+    config = fl.Config(**{**SMALL, **MANY})
+    named, _ = fl.build(config)
+    assert len(named.data.x) == 100
+    assert named.data.x.shape[-1] == 10
+    for same in (digits, config.load(), config.load().to("cpu"), config.prepare(config.load()), arrays(digits)):
+        fed, _ = fl.build(config, same)
+        assert all(torch.equal(getattr(fed.data, part), getattr(named.data, part)) for part in ("x", "y", "test_x"))
+    for less in (digits, config.load()):
+        assert config.names(less)
+        assert not config.names(replace(less))
+    fewer = replace(config, samples=50)  # of data that were prepared by other settings
+    assert not fewer.names(config.load())
+    with pytest.raises(FLError, match="--samples 3,000"):
+        fl.build(replace(config, samples=3000), digits)
 
 
 def test_floats_that_are_normalised_are_the_integers(digits, tmp_path):
@@ -186,6 +218,29 @@ def test_a_model_is_loaded_with_its_own_class_only(digits, tmp_path):
         (tmp_path / "run/given.json").write_text(text)
         with pytest.raises(FLError, match=r"given\.json is damaged"):
             fl.load_model(tmp_path / "run", model=net)
+
+
+def test_what_is_kept_of_a_model_is_checked_field_by_field(digits, tmp_path):
+    config, path, more = fl.Config(**FEW), tmp_path / "run/given.json", {"dataset": arrays(digits), "model": Net}
+    fl.simulate(config, tmp_path / "run", **more)
+    whole = json.loads(path.read_text())
+    wrong = {"structure": 5, "class": None, "sample": [None], "targets": 3, "tokens": 1}
+    spoilt = [{**whole, "model": {**whole["model"], name: value}} for name, value in wrong.items()]
+    spoilt += [{**whole, "data": {**whole["data"], name: []}} for name in ("x", "sha256", "classes")]
+    for one in spoilt:
+        path.write_text(json.dumps(one))
+        with pytest.raises(FLError, match=r"given\.json is damaged"):
+            fl.simulate(config, tmp_path / "run", resume=True, **more)
+        with pytest.raises(FLError, match=r"given\.json is damaged"):
+            fl.load_model(tmp_path / "run", model=Net)
+    for name, value in (("sample", [7]), ("targets", [2]), ("tokens", True)):
+        path.write_text(json.dumps({**whole, "model": {**whole["model"], name: value}}))
+        with pytest.raises(FLError, match=rf"given\.json says .* {name} .*, and here they have .*: put back the file"):
+            fl.simulate(config, tmp_path / "run", resume=True, **more)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(FLError, match=r"given\.json is no regular file"):
+        fl.load_model(tmp_path / "run", model=Net)
 
 
 def test_a_model_by_name_takes_no_other(digits, tmp_path):
@@ -385,6 +440,12 @@ def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
     assert torch.equal(
         net.embed.weight, checkpoint.read_parts(tmp_path / "run", model=Tied)[1]["global"]["embed.weight"]
     )
+
+
+def test_data_of_another_kind_are_refused(tmp_path):
+    pairs = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.zeros(4).long())
+    with pytest.raises(FLError, match="dataset is a TensorDataset: give what fl.Dataset.from_arrays"):
+        fl.simulate(fl.Config(), tmp_path / "run", dataset=pairs)
 
 
 def test_what_cannot_be_called_is_refused_before_anything_is_made(tmp_path, digits):

@@ -115,3 +115,20 @@ def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path, monkeypatch):
     with pytest.raises(FLError, match=match), replacing(tmp_path / "a") as temporary:
         temporary.write_text("new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
+
+
+@pytest.mark.parametrize(("make", "kind"), [(lambda lock, file: lock.symlink_to(file), "a link"),
+                                            (lambda lock, _: os.mkfifo(lock), "no regular file")])  # fmt: skip
+def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, make, kind):
+    other, folder = tmp_path / "other.txt", tmp_path / "run"
+    other.write_text("mine")
+    folder.mkdir()
+    make(folder / lock.FILE, other)
+    assert not lock.is_locked(folder)
+    for resume in (True, False):
+        with pytest.raises(FLError, match=rf"run/\.lock is {kind}, .*: delete "), held(folder, resume):
+            raise AssertionError("it was taken")
+    assert other.read_text() == "mine"
+    (folder / lock.FILE).unlink()
+    with held(folder, resume=True):
+        pass
