@@ -132,6 +132,6 @@ def _lock(handle: int, path: Path) -> bool:
 def _is_at(handle: int, path: Path) -> bool:
     """Whether the path still leads to the open file."""
     try:
-        return os.path.samestat(os.fstat(handle), path.lstat())
+        return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
         return False
