@@ -17,7 +17,7 @@ from fl.models.own import Model
 from fl.runs import checkpoint, lock, metrics
 from fl.runs.best import best_file
 from fl.runs.fixed_settings import check_unchanged
-from surgery import SurgeryError, load
+from surgery import State
 from zoo import Spec
 
 SETTINGS = "config.yaml"
@@ -145,6 +145,14 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     spec, state = checkpoint.read_model(folder, best_file(folder) if best else checkpoint.FILE, model)
     net = models.create(torch.Generator(), spec)
     try:
-        return load(net, state).eval()
-    except SurgeryError as error:
-        raise FLError(f"{folder} holds another model: {error}") from None
+        net.load_state_dict(state | _tied(net, state))
+    except RuntimeError as error:
+        raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
+    return net.eval()
+
+
+def _tied(net: nn.Module, state: State) -> State:
+    """The tensors that a state has under another of their names."""
+    own = net.state_dict(keep_vars=True)
+    known = {id(tensor): state[name] for name, tensor in own.items() if name in state}
+    return {name: known[id(tensor)] for name, tensor in own.items() if name not in state and id(tensor) in known}

@@ -444,7 +444,7 @@ def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
 
 def test_data_of_another_kind_are_refused(tmp_path):
     pairs = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.zeros(4).long())
-    with pytest.raises(FLError, match="dataset is a TensorDataset: give what fl.Dataset.from_arrays"):
+    with pytest.raises(FLError, match="dataset is a TensorDataset: give what"):
         fl.simulate(fl.Config(), tmp_path / "run", dataset=pairs)
 
 

@@ -224,7 +224,7 @@ def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl.runs.simulation.Simulation.close", lambda run: {})
+        patch.setattr("fl.runs.simulation.Simulation.close", lambda run, diverged: {})
         with pytest.raises(KeyboardInterrupt):
             fl.simulate(config, tmp_path / "run", on_round=killed)
     fl.simulate(config, tmp_path / "run", resume=True)
