@@ -1,5 +1,6 @@
 """Arrays that a user gives, checked and turned into the tensors of a `Dataset`. The given arrays are never changed."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from torch import Tensor
 from fl.base.errors import FLError
 
 _CHANNELS = (1, 3, 4)
+
+_log = logging.getLogger("fl")
 
 
 def checked(
@@ -41,9 +44,16 @@ def checked(
     count = most + 1 if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
-    if least < 0 or most >= count:
-        what = "tokens" if tokens else "labels"
+    what = "tokens" if tokens else "labels"
+    if least < 0:
+        raise FLError(f"{what} go from {least} to {most}, and they begin at 0: subtract the least, as in y - y.min()")
+    if most >= count:
         raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
+    if classes is None and not tokens and (absent := count - len(y.unique())):
+        _log.warning(
+            f"warning: labels go from 0 to {most}, and {absent} of these {count} classes have no training sample: "
+            "give classes, or count labels from 0 without gaps"
+        )
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(x.max()), int(test_x.max()))) > top:

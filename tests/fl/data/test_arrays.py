@@ -86,6 +86,14 @@ def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
     assert "\n" not in str(error.value)
 
 
+def test_classes_that_no_sample_has_are_told(caplog):
+    Dataset.from_arrays(TABLE, 5 * LABELS, TABLE, 5 * LABELS)
+    assert "8 of these 11 classes have no training sample" in caplog.text
+    caplog.clear()
+    Dataset.from_arrays(TABLE, 5 * LABELS, TABLE, 5 * LABELS, classes=11)
+    assert not caplog.text
+
+
 def test_labels_of_tokens_are_one_each_or_one_a_sample():
     text = Dataset.from_arrays(TOKENS, TOKENS + 1, TOKENS[:1], TOKENS[:1])
     assert (text.text, text.classes) == (True, 13)
