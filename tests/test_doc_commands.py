@@ -13,6 +13,7 @@ import pytest
 import tyro
 from doc_pages import EXAMPLES, PAGES, ROOT, blocks
 
+from fl.__main__ import commands as module_commands
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.sweep import command as parse_sweep
@@ -90,6 +91,7 @@ def test_all_commands_are_known():
 @are(*RUNS)
 def test_settings_of_runs_are_valid(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_module.py").write_text("import torch\n\nload = MyNet = torch.nn.Identity\n")
     arguments = list(words[3:])
     if "--help" in arguments:
         with pytest.raises(SystemExit, match="0"):
@@ -105,8 +107,11 @@ def test_modules_take_their_arguments(words, nothing_runs):
     module = importlib.import_module(words[2])
     if (*MODULE, words[2]) in RUNS or words[2:] == ("fl",):  # the tests above and below
         return
+    if words[2] == "fl":
+        assert words[3] in module_commands()
+        return
     main = module.main if hasattr(module, "main") else importlib.import_module(f"{words[2]}.__main__").main
-    with pytest.raises(Parsed):
+    with pytest.raises(SystemExit if "--help" in words else Parsed):
         main(list(words[3:]))
 
 
