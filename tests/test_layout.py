@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -106,3 +107,13 @@ def test_only_figures_draw():
     for name, file in FILES.items():
         if name.split(".")[0] == "fl" and re.search(r"^ *(from|import) matplotlib\b", file.read_text(), re.MULTILINE):
             assert room(name) == "figures", name
+
+
+def test_nothing_lies_at_the_root_that_does_not_belong_there():
+    """What a program under test leaves in the working directory is soon committed with all else."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {".ci", "benchmarks", "docs", "examples", "fl", "surgery", "tests", "zoo"}
+    files = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "mkdocs.yml", "pyproject.toml"}
+    assert {line.split("/")[0] for line in listed.splitlines()} == folders | files
