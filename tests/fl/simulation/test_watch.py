@@ -113,6 +113,16 @@ def models(monkeypatch):
 BEST = replace(CONFIG, keep_best=True, checkpoint_every=3)
 
 
+def killed_and_resumed(folder, monkeypatch, deadly, models):
+    """A run that dies where `deadly` (object, name, function) says, has its second model as the best, and goes on."""
+    with monkeypatch.context() as patch:
+        patch.setattr(*deadly)
+        with pytest.raises(SystemExit):
+            fl.simulate(BEST, folder)
+    assert torch.equal(model_of(folder, best=True), models[2])
+    fl.simulate(BEST, folder, resume=True)
+
+
 def test_a_kill_before_a_checkpoint_leaves_the_best_model_before_it(tmp_path, monkeypatch, models):
     """The new one is written already: it is of a round that is to be repeated."""
     scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.6, 0.1])
@@ -123,12 +133,7 @@ def test_a_kill_before_a_checkpoint_leaves_the_best_model_before_it(tmp_path, mo
             raise SystemExit
         real(folder, server, number, *more, **named)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
-        with pytest.raises(SystemExit):
-            fl.simulate(BEST, tmp_path / "run")
-    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
-    fl.simulate(BEST, tmp_path / "run", resume=True)
+    killed_and_resumed(tmp_path / "run", monkeypatch, (checkpoint, "save", save), models)
     assert torch.equal(model_of(tmp_path / "run", best=True), models[5])
     assert torch.equal(model_of(tmp_path / "run"), models[6])
     assert not list((tmp_path / "run").glob(".best*"))
@@ -141,12 +146,7 @@ def test_a_kill_after_a_checkpoint_leaves_the_best_model_up_to_it(tmp_path, monk
     def commit(self):
         raise SystemExit
 
-    with monkeypatch.context() as patch:
-        patch.setattr(best.BestModel, "commit", commit)
-        with pytest.raises(SystemExit):
-            fl.simulate(BEST, tmp_path / "run")
-    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
-    fl.simulate(BEST, tmp_path / "run", resume=True)
+    killed_and_resumed(tmp_path / "run", monkeypatch, (best.BestModel, "commit", commit), models)
     assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
     assert torch.equal(model_of(tmp_path / "run"), models[6])
 
