@@ -43,7 +43,7 @@ def check(config: Fields) -> None:
         if isinstance(method := ALGORITHMS[name], Method):  # not a plain function that somebody put in
             method.refuse(config.asked)
     if config.init is not None:
-        check_init(config.init)
+        check_init(config.init, config.model)
     config.architectures.check()
     config.schedule()
     config.cohort()

@@ -105,7 +105,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     """
     try:
         if spec.member.depth is not None:
-            ask(weight_bytes(spec), f"--model {spec.name} of this size", "use a smaller --width or --depth")
+            ask(weight_bytes(spec), f"{own.said(spec.name)} of this size", "use a smaller --width or --depth")
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
         if not isinstance(spec, own.OwnSpec):  # which are checked with the data
@@ -114,7 +114,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
     except SurgeryError as error:
-        raise FLError(f"--model {spec.name}: {error}") from None
+        raise FLError(f"{own.said(spec.name)}: {error}") from None
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
@@ -153,17 +153,19 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         reason = first_line(error)
         shape = "x".join(map(str, images.shape[1:]))
-        raise FLError(f"--model {spec.name} cannot take images of {shape}: {reason}; choose another model") from None
+        raise FLError(f"{own.said(spec.name)} cannot take images of {shape}: {reason}; choose another model") from None
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise FLError(f"--model {spec.name} is no plain classifier (it gives {what} in training): choose another model")
+        raise FLError(
+            f"{own.said(spec.name)} is no plain classifier (it gives {what} in training): choose another model"
+        )
 
 
 def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None:
     """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
     if len(sample) != 3:
         raise FLError(
-            f"--model {spec.name} takes images, and samples are {list(sample)}: give a model of your own, as in "
+            f"{own.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, as in "
             "fl.simulate(..., model=...) or --model my_module:MyNet"
         )
     if sample[1] == sample[2]:
@@ -173,6 +175,6 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
             copy.deepcopy(model).train()(torch.zeros(2, *sample, device=next(model.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         raise FLError(
-            f"--model {spec.name} is made for square images, and these are {sample[1]}x{sample[2]} "
+            f"{own.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
             f"({first_line(error)}): make them square, or choose another model, such as resnet20"
         ) from None

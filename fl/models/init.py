@@ -13,6 +13,8 @@ import zoo
 from fl.base.errors import FLError
 from fl.models.create import create, cut
 from fl.models.fleet import plan_within
+from fl.models.head import classifier
+from fl.models.own import OwnSpec, said
 from fl.models.weights import read
 from surgery import State, SurgeryError
 from surgery.errors import first_line
@@ -52,7 +54,7 @@ class Start(NamedTuple):
         except RuntimeError as error:
             raise FLError(f"the weights of {self.source} are of another model: {first_line(error)}") from None
         if strange:
-            raise FLError(f"the weights of {self.source} are of another model: {spec.name} has no {strange[0]}")
+            raise FLError(f"the weights of {self.source} are of another model: {said(spec.name)} has no {strange[0]}")
         return model
 
 
@@ -61,8 +63,9 @@ def find(init: str, spec: zoo.Spec) -> Start:
 
     They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
     same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `surgery.corner`.
-    Models of the zoo also take the layouts that `zoo.load` knows. A classifier for other classes, or none, is left as
-    it is drawn. A first layer for colours is summed over them where images are grey. Nothing else may differ.
+    Models of the zoo also take the layouts that `zoo.load` knows; a model of one's own takes the names of its own state
+    dict. A classifier for other classes, or none, is left as it is drawn. A first layer for colours is summed over them
+    where images are grey, but in a model of one's own. Nothing else may differ.
 
     Raises:
         FLError: as `fl.models.weights.read`, and naming the tensors that do not fit.
@@ -80,7 +83,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         taken = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in taken.items()}
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
         return Start(taken, given.source, given.sha256, tuple(left), tuple(summed))
-    which = f"--model {spec.name}" + (", neither as it is nor at full width and depth" if spec != full else "")
+    which = said(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
     raise FLError(f"--init {given.source} does not fit {which}: {min(misfits, key=lambda one: one.count)}")
 
 
@@ -99,7 +102,7 @@ def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[st
     missing = [name for name in own if name not in given and not _optional(name)]
     strange = [name for name in given if name not in own and not _optional(name)]
     unequal = [name for name in own if name in given and given[name].shape != own[name].shape]
-    heads = _varied(spec, num_classes=spec.num_classes + 1) if missing or unequal else frozenset()
+    heads = _heads(spec) if missing or unequal else frozenset()
     left = _left(given, {name: own[name] for name in own if name in heads})
     stems = _varied(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
     summed = [
@@ -144,7 +147,7 @@ def _listed(what: str, names: list[str], most: int = 3) -> list[str]:
 
 def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping[str, Tensor]:
     """With the names of the zoo's model, if these are the weights of its counterpart in a library."""
-    if ":" in spec.name or 2 * len(own.keys() & given.keys()) >= len(own):
+    if _foreign(spec) or 2 * len(own.keys() & given.keys()) >= len(own):
         return given
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
     if spec.tokens is None:
@@ -164,11 +167,23 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
     model = replace(full).build(torch.Generator())
     model.load_state_dict(taken, strict=False)
     try:
-        if ":" in spec.name:
+        if _foreign(spec):
             return cut(spec, model).state_dict()
         return plan_within(model, spec.build(torch.Generator()), stand="none").extract(surgery.state(model))
     except SurgeryError as error:
-        raise FLError(f"--init: the weights cannot be cut for --model {spec.name}: {error}") from None
+        raise FLError(f"--init: the weights cannot be cut for {said(spec.name)}: {error}") from None
+
+
+def _foreign(spec: zoo.Spec) -> bool:
+    """Whether a model is a library's or a user's, which is made narrow by cutting the full one."""
+    return ":" in spec.name or isinstance(spec, OwnSpec)
+
+
+def _heads(spec: zoo.Spec) -> frozenset[str]:
+    """The tensors of a model's classifier; of text none."""
+    if isinstance(spec, OwnSpec):
+        return frozenset() if spec.targets else classifier(spec)
+    return _varied(spec, num_classes=spec.num_classes + 1)
 
 
 def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
@@ -184,7 +199,7 @@ def _own(spec: zoo.Spec) -> State:
     """The state of a spec's model, as it is made; without values where the model can be made so."""
     try:
         whole = replace(spec, width=1.0, depth=None)
-        if ":" in spec.name and spec != whole:
+        if _foreign(spec) and spec != whole:
             return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
         return spec.build(device="meta").state_dict()
     except (zoo.ZooError, RuntimeError, NotImplementedError):  # what its constructor does needs numbers

@@ -108,6 +108,16 @@ def checked(model: Any, flag: str = "model=") -> Model:
     raise FLError(f"{flag} is {kind(model)}: give an nn.Module, or a function that makes one")
 
 
+def said(name: str) -> str:
+    """A model as messages call it: the flag that names it, or the argument that it was given by.
+
+    >>> said("resnet20"), said("my_module:MyNet"), said("given:MyNet")
+    ('--model resnet20', '--model my_module:MyNet', 'model=MyNet')
+    """
+    given, _, kind = name.partition(":")
+    return f"model={kind}" if given == GIVEN else f"--model {name}"
+
+
 def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> OwnSpec:
     """The spec of a user's model for such data.
 
@@ -122,7 +132,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     >>> describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")).name
     'given:Sequential'
     """
-    made = _built(name, checked(model), torch.Generator().manual_seed(0))
+    maker = getattr(checked(model), "__name__", type(model).__name__)
+    made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     _check_takes(name, made, data)
     dtype = torch.int64 if data.tokens else _dtype(made)
@@ -195,7 +206,7 @@ def _dtype(model: nn.Module) -> torch.dtype:
 def _built(name: str, source: Model | None, generator: torch.Generator | None) -> nn.Module:
     """A new model, on the CPU or where its maker puts it."""
     if source is None:
-        raise FLError(f"{_flag(name)} cannot be built before the data are known")
+        raise FLError(f"{said(name)} cannot be built before the data are known")
     with torch.random.fork_rng(devices=[]):
         if generator is not None:
             seed = int(torch.randint(2**62, (), generator=generator))
@@ -205,14 +216,14 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
         except FLError:
             raise
         except (Exception, SystemExit) as error:
-            what = "cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
-            raise FLError(f"{_flag(name)} {what}: {failed(error)}".replace(" ,", ",")) from None
+            what = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
+            raise FLError(f"{said(name)}{what}: {failed(error)}") from None
     if not isinstance(model, nn.Module):
-        raise FLError(f"{_flag(name)} returns {kind(model)}: let it return an nn.Module")
+        raise FLError(f"{said(name)} returns {kind(model)}: let it return an nn.Module")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
-        raise FLError(f"{_flag(name)} has lazy modules, whose sizes are unknown: call it on a batch first")
+        raise FLError(f"{said(name)} has lazy modules, whose sizes are unknown: call it on a batch first")
     if not any(p.is_floating_point() for p in model.parameters()):
-        raise FLError(f"{_flag(name)}, a {type(model).__name__}, has no parameters to train")
+        raise FLError(f"{said(name)}, a {type(model).__name__}, has no parameters to train")
     return model
 
 
@@ -226,16 +237,11 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
             output = copy.deepcopy(model).cpu().train()(inputs)
         except Exception as error:  # it is the user's own code
             what = "tokens" if data.tokens else "numbers"
-            raise FLError(f"{_flag(name)} does not take samples of {shape} {what}: {first_line(error)}") from None
+            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}") from None
     wanted = [2, *data.y.shape[1:], data.classes]
     if not isinstance(output, Tensor) or list(output.shape) != wanted:
         found = list(output.shape) if isinstance(output, Tensor) else kind(output)
         raise FLError(
-            f"{_flag(name)} gives {found} for two samples in training, and the data have {data.classes} classes: it "
+            f"{said(name)} gives {found} for two samples in training, and the data have {data.classes} classes: it "
             f"has to give logits {wanted}"
         )
-
-
-def _flag(name: str) -> str:
-    given, _, kind = name.partition(":")
-    return f"model={kind}" if given == GIVEN else f"--model {name}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import zoo
 from fl.base.errors import FLError
+from fl.models.own import is_own, said
 from zoo import weights
 
 LIBRARIES = ("timm", "torchvision")
@@ -29,16 +30,21 @@ class Weights(NamedTuple):
     sha256: str
 
 
-def check_init(init: str) -> None:
-    """Raise FLError unless --init has a form that `read` takes. Nothing is opened.
+def check_init(init: str, model: str) -> None:
+    """Raise FLError unless --init has a form that `read` takes for a model of this name. Nothing is opened.
 
-    >>> check_init("timm")
-    >>> check_init("weights.txt")
+    >>> check_init("timm", "resnet18")
+    >>> check_init("weights.txt", "resnet18")
     Traceback (most recent call last):
     fl.base.errors.FLError: --init weights.txt: give timm, torchvision or a file *.safetensors, *.pt or *.pth
     """
     if init not in LIBRARIES and Path(init).suffix not in SUFFIXES:
         raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth")
+    if init in LIBRARIES and is_own(model):
+        raise FLError(
+            f"--init {init}: {init} publishes no weights for a model of your own ({said(model)}): save a state_dict() "
+            f"with the names of your model to a file, and give --init FILE.pt; or choose --model {init}:NAME"
+        )
 
 
 def read(init: str, spec: zoo.Spec) -> Weights:
@@ -52,7 +58,7 @@ def read(init: str, spec: zoo.Spec) -> Weights:
         FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
             they cannot be fetched.
     """
-    check_init(init)
+    check_init(init, spec.name)
     if init in LIBRARIES:
         try:
             name = weights.counterpart(init, spec)

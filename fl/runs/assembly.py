@@ -79,8 +79,6 @@ def build(
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     base = model_spec(config, dataset, model)
     spec, specs = _specs(config, base, dataset, splits, rng, malicious)
-    if config.init and isinstance(spec, own.OwnSpec):
-        raise FLError("--init is for models by name: load the weights into your model, and give it")
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
