@@ -27,6 +27,7 @@ from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.flags import Natural, number, one_of
 from fl.base.help import command
+from fl.config.checks import check_registered
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_file
 from fl.runs.assembly import pick_device
@@ -84,6 +85,8 @@ def run(arguments: Arguments) -> int:
     arguments.check()
     device = pick_device(arguments.device)
     runs = find_runs(arguments.folders)
+    for one in runs:
+        check_registered(one.config, one.folder)
     settings = [
         replace(run.config, data_root=arguments.data_root or run.config.data_root, download=arguments.download)
         for run in runs

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from fl.algorithms import is_mixed
+from fl.algorithms import ALGORITHMS, is_mixed
 from fl.analysis.costs import target_lines, target_text, totals, up_to
 from fl.analysis.outcome import Run
 from fl.base.checks import role
 from fl.base.errors import FLError
 from fl.base.tables import wrapped
 from fl.config import Config
+from fl.config.checks import check_recorded
 from fl.data import is_text
 from fl.runs.metrics import Row, read
 
@@ -38,7 +39,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         mine = []
         for path in found:
             config = Config.read(path)
-            config.check()
+            check_recorded(config)
             rows = read(path / "metrics.csv")
             if not any("accuracy" in row for row in rows):
                 raise FLError(f"{path} has no evaluated round yet")
@@ -78,11 +79,12 @@ def _said(value: object) -> str:
 
 def read_settings(config: Config) -> dict[str, object]:
     """The settings that the results of a run depend on. Options of methods are those of its own method; options of text
-    are left out if the data is not text, and architectures if its method does not use them.
+    are left out if the data is not text, and architectures if its method does not use them. A method that is not
+    registered here may use all.
     """
     (method,) = config.algorithm
     groups = {method, *_COMMON} | ({"text"} if is_text(config.dataset) else set())
-    groups |= {"architectures"} if is_mixed(method) else set()
+    groups |= {"architectures"} if method not in ALGORITHMS or is_mixed(method) else set()
     result = {}
     for name, value in asdict(config).items():
         if isinstance(value, dict):

@@ -1,10 +1,11 @@
 """Settings that do not go together, and what to set instead."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.method import Method
-from fl.base.checks import marks
+from fl.base.checks import check_values, marks
 from fl.base.errors import FLError
 from fl.base.flags import Flag
 from fl.config.fields import Fields
@@ -55,3 +56,21 @@ def check_methods(config: Fields) -> None:
     (field,) = (field for field in fields(config) if field.name == "algorithm")
     for mark in marks(field, Flag):
         mark.check(field.name, config.algorithm)
+
+
+def check_recorded(config: Fields) -> None:
+    """Raise FLError for a value that a setting cannot have, in the settings of a run whose rounds are to be read only:
+    its method, data and model need not be here.
+    """
+    check_values(replace(config, algorithm=tuple(name for name in config.algorithm if name in ALGORITHMS)))
+    config.cohort()
+
+
+def check_registered(config: Fields, folder: Path) -> None:
+    """Raise FLError if a run that is to go on is of a method that this process does not know."""
+    if unknown := [name for name in config.algorithm if name not in ALGORITHMS]:
+        raise FLError(
+            f"{folder} holds a run of {unknown[0]}, which is no method of this installation: work with it from Python, "
+            f"after the lines that register it, as in fl.simulate(fl.Config.read({str(folder)!r}), {str(folder)!r}, "
+            f"resume=True); or make it a file or a package (docs/guides/method.md), so that every command knows it"
+        )

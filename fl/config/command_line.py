@@ -16,7 +16,7 @@ from fl.base.errors import FLError
 from fl.base.flags import written
 from fl.base.help import HELP, asked, finish, program
 from fl.config import Config
-from fl.config.checks import check_methods
+from fl.config.checks import check_methods, check_registered
 from fl.config.help import settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
@@ -68,6 +68,7 @@ def parse(
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = read(folder)
+    check_registered(saved, folder)
     resumed = _cli(argv, replace(saved, resume=None), command)
     different = [*changed(resumed, saved)]
     if fixed := [f.name for f in fields(Config) if f.name in different and not role(f).resumable]:

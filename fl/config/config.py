@@ -94,9 +94,9 @@ class Config(MethodOptions, Fields):
         return config
 
     @classmethod
-    def read(cls, folder: Path) -> "Config":
+    def read(cls, folder: str | Path) -> "Config":
         """The settings of a run folder."""
-        path = folder / "config.yaml"
+        path = Path(folder) / "config.yaml"
         try:
             text = regular(path).read_text()
         except (OSError, UnicodeDecodeError):

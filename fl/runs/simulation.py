@@ -10,6 +10,7 @@ from fl.algorithms import kind_of
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
+from fl.config.checks import check_registered
 from fl.federation import Federation
 from fl.models.own import Model
 from fl.partition import KINDS
@@ -66,6 +67,8 @@ class Simulation:
         Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
         """
         config = given.said(config, dataset, model)
+        if resume:
+            check_registered(config, folder)
         fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None)
         if resume:
             given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())

@@ -1,0 +1,49 @@
+"""Runs of a method that a script registers, in a process that does not know it."""
+
+from dataclasses import replace
+
+import pytest
+from fl_flags import TINY
+
+import fl
+from fl import compare, landscape, run
+from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms.method import Method
+
+
+def mine(fed):
+    def round(server, clients, rng):
+        server, trained = plain.round(server, clients, rng)
+        return server, trained._replace(metrics={**trained.metrics, "depth_of_mine": 3.0})
+
+    plain = fedavg(fed)
+    return plain._replace(round=round)
+
+
+METHOD = Method(mine, clients="mixed", columns={"depth_of_mine": float})
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """That of a run of such a method, after one of two rounds."""
+    config = fl.Config.from_yaml(run.parse([*TINY, "--algorithm", "fedavg", "--rounds", "2"])[0].to_yaml())
+    with monkeypatch.context() as patch:
+        patch.setitem(ALGORITHMS, "mine", METHOD)
+        fl.simulate(replace(config, algorithm="mine"), tmp_path / "mine", on_round=lambda row: True)
+    fl.simulate(config, tmp_path / "plain")
+    return tmp_path / "mine"
+
+
+def test_they_are_compared_refused_by_name_and_resumed_where_it_is_registered(folder, monkeypatch, capsys):
+    assert compare.main([str(folder.parent), "--out", str(folder.parent / "c.png")]) == 0
+    assert "\nmine " in capsys.readouterr().out
+    assert run.main(["--resume", str(folder)]) == 2
+    assert landscape.main([str(folder), "--out", str(folder / "l.png")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == said[1]
+    assert f"{folder} holds a run of mine, which is no method of this installation" in said[0]
+    call = said[0].partition("as in ")[2].partition(";")[0]
+    with pytest.raises(fl.FLError, match="no method of this installation"):
+        eval(call)
+    monkeypatch.setitem(ALGORITHMS, "mine", METHOD)
+    assert eval(call)["rounds"] == 2
