@@ -30,7 +30,7 @@ class Method:
             clients are not "mixed" refuses several architectures by itself.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
-        validates: options -> whether clients need samples to validate on. The command line holds some out for it.
+        validates: options -> whether clients need samples to validate on. Runs hold some out for it.
     """
 
     make: Callable[..., Algorithm]

@@ -1,7 +1,6 @@
 """Settings from the command line: a recipe, a file, flags, or a folder to resume."""
 
 import difflib
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -9,21 +8,17 @@ from pathlib import Path
 
 import tyro
 
-from fl.algorithms import ALGORITHMS
-from fl.algorithms.method import Method
 from fl.base.checks import changed, role
 from fl.base.errors import FLError
 from fl.base.flags import written
 from fl.base.help import HELP, asked, finish, program
 from fl.config import Config
 from fl.config.checks import check_methods, check_registered
+from fl.config.held_out import holding_out
 from fl.config.help import settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
 from fl.config.yaml_settings import flat
-
-_HELD_OUT = 0.1
-"""The share of their samples that clients hold out for a method that validates on them, if none is given."""
 
 
 def parse(
@@ -63,7 +58,7 @@ def parse(
         config = replace(_cli(argv, start, command), config=None)
     if config.resume is None:
         config.check_options(start, swept)
-        return _holding_out(config, argv, swept), None
+        return config if swept == "local-valid" else holding_out(config), None
     if recipe:
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
@@ -102,19 +97,3 @@ def _help(argv: list[str], start: Config, command: str, usage: str, about: str) 
             config = tyro.cli(Config, args=others, default=start, console_outputs=False)
     check_methods(config)  # whose options the page shows
     return settings_page(command, usage, about, start, config, everything)
-
-
-def _holding_out(config: Config, argv: Sequence[str], swept: str) -> Config:
-    """The settings, with samples held out if a method validates on them and the command does not say how many."""
-    given = any(word.replace("_", "-").startswith("--local-valid") for word in argv) or swept == "local-valid"
-    if config.local_valid or given:
-        return config
-    for name in config.algorithm:
-        method = ALGORITHMS.get(name)
-        if isinstance(method, Method) and method.validates(getattr(config, name, None)):
-            print(
-                f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken",
-                file=sys.stderr,
-            )
-            return replace(config, local_valid=_HELD_OUT)
-    return config

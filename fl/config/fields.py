@@ -136,7 +136,7 @@ class Fields(DataSettings):
     """step: the shares of the rounds after which the learning rate drops"""
 
     local_valid: _HeldOut = 0.0
-    """share of each client's samples that is held out for validation"""
+    """share of each client's samples that is held out for validation; 0 is none, or 0.1 for a method that needs some"""
     local_test: _HeldOut = 0.0
     """share of each client's samples that is held out for testing"""
 

@@ -14,6 +14,7 @@ from fl import data
 from fl.base.errors import FLError
 from fl.base.files import regular, write_json
 from fl.config import Config
+from fl.config.held_out import holding_out
 from fl.federation import Federation
 from fl.models import own
 from zoo import Spec
@@ -22,8 +23,8 @@ FILE = "given.json"
 
 
 def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) -> Config:
-    """The settings of a run on these data with this model: they say what was given, and not found by name. Data that
-    were changed since they were loaded are given.
+    """The settings of a run on these data with this model: they say what was given, and not found by name, and how many
+    samples are held out for a method that needs some. Data that were changed since they were loaded are given.
     """
     if not isinstance(dataset, data.Dataset | None):
         raise FLError(
@@ -32,7 +33,7 @@ def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) 
         )
     if dataset is not None and not config.names(dataset):
         config = replace(config, dataset=data.GIVEN)
-    return config if model is None else replace(config, model=own.GIVEN)
+    return holding_out(config if model is None else replace(config, model=own.GIVEN))
 
 
 def keep(folder: Path, config: Config, fed: Federation, begun: bool) -> None:

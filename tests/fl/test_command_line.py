@@ -331,19 +331,23 @@ def test_a_plus_is_written_as_in_papers(capsys):
         Config(algorithm="fedmr+").check()
 
 
-def test_samples_are_held_out_for_a_method_that_validates(capsys):
+def test_samples_are_held_out_for_a_method_that_validates(caplog):
+    said = "femam validates on samples that clients hold out: --local-valid 0.1 is taken"
     config, _ = parse(["--algorithm", "fedavg,femam"])
     assert config.local_valid == 0.1
-    assert capsys.readouterr().err == "femam validates on samples that clients hold out: --local-valid 0.1 is taken\n"
+    assert caplog.messages == [said]
+    assert parse(["--algorithm", "femam", "--local-valid", "0"])[0].local_valid == 0.1
+    fed, _ = fl.build(Config(algorithm="femam", width=0.1))
+    assert fed.clients.valid.sizes.min() > 0
+    assert caplog.messages == [said] * 3
     for flags in (
-        ["--algorithm", "femam", "--local-valid", "0"],
         ["--algorithm", "femam", "--femam.no-prune", "--femam.level-rounds", "2"],
         ["--algorithm", "femam", "--femam.levels", "global"],
         ["--algorithm", "fedavg"],
     ):
         assert parse(flags)[0].local_valid == 0
     assert parse(["--algorithm", "femam", "--local-valid", "0.2"])[0].local_valid == 0.2
-    assert capsys.readouterr().err == ""
+    assert len(caplog.messages) == 3
 
 
 @pytest.mark.slow
