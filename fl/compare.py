@@ -20,6 +20,7 @@ import tyro
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.help import command
+from fl.base.tables import fitted
 from fl.figures.comparison import check, compare
 from fl.figures.style import check_new
 
@@ -50,6 +51,6 @@ def run(arguments: Arguments) -> int:
         raise FLError("give at least one run folder")
     check(arguments.against, arguments.target)
     check_new(arguments.out)
-    print(compare(arguments.folders, arguments.out, arguments.against, arguments.target))
+    print(compare(arguments.folders, arguments.out, arguments.against, arguments.target, fitted))
     print(f"\nfigure: {arguments.out}")
     return 0

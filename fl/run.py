@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl import data
+from fl.analysis.groups import find_runs, group
+from fl.analysis.outcome import table
 from fl.base.console import guarded
 from fl.base.files import write_text
+from fl.base.tables import fitted
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.figures.comparison import compare
@@ -51,9 +54,8 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
     """
     inside = {folder / run_name(one): one for one in runs}
     ended = train_all(inside, folder / "config.yaml", config.to_yaml(), bool(config.resume), lambda _: dataset)
-    table = compare(ended.done, folder / "comparison.png")
-    write_text(folder / "comparison.txt", table + "\n")
-    print(f"\n{table}")
+    write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
+    print(f"\n{table(group(find_runs(ended.done)), fitted)}")
     if ended.failed:
         print(ended.describe())
     return bool(ended.failed)

@@ -1,6 +1,6 @@
 """Runs of folders, in groups that differ only in their seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -95,8 +95,13 @@ def read_settings(config: Config) -> dict[str, object]:
     return result
 
 
-def target_table(groups: dict[str, list[Run]], target: float) -> str:
+def target_table(
+    groups: dict[str, list[Run]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
+) -> str:
     """What runs spent to reach a target, see `fl.analysis.costs.up_to`: FedFA's Table 2.
+
+    Args:
+        lay_out: makes the text of the cells, see `fl.base.tables`.
 
     Raises FLError if the target is a perplexity and a run has none.
     """
@@ -106,7 +111,7 @@ def target_table(groups: dict[str, list[Run]], target: float) -> str:
                 f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
             )
     results = {label: [up_to(target, run.config, run.rows) for run in runs] for label, runs in groups.items()}
-    return f"{target_text(target)}\n{wrapped(target_lines(results))}"
+    return f"{target_text(target)}\n{lay_out(target_lines(results))}"
 
 
 def along(run: Run, against: str) -> list[Row]:

@@ -1,6 +1,6 @@
 """The results of runs: a table with mean and standard deviation over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def results() -> dict[str, Column]:
     return own | {"accuracy": every["accuracy"], "late": late, "best": best} | _scores() | others() | _COSTS
 
 
-def table(groups: dict[str, list[Run]]) -> str:
+def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
     """A table with a line for each label: mean ± sample standard deviation over seeds of final, late-mean and best
     accuracy, loss and macro-F1 (of text: perplexity), then mean costs: megabytes of a client (see
     `fl.analysis.costs.totals`) and seconds of training. Before the costs are all other columns that have a heading, see
@@ -78,6 +78,9 @@ def table(groups: dict[str, list[Run]]) -> str:
     If all runs have clients that test on samples of their own, their mean scores come first, in the round that
     `fl.runs.metrics.selected` gives, and the headings of the others say that they are of the global model. The best
     accuracy is left out then, since it was not chosen by validation.
+
+    Args:
+        lay_out: makes the text of the cells, see `fl.base.tables`.
     """
     found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in found.values() for run in runs]
@@ -94,7 +97,7 @@ def table(groups: dict[str, list[Run]]) -> str:
     for label, runs in found.items():
         rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
         lines.append([label, str(len(runs)), rounds, *(_cell(key, column, runs) for key, column in shown.items())])
-    return wrapped(lines)
+    return lay_out(lines)
 
 
 def have_own(results: Sequence[Mapping[str, float]]) -> bool:

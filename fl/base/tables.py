@@ -1,6 +1,9 @@
 """Tables: as aligned text, and as CSV files."""
 
 import csv
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -8,7 +11,7 @@ from pathlib import Path
 from fl.base.files import replacing
 
 WIDTH = 160
-"""Characters of a line of `wrapped`."""
+"""Characters of a line of a table in a file."""
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -59,18 +62,60 @@ def aligned(lines: Sequence[Sequence[str]], widths: Sequence[int] = (), left: in
     )
 
 
-def wrapped(lines: Sequence[Sequence[str]]) -> str:
-    """As `aligned`; columns that do not fit into `WIDTH` characters follow below, beside the first column again.
+def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
+    """As `aligned`; columns that do not fit into the width follow below, beside the first column again.
 
     >>> print(wrapped([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
     fedavg        2
     """
     first, *widths = _widths(lines)
-    fit = max(1, sum(total <= WIDTH for total in accumulate(widths, initial=first)) - 1)
+    fit = max(1, sum(total <= width for total in accumulate(widths, initial=first)) - 1)
     text = aligned([line[: 1 + fit] for line in lines], [first, *widths[:fit]])
     rest = [[line[0], *line[1 + fit :]] for line in lines]
-    return text if fit == len(widths) else f"{text}\n\n{wrapped(rest)}"
+    return text if fit == len(widths) else f"{text}\n\n{wrapped(rest, width)}"
+
+
+def fitted(lines: Sequence[Sequence[str]]) -> str:
+    """As `wrapped`, within the columns of the terminal if the output goes to one. Names in the first column that take
+    more than half of it are shortened, and a line below says so.
+    """
+    width = terminal()
+    if width is None:
+        return wrapped(lines)
+    short = shortened([line[0] for line in lines], width // 2)
+    text = wrapped([[name, *line[1:]] for name, line in zip(short, lines)], width)
+    cut = any(name != line[0] for name, line in zip(short, lines))
+    return f"{text}\n{whole('names are shortened')}" if cut else text
+
+
+def terminal() -> int | None:
+    """The columns of the terminal that the output goes to; None if it goes into a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def whole(lacking: str) -> str:
+    """How to see what a table does not show.
+
+    >>> print(whole("names are shortened"))
+    <BLANKLINE>
+    (names are shortened to fit the terminal: a wider one, or `| cat` after the
+    command, shows everything)
+    """
+    text = f"({lacking} to fit the terminal: a wider one, or `| cat` after the command, shows everything)"
+    return "\n" + textwrap.fill(text, terminal() or 80, break_on_hyphens=False)
+
+
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names without their middle where they are longer than this; as they are if two would become one.
+
+    >>> shortened(["runs/fedmr-digits-seed0", "runs/a"], 13), shortened(["a_long_0_name", "a_long_1_name"], 8)
+    (['runs/f…-seed0', 'runs/a'], ['a_long_0_name', 'a_long_1_name'])
+    """
+    most = max(most, 3)
+    head, tail = most // 2, most - most // 2 - 1
+    cut = [name if len(name) <= most else f"{name[:head]}…{name[-tail:]}" for name in names]
+    return cut if len(set(cut)) == len(set(names)) else list(names)
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

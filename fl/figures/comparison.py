@@ -1,7 +1,7 @@
 """Runs side by side: a figure, and the table beside it."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -14,6 +14,7 @@ from fl.analysis.groups import AGAINST, along, common, find_runs, group, target_
 from fl.analysis.outcome import table
 from fl.base.columns import Due
 from fl.base.flags import choice
+from fl.base.tables import wrapped
 from fl.figures.lines import Line, draw_lines, name_ends, name_lines, parts, styles
 from fl.figures.style import save, shorten
 from fl.runs.columns import columns
@@ -91,13 +92,22 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
     return [key for key in keys if key not in left_out and any(key in names for names in measured)]
 
 
-def compare(folders: Sequence[Path], out: Path, against: str = "rounds", target: float | None = None) -> str:
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    against: str = "rounds",
+    target: float | None = None,
+    lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped,
+) -> str:
     """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table; with a target, a
     second table is below it.
+
+    Args:
+        lay_out: makes the text of a table's cells, see `fl.base.tables`.
     """
     check(against, target)
     groups = group(find_runs(folders))
-    tables = [table(groups)] + ([] if target is None else [target_table(groups, target)])
+    tables = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
     title = common([run.config for runs in groups.values() for run in runs])
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
     comparison_figure(rows, title, out, AGAINST[against])

@@ -14,6 +14,7 @@ from fl.analysis.groups import common
 from fl.analysis.outcome import Run, have_own, others, outcome, table
 from fl.analysis.sweep_table import write_results
 from fl.base.files import write_text
+from fl.base.tables import fitted
 from fl.figures.lines import (
     MUTED,
     Line,
@@ -214,12 +215,12 @@ def _spread(runs: Sequence[Run], key: str) -> tuple[float, float]:
 
 
 def report(option: str, found: Found, folder: Path) -> str:
-    """Write the table, as text and as CSV, and the figures; return the table."""
+    """Write the table, as text and as CSV, and the figures; return the table, fitted to the terminal."""
     labels = {(text, m): f"{option}={text} {m}" if text else f"{m} (no {option})" for text, m in found}
-    text = table({labels[key]: runs for key, runs in found.items()})
-    write_text(folder / "sweep.txt", text + "\n")
+    groups = {labels[key]: runs for key, runs in found.items()}
+    write_text(folder / "sweep.txt", table(groups) + "\n")
     write_results(option, found, folder / "sweep.csv")
     title = common([run.config for runs in found.values() for run in runs])
     curves_figure(option, found, title, folder / "curves.png")
     values_figure(option, found, title, folder / "values.png")
-    return text
+    return table(groups, fitted)

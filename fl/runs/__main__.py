@@ -10,6 +10,7 @@ import tyro
 
 from fl.base.console import guarded
 from fl.base.help import command
+from fl.base.tables import terminal
 from fl.runs.listing import listing, table
 
 
@@ -28,7 +29,7 @@ def run(arguments: Arguments) -> int:
     """Look and print."""
     runs, damaged = listing(arguments.folder)
     if runs:
-        print(table(runs))
+        print(table(runs, terminal()))
     for folder, reason in damaged.items():
         print(f"warning: {folder} is left out: {reason}", file=sys.stderr)
     return 0

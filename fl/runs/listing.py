@@ -2,19 +2,20 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from fl.base.errors import FLError
-from fl.base.tables import aligned, csv_rows
+from fl.base.tables import aligned, csv_rows, shortened, whole
 from fl.runs.lock import is_locked
 
 _FILES = ("config.yaml", "metrics.csv", "checkpoint.safetensors")
 """Any of them makes a folder one of a run, or of several."""
 _LARGEST = 2**28  # bytes
+_DROPPED = ("model", "data", "method")  # by a table that would be too wide, in this order
 
 
 class Listed(NamedTuple):
@@ -55,17 +56,39 @@ def listing(folder: Path) -> tuple[list[Listed], dict[Path, str]]:
     return runs, damaged
 
 
-def table(runs: list[Listed]) -> str:
+def table(runs: list[Listed], width: int | None = None) -> str:
     """Runs as aligned text.
+
+    Args:
+        width: characters that a line may have. Model, data and method are left out, one after another, until the table
+            fits, since the name of a folder usually says them; then folders are shortened. A line below says so.
 
     >>> print(table([Listed("runs/a", "fedmr", "digits", "cnn", "3/40", "61.39%", "interrupted")]))
     folder  method  data    model    rounds  accuracy  state
     runs/a  fedmr   digits  cnn        3/40    61.39%  interrupted
     """
-    *_, width = (max(map(len, column)) for column in zip(*runs))
-    head = Listed("folder", "method", "data", "model", "rounds", "accuracy", "state".ljust(width))
-    rows = [head, *(run._replace(state=run.state.ljust(width)) for run in runs)]
-    return "\n".join(line.rstrip() for line in aligned(rows, left=4).splitlines())
+    dropped: list[str] = []
+    while width is not None and len(dropped) < len(_DROPPED) and _wide(_laid_out(runs, dropped)) > width:
+        dropped.append(_DROPPED[len(dropped)])
+    folders = [run.folder for run in runs]
+    if width is not None and (excess := _wide(_laid_out(runs, dropped)) - width) > 0:
+        folders = shortened(folders, max(map(len, folders)) - excess)
+    said = [f"without {', '.join(dropped)}"] * bool(dropped)
+    said += ["with shortened folders"] * (folders != [run.folder for run in runs])
+    text = _laid_out([run._replace(folder=short) for run, short in zip(runs, folders)], dropped)
+    return f"{text}\n{whole('; '.join(said))}" if said else text
+
+
+def _laid_out(runs: list[Listed], dropped: Collection[str]) -> str:
+    *_, last = (max(map(len, column)) for column in zip(*runs))
+    head = Listed("folder", "method", "data", "model", "rounds", "accuracy", "state".ljust(last))
+    rows = [one._asdict() for one in (head, *(run._replace(state=run.state.ljust(last)) for run in runs))]
+    cells = [[cell for name, cell in row.items() if name not in dropped] for row in rows]
+    return "\n".join(line.rstrip() for line in aligned(cells, left=4 - len(dropped)).splitlines())
+
+
+def _wide(text: str) -> int:
+    return max(map(len, text.splitlines()))
 
 
 def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
