@@ -78,6 +78,8 @@ _MOVED = {"algorithm": "fl.algorithms.algorithm", "submodels": "fl.algorithms.pa
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(import_module(_WHERE[name]), name)
+    elif name == "__version__":
+        value = import_module("surgery").__version__
     elif name in _MOVED:
         value = import_module(_MOVED[name])
     elif not name.startswith("_") and find_spec(f"{__name__}.{name}"):  # `import fl` is enough for `fl.data.load`

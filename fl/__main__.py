@@ -42,7 +42,7 @@ def _main(argv: list[str]) -> int:
         print(overview())
         return 0
     if name == "--version":
-        print(version())
+        print(f"layer-surgery {import_module('fl').__version__}")
         return 0
     if name not in commands():
         near = difflib.get_close_matches(name, commands(), n=1)
@@ -66,19 +66,10 @@ def start(name: str) -> None:
 def overview() -> str:
     """What `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
-    # `python -m zoo` works, too, but its --help imports PyTorch, as `import zoo` does
-    module = {name: f"python -m fl{' ' if name in MODELS else '.'}{name}" for name in commands()}
+    module = {name: f"python -m {name if name in MODELS else f'fl.{name}'}" for name in commands()}
     called = {name: f"layer-surgery {name}" if script else module[name] for name in commands()}
     lines = [f"{called[name]:25}{line}" for name, line in commands().items()]
     return "\n".join([*lines, "", "`--help` after any of them says more"])
-
-
-def version() -> str:
-    """The version that is installed."""
-    try:
-        return f"layer-surgery {metadata.version('layer-surgery')}"
-    except metadata.PackageNotFoundError:
-        return "layer-surgery, not installed (pip install -e .)"
 
 
 def _main_of(name: str) -> Callable[[Sequence[str]], int]:

@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     dataset = config.load().to(pick_device(config.device))
     folder = folder or new_folder(config, config.title())
     runs = config.runs()
-    with resumable(folder, "fl.run"):
+    with resumable(folder, "run"):
         if len(runs) == 1:
             summary = simulate(config, folder, bool(config.resume), dataset)
             print(describe(summary))

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from fl.analysis.groups import find_runs
 from fl.base.checks import role
-from fl.base.console import guarded
+from fl.base.console import guarded, program
 from fl.base.errors import FLError
-from fl.base.help import asked, program
+from fl.base.help import asked
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.data import Dataset
@@ -65,7 +65,7 @@ def run(argv: list[str]) -> int:
             loaded[key] = config.load().to(pick_device(config.device))
         return loaded[key]
 
-    with resumable(folder, "fl.sweep"):
+    with resumable(folder, "sweep"):
         ended = train_all(runs, folder / FILE, sweep.write(), resume, load)
     done = {key: [path for path in members if path in ended.done] for key, members in groups.items()}
     found = {key: find_runs(paths) for key, paths in done.items() if paths}

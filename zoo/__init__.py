@@ -1,51 +1,66 @@
 """Models whose width and depth are arguments: `python -m zoo` lists them.
 
->>> net = create("resnet20", num_classes=10, width=0.5, depth=(2, 2, 2), norm="static_batch")
+>>> import zoo
+>>> net = zoo.create("resnet20", num_classes=10, width=0.5, depth=(2, 2, 2), norm="static_batch")
 """
 
-from pathlib import Path
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from zoo.errors import ZooError
-from zoo.init import initialise
-from zoo.interop import load, to_torchvision
-from zoo.members import names
-from zoo.norms import collect_statistics
-from zoo.spec import Count, Spec
-from zoo.transformer import mask_tokens
-from zoo.widths import divisor8
+if TYPE_CHECKING:
+    from zoo.by_name import create
+    from zoo.errors import ZooError
+    from zoo.init import initialise
+    from zoo.interop import load, to_torchvision
+    from zoo.members import names
+    from zoo.norms import collect_statistics
+    from zoo.spec import Count, Spec
+    from zoo.transformer import mask_tokens
+    from zoo.widths import divisor8
 
 __all__ = [
-    "Count", "Spec", "ZooError",
-    "collect_statistics", "create", "divisor8", "initialise", "load", "mask_tokens", "names", "to_torchvision",
-]  # fmt: skip
+    "Count",
+    "Spec",
+    "ZooError",
+    "collect_statistics",
+    "create",
+    "divisor8",
+    "initialise",
+    "load",
+    "mask_tokens",
+    "names",
+    "to_torchvision",
+]
+
+_WHERE = {
+    "Count": "zoo.spec",
+    "Spec": "zoo.spec",
+    "ZooError": "zoo.errors",
+    "collect_statistics": "zoo.norms",
+    "create": "zoo.by_name",
+    "divisor8": "zoo.widths",
+    "initialise": "zoo.init",
+    "load": "zoo.interop",
+    "mask_tokens": "zoo.transformer",
+    "names": "zoo.members",
+    "to_torchvision": "zoo.interop",
+}
+"""Names are imported when they are first used, so that `python -m zoo --help` does not wait for PyTorch."""
 
 
-def create(
-    name: str, generator: torch.Generator | None = None, weights: str | Path | None = None, **fields
-) -> nn.Module:
-    """Build a model by name.
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+    elif name == "__version__":
+        value = next((one.version for one in metadata.distributions(name="layer-surgery")), "not installed")
+    elif not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
-    Args:
-        name: one of `names()`, "timm:NAME" or "torchvision:NAME".
-        generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
-        weights: to begin with instead: "torchvision:DEFAULT", "timm:NAME", or a file with a state dict; see
-            `zoo.weights.build_with`, also for what becomes of the head if the number of classes differs.
-        fields: the fields of `Spec`: num_classes, width, depth, norm, ...
 
-    Raises:
-        ZooError: for an unknown name, a field that the architecture does not have, values out of range, and weights
-            that cannot be had or belong to another model.
-
-    >>> net = create("resnet20", num_classes=10, width=0.5)
-    >>> net(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
-    """
-    spec = Spec.from_dict({"name": name, **fields})
-    if weights is None:
-        return spec.build(generator)
-    from zoo.weights import build_with
-
-    return build_with(spec, weights, generator)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

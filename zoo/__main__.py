@@ -5,14 +5,16 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from zoo.errors import ZooError
-from zoo.members import names
-from zoo.spec import Spec
+
+if TYPE_CHECKING:  # what a command needs beyond its --help is imported where it is used
+    from zoo.spec import Spec
 
 
 def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
@@ -77,8 +79,11 @@ class Table:
         else:
             print(table(specs))
 
-    def _specs(self) -> list[Spec]:
+    def _specs(self) -> "list[Spec]":
         """The specs of the named models, or without names of all models that take the flags."""
+        from zoo.members import names
+        from zoo.spec import Spec
+
         fields = ("num_classes", "in_channels", "image_size", "norm")
         given = {field: value for field in fields if (value := getattr(self, field)) is not None}
         given["width"] = self.width[0] if len(self.width) == 1 else self.width
@@ -96,16 +101,17 @@ class Table:
         return specs
 
 
-def _row(spec: Spec) -> dict[str, Any]:
+def _row(spec: "Spec") -> dict[str, Any]:
     size = spec.count()
     shape = list(spec.example(device="meta").shape[1:])
     values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
     return {"name": spec.name, **values, "width": spec.width, "source": spec.member.source}
 
 
-def table(specs: Sequence[Spec]) -> str:
+def table(specs: "Sequence[Spec]") -> str:
     """Names, parameters, MACs, input and sections of models, aligned.
 
+    >>> from zoo import Spec
     >>> print(table([Spec("resnet18"), Spec("resnet20", width=0.5)]))
     model     parameters    MACs      input  blocks of each section  source
     resnet18  11,689,512  1.81 G  3x224x224  2, 2, 2, 2              He et al., CVPR 2016, table 1
@@ -134,13 +140,14 @@ def _short(count: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
+    program = "layer-surgery zoo" if Path(sys.argv[0]).stem == "layer-surgery" else "python -m zoo"
     try:
-        tyro.cli(Table, prog="python -m zoo", args=argv).run()
+        tyro.cli(Table, prog=program, args=argv).run()
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ZooError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}".replace("python -m zoo", program), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -16,10 +16,10 @@ import tyro
 from fl import models
 from fl.analysis import scales, similarity
 from fl.analysis.similarity import Compared, initial_model
-from fl.base.console import guarded
+from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.flags import Depths, Rates
-from fl.base.help import HELP, Entry, Section, command, finish, page, program
+from fl.base.help import HELP, Entry, Section, command, finish, page
 from fl.base.rng import Rng
 from fl.figures.scales import histograms
 from fl.figures.similarity import heat_maps

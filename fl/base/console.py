@@ -1,13 +1,31 @@
 """How the command lines end: an exit code, and one line for what cannot be done."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from fl.base.errors import Diverged, FLError
 
 _ELSEWHERE = {"surgery.errors": "SurgeryError", "zoo.errors": "ZooError", "torch": "OutOfMemoryError"}
 """Errors of packages that are slow to import: what was not imported was not raised."""
+
+
+def program(name: str) -> str:
+    """How a command is called, as this one was: `layer-surgery NAME`, or as a module."""
+    return as_called(f"python -m fl.{name}")
+
+
+def as_called(text: str) -> str:
+    """A text in which commands are called in the way in which the user called this one.
+
+    >>> as_called("`python -m fl.run --help`")
+    '`python -m fl.run --help`'
+    """
+    if Path(sys.argv[0]).stem != "layer-surgery":
+        return text
+    return re.sub(r"python -m (?:fl\.|(?=(?:surgery|zoo)\b))", "layer-surgery ", text)
 
 
 def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --chunk (clients at a time)") -> int:
@@ -29,7 +47,7 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Diverged as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_called(f"error: {error}"), file=sys.stderr)
         return 1
     except (FLError, OSError, *_loaded("SurgeryError", "ZooError")) as error:
         reason = str(error)
@@ -39,7 +57,7 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
         ):
             raise
         reason = f"out of memory: use a smaller {smaller}"
-    print(f"error: {reason}", file=sys.stderr)
+    print(as_called(f"error: {reason}"), file=sys.stderr)
     return 2
 
 

@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import tyro
 
 from fl.base.checks import flag_of, marks
+from fl.base.console import as_called, program
 from fl.base.flags import Flag
 from fl.base.types import is_tuple, options_of
 
@@ -46,11 +46,6 @@ def asked(argv: Sequence[str]) -> bool:
     return any(word in HELP for word in argv)
 
 
-def program(name: str) -> str:
-    """How a command was called: `layer-surgery NAME`, or as a module."""
-    return f"layer-surgery {name}" if Path(sys.argv[0]).stem == "layer-surgery" else f"python -m fl.{name}"
-
-
 def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
     """The arguments of a command, a dataclass, from its command line; --help prints its page and ends the program.
 
@@ -72,7 +67,7 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
 
 def finish(text: str) -> None:
     """Print a page of help and end the program."""
-    print(text)
+    print(as_called(text))
     raise SystemExit(0)
 
 

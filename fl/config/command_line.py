@@ -9,9 +9,10 @@ from pathlib import Path
 import tyro
 
 from fl.base.checks import changed, role
+from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.flags import written
-from fl.base.help import HELP, asked, finish, program
+from fl.base.help import HELP, asked, finish
 from fl.config import Config
 from fl.config.checks import check_methods, check_registered
 from fl.config.held_out import holding_out

@@ -6,8 +6,9 @@ from typing import Any
 
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.base.checks import marks, unread
+from fl.base.console import program
 from fl.base.flags import Rare
-from fl.base.help import Entry, Section, entries, page, program
+from fl.base.help import Entry, Section, entries, page
 from fl.config.config import Config
 from fl.config.recipes import overview
 from fl.data import is_text

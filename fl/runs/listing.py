@@ -43,7 +43,7 @@ def listing(folder: Path) -> tuple[list[Listed], dict[Path, str]]:
     Raises FLError if there is no folder, or no run in it.
     """
     if not folder.is_dir():
-        raise FLError(f"{folder} is not a folder: give the one that holds the runs (`fl.run --out`)")
+        raise FLError(f"{folder} is not a folder: give the one that holds the runs (`--out` of `python -m fl.run`)")
     runs, damaged = [], {}
     places = sorted({path.parent for name in _FILES for path in folder.rglob(name)})
     for place in places:

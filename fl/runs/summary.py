@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fl.algorithms import is_mixed
+from fl.base.console import program
 from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import pick_device
@@ -106,9 +107,9 @@ def advice(config: Config, folder: Path) -> str:
     lines = {
         "results": f"{where}/",
         "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
-        "train on": f"python -m fl.run --resume {where} --rounds {2 * config.rounds}{patient}",
-        "compare": "python -m fl.run --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
-        "settings": "python -m fl.run --help",
+        "train on": f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}",
+        "compare": f"{program('run')} --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
+        "settings": f"{program('run')} --help",
     }
     if several or config.dataset != Config.dataset or is_mixed(config.algorithm[0]):
         del lines["compare"]

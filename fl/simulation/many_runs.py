@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fl import data
+from fl.base.console import program
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
@@ -21,14 +22,14 @@ _log = logging.getLogger("fl")
 
 
 @contextmanager
-def resumable(folder: Path, module: str) -> Iterator[None]:
+def resumable(folder: Path, command: str) -> Iterator[None]:
     """On Ctrl-C inside this block, say where the results are and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
         if not is_unused(folder):
             where = shlex.quote(str(folder))
-            print(f"\nstopped; results so far are in {where}\ncontinue with:  python -m {module} --resume {where}")
+            print(f"\nstopped; results so far are in {where}\ncontinue with:  {program(command)} --resume {where}")
         raise
 
 

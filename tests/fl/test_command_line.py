@@ -17,14 +17,18 @@ from pathlib import Path
 import pytest
 
 import fl
+import surgery
+import zoo
 from fl import __main__ as cli
 from fl.algorithms import ALGORITHMS, MIXED
+from fl.base.console import as_called
 from fl.base.errors import FLError
 from fl.base.put_aside import SLOW, put_aside
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.runs.listing import listing, table
 from fl.runs.lock import locked
+from fl.runs.summary import advice
 
 ROOT = Path(__file__).parents[2]
 INSIDE = {"torch._C", "torchvision.extension", "sklearn.utils", "scipy._lib", "matplotlib.rcsetup", "timm.version"}
@@ -65,6 +69,7 @@ def test_fl_itself_help_and_lists_do_not_import_pytorch_and_say_the_same(run_fol
     code = """
 import json, sys
 import fl.analysis, fl.data, fl.runs
+import surgery, zoo.__main__
 from fl import FLError
 assert not {*SLOW} & {*sys.modules}
 from fl.__main__ import main
@@ -97,7 +102,7 @@ assert before == ({*vars(fl)}, {*vars(fl.data)})  # or fl.Dataset would stay a c
     "words",
     ["fl", "fl.run --help", "fl.run pydoc --help", "fl.sweep --help", "fl.compare --help", "fl.structure --help",
      "fl.analysis --help", "fl.analysis scales --help", "fl.data --help", "fl data --help", "fl zoo --help",
-     "fl surgery inspect --help"],
+     "zoo --help", "fl surgery inspect --help"],
 )  # fmt: skip
 def test_no_help_imports_pytorch(words):
     done = subprocess.run(
@@ -108,7 +113,7 @@ def test_no_help_imports_pytorch(words):
     assert not {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & INSIDE
 
 
-@pytest.mark.parametrize(("package", "prefix"), [(fl, ""), (fl.data, "fl.data.")])
+@pytest.mark.parametrize(("package", "prefix"), [(fl, ""), (fl.data, "fl.data."), (surgery, ""), (zoo, "")])
 def test_names_of_packages_are_those_that_type_checkers_see(package, prefix):
     tree = ast.parse(inspect.getsource(package))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
@@ -166,6 +171,11 @@ def test_code_of_other_packages_is_imported_with_pytorch(monkeypatch):
     assert cli.main(["run", "--help"]) == 0
 
 
+def test_the_version_is_that_of_the_installed_package(capsys):
+    assert fl.__version__ == surgery.__version__ == zoo.__version__
+    assert printed(capsys, "--version") == f"layer-surgery {fl.__version__}\n"
+
+
 def test_the_script_is_this_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"layer-surgery": f"{cli.main.__module__}:{cli.main.__name__}"}
@@ -174,13 +184,20 @@ def test_the_script_is_this_command():
 def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     shown = printed(capsys)
     assert "python -m fl.run   " in shown
-    assert "python -m fl zoo   " in shown  # whose --help is quicker than that of `python -m zoo`
+    assert "python -m zoo   " in shown
     monkeypatch.setattr(sys, "argv", ["/usr/bin/layer-surgery"])
     shown = printed(capsys)
     assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.commands()]
     assert "usage: layer-surgery structure FOLDERS ..." in printed(capsys, "structure", "--help")
     assert cli.main(["rum"]) == 2
     assert "unknown command 'rum': did you mean 'run'?" in capsys.readouterr().err
+    assert cli.main(["runs", "nowhere/there"]) == 2
+    assert cli.main(["zoo", "resnet1"]) == 2
+    assert "`layer-surgery zoo` lists all" in capsys.readouterr().err
+    assert "`layer-surgery run --resume` continues" in " ".join(printed(capsys, "runs", "--help").split())
+    lines = advice(Config(), Path("runs/a")).split("\n")
+    assert "train on  layer-surgery run --resume runs/a --rounds 80" in lines
+    assert as_called("a `python -m zoo` b python -m fl.sweep") == "a `layer-surgery zoo` b layer-surgery sweep"
 
 
 @pytest.mark.parametrize("width", [80, 120])
