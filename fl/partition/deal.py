@@ -56,9 +56,7 @@ def check_text_kind(kind: str) -> None:
     """Raise FLError for a partition that depends on class labels, which text does not have."""
     if not KINDS[kind].text:
         able = ", ".join(name for name, one in KINDS.items() if one.text)
-        raise FLError(
-            f"--partition {kind} depends on class labels, and text has none: choose {able}, and a text --model"
-        )
+        raise FLError(f"--partition {kind} depends on class labels, and text has none: choose {able}")
 
 
 def overview() -> str:

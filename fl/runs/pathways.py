@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from fl.base.files import replacing
 from fl.config import Config
 from fl.federation import own
 from fl.federation.own import Level
+from fl.models.own import GIVEN, Model, OwnSpec, identity, restored
 from fl.runs import checkpoint
 from surgery import State
 
@@ -113,33 +115,38 @@ class Pathways:
         }
         parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
         state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
+        if isinstance(self.spec, OwnSpec):
+            state["own"] = identity(self.spec)
         with replacing(path) as temporary:
             tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parts.items()}
             temporary.write_bytes(serialise(tensors, metadata={"format": _FORMAT, "state": json.dumps(state)}))
 
     @classmethod
-    def load(cls, path: str | Path) -> "Pathways":
+    def load(cls, path: str | Path, model: Model | None = None) -> "Pathways":
         """From a run folder of a method of levels, or a file that `save` wrote; on the CPU.
 
-        Raises FLError for the folder of another method, and for what cannot be read.
+        Args:
+            model: the model of your own that the run was given, if it was, as for `fl.load_model`.
+
+        Raises FLError for the folder of another method, for another model, and for what cannot be read.
         """
         path = Path(path)
-        return cls._from_run(path) if path.is_dir() else cls._from_file(path)
+        return cls._from_run(path, model) if path.is_dir() else cls._from_file(path, model)
 
     @classmethod
-    def _from_run(cls, folder: Path) -> "Pathways":
+    def _from_run(cls, folder: Path, model: Model | None) -> "Pathways":
         config = Config.read(folder)
         name, known = ",".join(config.algorithm), _methods()
         if name not in known:
             raise FLError(f"{folder} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
         if config.norm == "static_batch" or config.model == "transformer_masked":
             raise FLError(f"{folder}: for a model with static batch norms, or of masked text, use fl.load_model")
-        spec, server = checkpoint.read_parts(folder)
+        spec, server = checkpoint.read_parts(folder, model=model)
         kinds, used = known[name].pathways(getattr(config, name, known[name].options), server)
         return cls(spec, kinds, used.levels, used.mean)
 
     @classmethod
-    def _from_file(cls, path: Path) -> "Pathways":
+    def _from_file(cls, path: Path, model: Model | None) -> "Pathways":
         try:
             with safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
@@ -153,13 +160,28 @@ class Pathways:
             )
         state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
-        return cls(zoo.Spec.from_dict(state["spec"]), state["kinds"], levels, state["mean"])
+        return cls(_spec(path, state, model), state["kinds"], levels, state["mean"])
 
     def _call(self, state: State, x: Tensor) -> Tensor:
         return functional_call(self._model, state, (x,))
 
     def _loss(self, logits: Tensor, y: Tensor) -> float:
         return F.cross_entropy(logits.double().flatten(0, -2), y.flatten()).item()
+
+
+def _spec(path: Path, state: Mapping[str, Any], model: Model | None) -> zoo.Spec:
+    """What all models of a file are. FLError if the model of one's own that it needs is not given, or is another."""
+    name = state["spec"]["name"]
+    if "own" in state:
+        if model is None and name.partition(":")[0] == GIVEN:
+            known = state["own"]["class"]
+            raise FLError(
+                f"{path} holds a model of your own, {known}: give it, as in Pathways.load({str(path)!r}, model=...)"
+            )
+        return restored(state["spec"], state["own"], str(path), model)
+    if model is not None:
+        raise FLError(f"{path} holds the model {name}, which is found by its name: leave model= out")
+    return zoo.Spec.from_dict(state["spec"])
 
 
 def _methods() -> dict[str, Method]:

@@ -377,6 +377,14 @@ def test_methods_that_start_several_models_need_a_function(tmp_path):
     with pytest.raises(FLError, match=r"one module has only one start: give a function .* or --femam\.start global"):
         fl.simulate(config, tmp_path / "module", model=Net())
     assert fl.simulate(config, tmp_path / "function", model=Net)["final"]["level"] == 2
+    with pytest.raises(FLError, match=r"a model of your own, Net: give it"):
+        fl.Pathways.load(tmp_path / "function")
+    pathways = fl.Pathways.load(tmp_path / "function", model=Net)
+    pathways.save(tmp_path / "pathways.safetensors")
+    with pytest.raises(FLError, match=r"a model of your own, Net: give it, as in Pathways\.load"):
+        fl.Pathways.load(tmp_path / "pathways.safetensors")
+    again, x = fl.Pathways.load(tmp_path / "pathways.safetensors", Net), pathways.spec.example(2)
+    assert torch.equal(again.predict(0, x), pathways.predict(0, x))
     same = replace(config, femam=replace(femam, start="global"))
     assert fl.simulate(same, tmp_path / "module", model=Net())["final"]["level"] == 2
 
