@@ -12,7 +12,7 @@ from fl.base.errors import FLError
 from fl.base.tables import wrapped
 from fl.config import Config
 from fl.config.checks import check_recorded
-from fl.data import is_text
+from fl.data import GIVEN, is_text
 from fl.runs.metrics import Row, read
 
 NOT_COMPARED = {field.name for field in fields(Config) if not role(field).compared}
@@ -138,8 +138,8 @@ def common(configs: Sequence[Config]) -> str:
     'digits, dirichlet0.5, 20 clients, 5 a round'
     """
     shared = {
-        "{}": {config.dataset for config in configs},
-        "{} ": {config.model for config in configs},
+        "{}": {"own data" if config.dataset == GIVEN else config.dataset for config in configs},
+        "{} ": {"own model" if config.model == GIVEN else config.model for config in configs},
         "{}  ": {config.spread() for config in configs},
         "{} clients": {config.clients for config in configs},
         "{} a round": {config.cohort() for config in configs},

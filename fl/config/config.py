@@ -12,6 +12,7 @@ from fl.base.files import regular
 from fl.config.checks import check
 from fl.config.fields import Fields, MethodOptions
 from fl.config.yaml_settings import filled, flat, with_lists
+from fl.data import GIVEN
 
 _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""
@@ -48,10 +49,14 @@ class Config(MethodOptions, Fields):
         'fedmr-digits-cnn-dirichlet0.5-seed0,1'
         >>> Config(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
         'fedmr-emma-transformer-iid-seed0'
+        >>> Config(dataset=GIVEN, model=GIVEN).title()
+        'fedmr-own-data-own-model-dirichlet0.5-seed0'
         """
         dataset = self.dataset if ":" not in self.dataset else Path(self.dataset.partition(":")[2]).stem
+        dataset = "own-data" if self.dataset == GIVEN else dataset
+        model = "own-model" if self.model == GIVEN else self.model.replace(":", "-")
         seeds = ",".join(map(str, self.seeds))
-        return f"{','.join(self.algorithm)}-{dataset}-{self.model.replace(':', '-')}-{self.spread()}-seed{seeds}"
+        return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self) -> str:
         """The settings as YAML, without those that say where they come from. `from_yaml` is the inverse."""

@@ -57,7 +57,8 @@ def make_spec(
         takes = zoo.Spec(name).member.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(
-                f"--model {name} is made for text, whose labels are the next tokens, and these data are none: choose --dataset pydoc, say, or another --model"
+                f"--model {name} is made for text, whose labels are the next tokens, and these data have one label a "
+                "sample: choose --dataset pydoc, say, or another --model"
             )
         if "tokens" not in takes and tokens is not None:
             raise FLError(f"--model {name} is made for images, and the data set is text: choose --model transformer")

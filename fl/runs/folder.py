@@ -45,7 +45,9 @@ def run_name(config: Config) -> str:
 
 def new_folder(config: Config, title: str) -> Path:
     """The folder for a new run: the given --name, or the title with a number where it is taken."""
-    if config.name:
+    if config.name is not None:
+        if not config.name:
+            raise FLError("--name is empty: give the run folder a name, or leave the flag out")
         if Path(config.name).name != config.name:
             raise FLError(f"--name {config.name} is not a plain name: give the folder that it lies in with --out")
         return Path(config.out, config.name)
