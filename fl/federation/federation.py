@@ -11,7 +11,6 @@ from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.engine.batches import filled
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
 from fl.federation.asked import ASKED
@@ -192,9 +191,9 @@ class Federation(Population):
             context = with_entry(each.context, "held", self.classes_of(cohort.clients))
             each = each._replace(objective=masked(each.objective), context=context)
         passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
-        size = self.local.size_of_batches(self.clients.train)
+        parts = self.clients.train
         for client, model in zip(cohort.clients, cohort.models):
-            samples = filled(len(self.clients.train[client]), size)
+            samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data)
         return train_cohort(self, self.local, self.attack, self.defence, cohort, each, rng)
 
