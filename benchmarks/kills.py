@@ -11,7 +11,8 @@ the folder while the first works in it: it has to be refused, or, where the firs
 A run is lost if it can neither be resumed nor its folder be used again, or if in the end any file differs in any byte
 from those of the uninterrupted run, apart from the seconds that rounds took.
 
-Processes are forked from this one, which has imported everything, so that a trial takes about a second.
+Processes are forked from this one, which imports what the uninterrupted runs have imported, so that a trial takes about
+two seconds.
 """
 
 import argparse
@@ -25,6 +26,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -55,6 +58,7 @@ def start(folder: Path, arguments: list[str], die_at: int = 0) -> int:
         if die_at:
             sys.addaudithook(Death(die_at))
         code = run(arguments)
+        Path("modules.txt").write_text("\n".join(list(sys.modules)))
         sys.stdout.flush()
         os._exit(code)
     except BaseException:
@@ -64,6 +68,14 @@ def start(folder: Path, arguments: list[str], die_at: int = 0) -> int:
     finally:
         sys.stderr.flush()
         os._exit(99)
+
+
+def import_all(names: list[str]) -> None:
+    """Import modules, so that forked processes find them there. Only what is imported starts no threads."""
+    for name in names:
+        if name not in sys.modules and name != "kill_own":  # a module of one's own is found by each run itself
+            with suppress(Exception):
+                import_module(name)
 
 
 class Death:
@@ -141,6 +153,12 @@ class Trials:
         self.counts: Counter[str] = Counter()
         self.lost: list[str] = []
 
+    def import_first(self, kind: str) -> None:
+        """Import what a run of a kind imports, so that the time of the next is that of a run."""
+        (folder := self.root / "imports").mkdir()
+        end(start(folder, command(folder, kind)))
+        import_all((folder / "modules.txt").read_text().splitlines())
+
     def reference(self, kind: str) -> None:
         """Do the uninterrupted run of a kind, after those whose weights it begins with."""
         if kind in self.whole:
@@ -152,6 +170,7 @@ class Trials:
         if code := end(start(folder, command(folder, kind))):
             raise SystemExit(f"{kind} ended with {code}: {(folder / 'log.txt').read_text()}")
         self.took[kind] = time.perf_counter() - began
+        import_all((folder / "modules.txt").read_text().splitlines())
         self.whole[kind] = contents(folder)
         keep_weights(kind, folder / RUN, self.root)
 
@@ -220,6 +239,7 @@ def main() -> int:
         write_own(Path(root))
         sys.path.append(root)  # a forked process finds the module there
         trials = Trials(Path(root), args.seed)
+        trials.import_first(KINDS[0])
         for number in range(args.trials):
             trials.trial(number)
             done = number + 1 == args.trials
