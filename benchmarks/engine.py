@@ -2,6 +2,7 @@
 
     python benchmarks/engine.py                     # prints the table, writes benchmarks/results/engine-<device>.json
     python benchmarks/engine.py --threads 1,2       # with one intra-op thread and with two (CPU)
+    python benchmarks/engine.py --models vit,convnext --threads 1,2   # these rows anew; the file's others stay
     python benchmarks/engine.py --quick             # a few rows, to see that it runs
 
 A round is all of it: sampling, batches, local training of K ragged clients (their numbers of steps spread from half
@@ -12,6 +13,7 @@ median over the repetitions and their range. The rows are what `--backend auto` 
 """
 
 import argparse
+import json
 import platform
 import statistics
 import time
@@ -29,6 +31,7 @@ from fl.engine import Job
 from fl.engine.auto import work
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy
+from fl.engine.work import share_of_products
 from fl.federation import Federation
 from fl.partition import Split
 from surgery.errors import first_line
@@ -39,6 +42,13 @@ MODELS = {
     "cnn 28x28": ("cnn", {"in_channels": 1, "image_size": 28}),
     "resnet20 8x8": ("resnet20", {"in_channels": 1, "image_size": 8}),
     "resnet20 32x32": ("resnet20", {"in_channels": 3, "image_size": 32}),
+    "vit_tiny 8x8": ("vit_tiny", {"in_channels": 1, "image_size": 8, "width": 0.25}),
+    "vit_tiny 32x32": ("vit_tiny", {"in_channels": 3, "image_size": 32, "width": 0.5, "depth": 4}),
+    "convnext_tiny 8x8": ("convnext_tiny", {"in_channels": 1, "image_size": 8, "width": 0.25, "depth": (1, 1, 3, 1)}),
+    "convnext_tiny 32x32": (
+        "convnext_tiny",
+        {"in_channels": 3, "image_size": 32, "width": 0.25, "depth": (1, 1, 3, 1)},
+    ),
 }
 
 
@@ -92,6 +102,7 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     return {
         "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
         "work": work(Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy)),
+        "products": round(share_of_products(fed.model, fed.data), 3),
         "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
         "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
         "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},
@@ -99,19 +110,32 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     }  # fmt: skip
 
 
+def kept_rows(path: Path, models: list[str], threads: list[int]) -> list[dict]:
+    """The rows of a file that are not measured anew. Each row compares backends that took turns, so that rows of
+    different days go together.
+    """
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row for row in known if row["model"] not in models or row["threads"] not in threads]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", default=str(torch.get_num_threads()))
+    parser.add_argument("--models", default="", help="beginnings of their names, comma-separated [all]")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    grid = [
-        (m, k, b, t) for t in map(int, args.threads.split(",")) for m in MODELS for k in (2, 10, 20) for b in (10, 50)
-    ]
+    threads, models = (
+        list(map(int, args.threads.split(","))),
+        [m for m in MODELS if m.startswith(tuple(args.models.split(",")))],
+    )
+    if not models:
+        parser.error(f"--models {args.models}: there are {', '.join(MODELS)}")
+    grid = [(m, k, b, t) for t in threads for m in models for k in (2, 10, 20) for b in (10, 50)]
     if args.quick:
-        grid, args.repetitions = [("cnn 8x8", k, 10, int(args.threads.split(",")[-1])) for k in (2, 10)], 3
+        grid, args.repetitions = [(models[0], k, 10, threads[-1]) for k in (2, 10)], 3
     grid.sort(key=lambda case: (case[1] != 10, case[2] != 50))  # the usual cohort first, should the time run out
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
     print(
@@ -119,11 +143,11 @@ def main() -> None:
     )
     print("how many times faster the others are, median and range")
     print(f"{'model':21}{'K':>3}{'batch':>6}{'threads':>8}{'steps':>6}{'loop ms':>9}")
-    rows = []
+    file = f"engine-{args.device}{'-quick' if args.quick else ''}"
+    rows = kept_rows(args.out / f"{file}.json", models, threads) if args.models else []
     result = {
         "device": args.device, "name": name, "torch": torch.__version__, "repetitions": args.repetitions, "rows": rows,
     }  # fmt: skip
-    file = f"engine-{args.device}{'-quick' if args.quick else ''}"
     for case in grid:
         row = measure(*case, args.repetitions, args.device)
         rows.append(row)

@@ -3,14 +3,16 @@
     python benchmarks/kills.py           # 200 trials; prints what was lost, writes benchmarks/results/kills-cpu.json
     python benchmarks/kills.py --trials 4 --seed 7
 
-A trial starts a tiny run of one method (all methods take turns, and so does a comparison of two), kills its process one
-to three times, resumes it after each, and lets it end. Half of the kills come at a moment drawn from the length of the
-run, half right before a file of the run is opened to be written, renamed, deleted or its folder made. In every third
-trial a second process tries to resume the folder while the first works in it: it has to be refused, or, where the first
-has ended already, to change nothing. A run is lost if it can neither be resumed nor its folder be used again, or if in
-the end any file differs in any byte from those of the uninterrupted run, but for the seconds that rounds took.
+A trial starts a tiny run, kills its process one to three times, resumes it after each, and lets it end. The cases of
+`kill_cases.py` take turns: every method, a comparison of two, and runs with --init, with --keep-best, and on data and a
+model of one's own. Half of the kills come at a moment drawn from the length of the run, half right before a file of the
+run is opened to be written, renamed, deleted or its folder made. In every third trial a second process tries to resume
+the folder while the first works in it: it has to be refused, or, where the first has ended already, to change nothing.
+A run is lost if it can neither be resumed nor its folder be used again, or if in the end any file differs in any byte
+from those of the uninterrupted run, apart from the seconds that rounds took.
 
-Processes are forked from this one, which has imported everything, so that a trial takes about a second.
+Processes are forked from this one, which imports what the uninterrupted runs have imported, so that a trial takes about
+two seconds.
 """
 
 import argparse
@@ -24,23 +26,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import torch
+from kill_cases import CASES, arguments, keep_weights, needs, write_own
 from report import write
 
 from fl.algorithms import ALGORITHMS
 from fl.run import main as run
 
-TINY = "--clients 4 --participants 2 --rounds 5 --local-epochs 1 --width 0.1 --batch-size 50 --samples 300 --device cpu"
-TINY += " --local-valid 0.1 --local-test 0.1 --checkpoint-every 2 --eval-every 2 --backend loop --name a"
-OF_METHOD = {
-    "fedmr": "--fedmr.stage1-rounds 2",
-    "fesem": "--fesem.clusters 2",
-    "fesem_plus": "--fesem-plus.clusters 2",
-    "femam": "--femam.levels global,2,personal --femam.level-rounds 1,2",
-}
-KINDS = [*ALGORITHMS, "fedavg,fedmr"]
+KINDS = list(CASES)
 RUN = Path("runs", "a")
 
 
@@ -61,6 +58,7 @@ def start(folder: Path, arguments: list[str], die_at: int = 0) -> int:
         if die_at:
             sys.addaudithook(Death(die_at))
         code = run(arguments)
+        Path("modules.txt").write_text("\n".join(list(sys.modules)))
         sys.stdout.flush()
         os._exit(code)
     except BaseException:
@@ -70,6 +68,14 @@ def start(folder: Path, arguments: list[str], die_at: int = 0) -> int:
     finally:
         sys.stderr.flush()
         os._exit(99)
+
+
+def import_all(names: list[str]) -> None:
+    """Import modules, so that forked processes find them there. Only what is imported starts no threads."""
+    for name in names:
+        if name not in sys.modules and name != "kill_own":  # a module of one's own is found by each run itself
+            with suppress(Exception):
+                import_module(name)
 
 
 class Death:
@@ -100,10 +106,14 @@ def end(process: int) -> int:
 
 
 def command(folder: Path, kind: str) -> list[str]:
-    """What goes on with a run, or begins it where its settings were not written yet."""
+    """What goes on with a run, or begins it where its settings were not written yet.
+
+    Args:
+        folder: of this trial, in that of all trials.
+    """
     if (folder / RUN / "config.yaml").exists():
         return ["--resume", str(RUN)]
-    return ["--algorithm", kind, *TINY.split(), *OF_METHOD.get(kind, "").split()]
+    return arguments(kind, folder.parent)
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -143,24 +153,35 @@ class Trials:
         self.counts: Counter[str] = Counter()
         self.lost: list[str] = []
 
+    def import_first(self, kind: str) -> None:
+        """Import what a run of a kind imports, so that the time of the next is that of a run."""
+        (folder := self.root / "imports").mkdir()
+        end(start(folder, command(folder, kind)))
+        import_all((folder / "modules.txt").read_text().splitlines())
+
     def reference(self, kind: str) -> None:
-        """Do the uninterrupted run of a kind."""
-        (folder := self.root / f"whole-{kind}").mkdir()
+        """Do the uninterrupted run of a kind, after those whose weights it begins with."""
+        if kind in self.whole:
+            return
+        for other in needs(kind):
+            self.reference(other)
+        (folder := self.root / f"whole-{KINDS.index(kind)}").mkdir()
         began = time.perf_counter()
         if code := end(start(folder, command(folder, kind))):
             raise SystemExit(f"{kind} ended with {code}: {(folder / 'log.txt').read_text()}")
         self.took[kind] = time.perf_counter() - began
+        import_all((folder / "modules.txt").read_text().splitlines())
         self.whole[kind] = contents(folder)
+        keep_weights(kind, folder / RUN, self.root)
 
     def trial(self, number: int) -> None:
         """Kill, resume, compare."""
         kind = KINDS[number % len(KINDS)]
-        if kind not in self.whole:
-            self.reference(kind)
+        self.reference(kind)
         (folder := self.root / f"{number}").mkdir()
         for _ in range(self.draw.randint(1, 3)):
             self.killed(folder, kind)
-        wrong = self.finished(folder, kind, second=number % 3 == 0)
+        wrong = self.finished(folder, kind, second=(number + number // len(KINDS)) % 3 == 0)
         if not wrong:
             found = contents(folder)
             wrong = ", ".join(n for n in {*found, *self.whole[kind]} if found.get(n) != self.whole[kind].get(n))
@@ -215,14 +236,22 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)  # before a fork: the threads of a pool would not be there after it
     with tempfile.TemporaryDirectory() as root:
+        write_own(Path(root))
+        sys.path.append(root)  # a forked process finds the module there
         trials = Trials(Path(root), args.seed)
+        trials.import_first(KINDS[0])
         for number in range(args.trials):
             trials.trial(number)
             done = number + 1 == args.trials
             if done or number % 20 == 19:
                 result = {"trials": number + 1, "lost": len(trials.lost), "seed": args.seed, **trials.counts}
                 print(result, flush=True)
-                write(result | {"methods": len(ALGORITHMS), "what": trials.lost}, args.out, "kills-cpu", done)
+                write(
+                    result | {"methods": len(ALGORITHMS), "cases": len(KINDS), "what": trials.lost},
+                    args.out,
+                    "kills-cpu",
+                    done,
+                )
     print(f"{len(trials.lost)} of {args.trials} runs were lost")
     return int(bool(trials.lost))
 

@@ -85,6 +85,26 @@ def local_sgd(model, state, x, y, batches, lr, momentum, weight_decay=0.0, mu=0.
     return {k: v.clone() for k, v in model.state_dict().items()}, float(np.mean(losses))
 
 
+def local_loader(model, state, x, y, orders, size, lr, momentum):
+    """One client as in every tutorial of PyTorch: a DataLoader, whose last batch holds what is left, and an optimizer.
+
+    Args:
+        x, y: the client's own samples. orders: for each epoch the order in which it takes them.
+    """
+    model = copy.deepcopy(model).train()
+    model.load_state_dict(state)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum), []
+    samples = torch.utils.data.TensorDataset(x, y)
+    for order in orders:
+        for inputs, labels in torch.utils.data.DataLoader(samples, batch_size=size, sampler=order.tolist()):
+            optimizer.zero_grad()
+            loss = torch.nn.CrossEntropyLoss()(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return model.state_dict(), sum(losses) / len(losses)
+
+
 def epoch_batches(part, permutation, size):
     """Batches of one epoch, sample by sample: the permutation over and over until the last batch is full."""
     batches, row, position = [], [], 0

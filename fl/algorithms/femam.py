@@ -126,7 +126,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
             progress = _begun(at + 1, torch.full((n,), -1), options)
 
         pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
-        first = {"global": centre(kept.models, kept.used, fed.clients.train.sizes)} if at == 0 else {}
+        first = {"global": centre(fed, kept.models, kept.used)} if at == 0 else {}
         columns = {"level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
         server = {**server, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
         return server, trained._replace(metrics={**trained.metrics, **columns})

@@ -45,7 +45,6 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     if options.clusters > len(fed.clients):
         raise FLError(f"--{flags}.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
     clustering = Clustering.make(fed, options.clustering, options.compare, flags)
-    sizes = fed.clients.train.sizes
 
     def init():
         start = fed.initial()
@@ -56,7 +55,7 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
         (mapping,), clusters = server["structure"]["pathways"], server["clusters"]
         trained = fed.train(starts_of(clusters, mapping, clients, server["global"]), clients, rng)
         clusters, mapping = clustering.update(clusters, mapping, clients, trained, rng)
-        mean = centre(clusters, mapping, sizes)
+        mean = centre(fed, clusters, mapping)
         return {"global": mean, "clusters": clusters, "structure": {"pathways": mapping[None]}}, trained
 
     def predict(server, images, client=None):

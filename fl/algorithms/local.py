@@ -30,7 +30,7 @@ def on_their_own(fed: Federation) -> Algorithm:
     def round(server, clients, rng):
         trained = fed.train(take(server["personal"], clients), clients, rng)
         personal = put(server["personal"], clients, trained.states)
-        mean = average(personal, weights=fed.clients.train.sizes)
+        mean = fed.keep_frozen(personal, average(personal, weights=fed.clients.train.sizes))
         return {"global": mean, "personal": personal}, traffic.no_traffic(trained)
 
     def predict(server, images, client=None):

@@ -30,6 +30,7 @@ from fl.base.types import from_yaml, is_tuple
 from fl.config.settings import DataSettings
 from fl.data import is_own, is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names
+from fl.engine.batches import LAST_BATCHES
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.engine.schedule import SCHEDULES, Schedule, schedule
 from fl.federation.asked import ASKED
@@ -107,6 +108,9 @@ class Fields(DataSettings):
     """how often a client goes through its data in a round"""
     batch_size: AtLeast1 = 10
     """samples in a training step; at most as many as the client with most samples has"""
+    last_batch: Annotated[str, one_of(*LAST_BATCHES), _RARE] = "filled"
+    """the last batch of an epoch: filled up with samples that the client has seen in this epoch, which then count
+    twice; or partial, with those that are left, as a DataLoader of torch has it"""
     crop: Annotated[Natural, _RARE] = 0
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: Annotated[bool, _RARE] = False

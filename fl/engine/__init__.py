@@ -107,6 +107,8 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
                 f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} normalises over a batch, and at "
                 f"--batch-size {min(job.batches.size for job, _, _ in groups)} one of its norms sees a single value: "
                 "use a larger --batch-size, larger images (--pad), or a model without batch norm"
+                + ", or leave --last-batch partial out"
+                * any(job.batches.real is not None for job, _, _ in groups)
             ) from error
     if not all(map(torch.equal, before, _global_rng(device))):
         raise FLError(

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from fl.engine.job import Group, Job
-from fl.engine.work import flops
+from fl.engine.work import flops, share_of_products
 from surgery.states import owners
 
 _TINY = 2 * 10**6  # floating-point operations of one sample's forward pass: LeNet's 1.3 million are below it
+_OTHER = 3.0  # matrix products in the place of convolutions count as much as 20 times the work
 _DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm)
 
 
@@ -21,8 +22,9 @@ def ranked(groups: Sequence[Group]) -> list[str]:
     """The backends that can train these groups, the fastest first; the last one is `loop`, which trains everything.
 
     Their order is that of the nearest row of this device's measurements (`benchmarks/engine.py`), where distances are
-    between logarithms: of the number of threads, of the cohort's size and of the work of a step. Without measurements
-    an accelerator is assumed to wait for the launches of many small kernels: tiny models, and models of linear layers
+    between logarithms: of the number of threads, of the cohort's size and of the work of a step; and between the shares
+    of matrix products, since attention and convolutions gain differently from the same backend. Without measurements an
+    accelerator is assumed to wait for the launches of many small kernels: tiny models, and models of linear layers
     only, then train as one program, the others as graphs, since convolutions of many clients at once are slow.
     """
     job = groups[0][0]
@@ -46,9 +48,13 @@ def _order(groups: Sequence[Group], able: Sequence[str]) -> list[str]:
     if not mean:
         return ["loop"]
     here = [math.log(n) for n in (torch.get_num_threads(), sum(clients), mean)]
-    nearest = min(
-        rows, key=lambda row: sum((math.log(row[n]) - x) ** 2 for n, x in zip(("threads", "k", "work"), here))
-    )
+    products = share_of_products(job.model, job.data)
+
+    def distance(row: dict) -> float:
+        apart = sum((math.log(row[n]) - x) ** 2 for n, x in zip(("threads", "k", "work"), here))
+        return apart + (_OTHER * (row.get("products", 0.0) - products)) ** 2  # older rows are of convolutions
+
+    nearest = min(rows, key=distance)
     return sorted([name for name in able if name in nearest["ms"]], key=nearest["ms"].get)
 
 

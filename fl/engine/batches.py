@@ -12,9 +12,15 @@ from fl.base.rng import Rng
 from fl.engine.augment import Augment
 from surgery.transfer import upload
 
+LAST_BATCHES = ("filled", "partial")
+"""What the last batch of an epoch holds: as many samples as the others, some of them again, or those that are left."""
+
+IGNORED = -100
+"""The label of samples that only fill a batch up: cross entropy leaves them out of its mean."""
+
 
 def filled(samples: int, size: int) -> int:
-    """How many samples one epoch passes through the model, since its last batch is filled up: n samples in batches.
+    """How many samples one epoch passes through the model where its last batch is filled up.
 
     >>> filled(20, 10), filled(21, 10)
     (20, 30)
@@ -26,7 +32,7 @@ class Step(NamedTuple):
     """The input of one step of a client; for several clients, with leading axes.
 
     Attributes:
-        index: the samples, int64 [*leading, B].
+        index: the samples, int64 [*leading, B]. A sample i that only fills up a partial batch is written ~i, below 0.
         key: a random number of 32 bits, int64 [*leading]; everything random in the step is drawn from it
             (`fl.engine.draws`).
         places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 3]; None without augmentation.
@@ -35,6 +41,10 @@ class Step(NamedTuple):
     index: Tensor
     key: Tensor
     places: Tensor | None
+
+    def first(self, count: int) -> "Step":
+        """The same step of one client with its first samples only, which get the same random numbers."""
+        return Step(self.index[:count], self.key, None if self.places is None else self.places[:count])
 
 
 class Batches(NamedTuple):
@@ -47,17 +57,25 @@ class Batches(NamedTuple):
         size: samples of a step.
         steps: each client's number of steps, known on the host.
         augment: how the samples are changed at random.
+        real: with partial last batches the number of samples in each step of each client, the others only fill it up
+            to one shape for all; None: all samples count, also those that fill up.
     """
 
     rows: Tensor
     size: int
     steps: tuple[int, ...]
     augment: Augment = Augment()
+    real: tuple[tuple[int, ...], ...] | None = None
 
     def step(self, rows: Tensor) -> Step:
         """The steps that rows [*leading, W] stand for, as views of them."""
         index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
         return Step(index, key[..., 0], places.unflatten(-1, (self.size, 3)) if self.augment.moves else None)
+
+    def own(self, k: int, s: int) -> Step:
+        """The s-th step of the k-th client, with its real samples only."""
+        step = self.step(self.rows[k, s])
+        return step if self.real is None else step.first(self.real[k][s])
 
     @property
     def index(self) -> Tensor:
@@ -80,17 +98,20 @@ def make_batches(
     repeats: int = 1,
     augment: Augment = Augment(),
     width: int = 0,
+    last: str = "filled",
 ) -> Batches:
     """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
 
     The last batch of an epoch is filled from the start of the same permutation, cyclically where a client has
-    fewer than `size` samples. What a client sees depends only on (seed, round, client).
+    fewer than `size` samples. These samples count once more, unless the last batch is to be partial: then each sample
+    counts once in an epoch, as with a DataLoader of torch. What a client sees depends only on (seed, round, client).
 
     Args:
         parts: the training indices of each of the K clients.
         clients: their numbers, which select their random streams.
         repeats: steps on each batch before the next.
         augment: how the samples are changed at random. width: of the images, in pixels, if these are cut or mirrored.
+        last: one of `LAST_BATCHES`.
 
     >>> batches = make_batches([torch.arange(3)], [0], epochs=1, size=2, rng=Rng(0), device="cpu")
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
@@ -98,11 +119,15 @@ def make_batches(
     """
     steps = max((filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
     ask(8 * len(parts) * steps * (size + 1), f"the batches of {epochs:,} epochs", "use fewer --local-epochs")
-    rows = []
+    rows, real = [], []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))
-        positions = torch.arange(filled(n, size)) % n
-        epoch_rows = [part[torch.randperm(n, generator=generator)[positions]] for _ in range(epochs)]
+        positions = torch.arange(filled(n, size))
+        epoch_rows = [part[torch.randperm(n, generator=generator)[positions % n]] for _ in range(epochs)]
+        if last == "partial":
+            epoch_rows = [torch.where(positions < n, index, ~index) for index in epoch_rows]
+            counts = [min(size, n - at) for at in range(0, n, size) for _ in range(repeats)]
+            real.append(tuple(counts * epochs))
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
         keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)
         rows.append(torch.cat([index, keys[:, None]], 1))
@@ -110,4 +135,4 @@ def make_batches(
     if augment.moves:
         places = augment.draw(numbers[..., -1], size, width)
         numbers = torch.cat([numbers, places.flatten(-2)], -1)
-    return Batches(numbers, size, tuple(len(r) for r in rows), augment)
+    return Batches(numbers, size, tuple(len(r) for r in rows), augment, tuple(real) if last == "partial" else None)

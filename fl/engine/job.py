@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl.data import Dataset
-from fl.engine.batches import Batches, Step
+from fl.engine.batches import IGNORED, Batches, Step
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Ascent, Batch, Call, Objective
 from fl.engine.optimizers import Optimizer
@@ -53,8 +53,13 @@ class Job:
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
     def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
-        """The samples of a step, ready for the objective."""
-        x, augment = self.data.x[step.index], self.batches.augment
+        """The samples of a step, ready for the objective. Those that only fill it up have the label IGNORED."""
+        index, augment = step.index, self.batches.augment
+        if self.batches.real is not None:
+            index = torch.maximum(index, ~index)
+        x, y = self.data.x[index], self.data.y[index]
+        if self.batches.real is not None:
+            y = y.masked_fill((step.index < 0).view(*index.shape, *[1] * (y.ndim - index.ndim)), IGNORED)
         if augment.moves:
             x = augment.cut(x, step.places)
         elif augment.mask:
@@ -63,8 +68,8 @@ class Job:
         if self.precision.channels_last and x.ndim == 4:
             x = x.to(memory_format=torch.channels_last)  # contiguous() would leave gray images as they are
         if self.per_sample is None:
-            return x, self.data.y[step.index]
-        return x, self.data.y[step.index], self.per_sample[step.index]
+            return x, y
+        return x, y, self.per_sample[index]
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
         """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""

@@ -50,7 +50,7 @@ class Replica:
         """Train the k-th client from its start for all of its steps; yields after each step."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
-            self.step(self.job.batches.step(self.job.batches.rows[k, s]), mine)
+            self.step(self.job.batches.own(k, s), mine)
             yield
         self.save(k, results)
 

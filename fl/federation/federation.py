@@ -1,6 +1,6 @@
 """Clients, data, model and local training: everything from which a method composes its rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.engine.batches import filled
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
 from fl.federation.asked import ASKED
@@ -25,7 +24,7 @@ from fl.federation.population import Population
 from fl.federation.trained import Trained
 from fl.federation.training import LocalObjective, train_cohort
 from fl.partition import Splits
-from surgery import Stack, State, stack_size
+from surgery import Stack, State, Submodel, stack_size
 from surgery.transfer import upload
 
 _LOCAL = [setting.name for setting in fields(LocalTraining)]
@@ -85,15 +84,28 @@ class Federation(Population):
         local.check(self.data)
         check_values(defence, "defence")
 
-    @property
-    def average(self) -> Callable[..., State | Stack]:
-        """How the server averages the models that clients send: `Defence.average`."""
-        return self.defence.average
+    def average(
+        self, models: Stack, weights: Any = None, fallback: Mapping[str, Tensor] | None = None
+    ) -> State | Stack:
+        """How the server averages the models that clients send: `Defence.average`. Frozen parameters stay the same."""
+        return self.keep_frozen(models, self.defence.average(models, weights, fallback))
 
-    @property
-    def average_submodels(self) -> Callable[..., State]:
-        """The same for parts of the model: `Defence.average_submodels`."""
-        return self.defence.average_submodels
+    def average_submodels(
+        self,
+        states: Sequence[State],
+        plans: Sequence[Submodel],
+        fallback: State,
+        weights: Sequence[float],
+        factors: Mapping[str, Tensor] | None = None,
+    ) -> State:
+        """The same for parts of the model: `Defence.average_submodels`. Frozen parameters are those of the fallback."""
+        mean, frozen = self.defence.average_submodels(states, plans, fallback, weights, factors), self.frozen
+        if not frozen:
+            return mean
+        entries = [entry for plan in {id(plan): plan for plan in plans}.values() for entry in plan.entries.items()]
+        kept = {source.name for name, sources in entries if name in frozen for source in sources}
+        kept -= set(self.trainable)  # a frozen block may stand for deeper ones that are trained
+        return mean | {name: fallback[name].clone() for name in kept}
 
     @property
     def asked(self) -> set[str]:
@@ -192,9 +204,9 @@ class Federation(Population):
             context = with_entry(each.context, "held", self.classes_of(cohort.clients))
             each = each._replace(objective=masked(each.objective), context=context)
         passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
-        size = self.local.size_of_batches(self.clients.train)
+        parts = self.clients.train
         for client, model in zip(cohort.clients, cohort.models):
-            samples = filled(len(self.clients.train[client]), size)
+            samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data)
         return train_cohort(self, self.local, self.attack, self.defence, cohort, each, rng)
 

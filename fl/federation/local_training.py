@@ -6,6 +6,7 @@ from fl.base.errors import FLError
 from fl.data import Dataset
 from fl.engine import SGD, Optimizer, Precision, check
 from fl.engine.augment import Augment
+from fl.engine.batches import LAST_BATCHES, filled
 from fl.engine.schedule import Schedule
 from fl.partition.split import Parts
 
@@ -26,6 +27,7 @@ class LocalTraining:
         backend: what runs the clients, see `fl.engine`.
         chunk: how many clients train at a time, to save memory; 0: all clients of the round.
         precision: the numbers and the memory layout in which clients train.
+        last_batch: what the last batch of an epoch holds, one of `fl.engine.batches.LAST_BATCHES`.
 
     >>> LocalTraining(epochs=1, optimizer=SGD(0.1)).optimizer.lr
     0.1
@@ -41,6 +43,7 @@ class LocalTraining:
     backend: str = "auto"
     chunk: int = 0
     precision: Precision = Precision()
+    last_batch: str = "filled"
 
     def size_of_batches(self, parts: Parts) -> int:
         """The samples of each step: `batch_size`, but no more than the client with most samples has.
@@ -54,11 +57,17 @@ class LocalTraining:
         """
         return min(self.batch_size, parts.largest)
 
+    def samples_of_epoch(self, samples: int, parts: Parts) -> int:
+        """How many samples a client with so many passes through its model in an epoch."""
+        return samples if self.last_batch == "partial" else filled(samples, self.size_of_batches(parts))
+
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
         for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("chunk", 0)):
             if getattr(self, name) < least:
                 raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
+        if self.last_batch not in LAST_BATCHES:
+            raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
         check(self.backend, data.x.device, self.precision)
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")

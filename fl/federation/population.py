@@ -14,7 +14,7 @@ from fl.federation.presence import Presence
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
-from surgery import State
+from surgery import Stack, State
 from zoo import Spec
 
 
@@ -64,6 +64,21 @@ class Population:
     def trainable(self) -> dict[str, nn.Parameter]:
         """The model's parameters that are trained, by name and in the model's order; frozen ones are left out."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def frozen(self) -> set[str]:
+        """The names of the model's parameters that are not trained."""
+        return {name for name, p in self.model.named_parameters() if not p.requires_grad}
+
+    def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
+        """The mean of models, or several means, with the frozen parameters that the models have. These are equal, and
+        rounding would change them: a weighted sum of equal numbers can differ from them in its last bit.
+        """
+        kept = {}
+        for name in self.frozen:
+            same = (models[name] == models[name][:1]).all(0)
+            kept[name] = torch.where(same, models[name][0], mean[name])
+        return mean | kept
 
     @property
     def fleet_or_uniform(self) -> Fleet:

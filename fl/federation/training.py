@@ -81,7 +81,8 @@ def make_group(
     """Clients of one architecture, in the form that the engine takes."""
     x, parts = population.data.x, [population.clients.train[client] for client in clients]
     size = local.size_of_batches(population.clients.train)
-    batches = make_batches(parts, clients, local.epochs, size, rng, x.device, local.repeats, local.augment, x.shape[-1])
+    changes = (local.repeats, local.augment, x.shape[-1], local.last_batch)
+    batches = make_batches(parts, clients, local.epochs, size, rng, x.device, *changes)
     optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
     settings = (optimizer, objective.objective, objective.ascent, local.precision, objective.per_sample)
     return Job(model, population.data, batches, *settings), starts, objective.context or {}

@@ -90,6 +90,7 @@ def build(
     local = LocalTraining(
         epochs=config.local_epochs,
         batch_size=config.batch_size,
+        last_batch=config.last_batch,
         optimizer=config.local_optimizer(),
         schedule=config.schedule(),
         augment=augment,

@@ -12,7 +12,7 @@ from fl.config import Config
 from fl.models.init import Start
 from fl.models.weights import LIBRARIES
 from fl.runs import checkpoint
-from fl.runs.checksums import damage, record
+from fl.runs.checksums import damage, ordered, record
 from surgery.errors import first_line
 
 FILE = "start.safetensors"
@@ -23,7 +23,7 @@ def keep(folder: Path, start: Start) -> None:
     said = json.dumps({name: value for name, value in start._asdict().items() if name != "taken"})
     header = {"start": said, "checksums": record(start.taken, said)}
     with replacing(folder / FILE) as temporary:
-        temporary.write_bytes(serialise(start.taken, metadata=header))
+        temporary.write_bytes(b"".join(ordered(serialise(start.taken, metadata=header))))
 
 
 def kept(folder: Path, config: Config) -> Start | None:

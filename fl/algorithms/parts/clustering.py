@@ -91,12 +91,12 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
     return {name: torch.cat([tensor, newcomers[name][None]])[rows] for name, tensor in models.items()}
 
 
-def centre(models: Stack, mapping: Tensor, sizes: Tensor) -> State:
+def centre(fed: Federation, models: Stack, mapping: Tensor) -> State:
     """The mean of the cluster models, weighted by their clients' samples (equally, if nobody is in a cluster)."""
-    k = stack_size(models)
+    k, sizes = stack_size(models), fed.clients.train.sizes
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
-    return average(models, weights=weights if weights.any() else None)
+    return fed.keep_frozen(models, average(models, weights=weights if weights.any() else None))
 
 
 def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:

@@ -88,7 +88,7 @@ class ClusterLevel(Kind):
 
     def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
         """The model of a participant's cluster; the mean of the cluster models if it is in none (B.1a)."""
-        return starts_of(level.models, level.used, clients, centre(level.models, level.used, self.sizes))
+        return starts_of(level.models, level.used, clients, centre(self.fed, level.models, level.used))
 
     def objective(self) -> Objective:
         """The loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""

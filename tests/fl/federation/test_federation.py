@@ -19,7 +19,7 @@ from fl.federation.traffic import count
 CHANGED = {
     "epochs": 3, "batch_size": 7, "optimizer": SGD(0.5), "schedule": lambda number: 0.5, "repeats": 2,
     "augment": Augment(flip=True), "masked": True, "backend": "loop", "chunk": 2,
-    "precision": LocalTraining().precision._replace(deterministic=False),
+    "precision": LocalTraining().precision._replace(deterministic=False), "last_batch": "partial",
 }  # fmt: skip
 
 
