@@ -88,6 +88,7 @@ def test_runs_that_were_stopped_go_on_elsewhere(paper_runs, tmp_path, monkeypatc
         folder.mkdir()
         if number:
             paper_runs.unpack(tmp_path / f"out{number - 1}", folder)
+            assert [paper_runs.rounds_done(folder / name)[0] for name in ("one", "other")] == rounds[-1]
 
         def clock(tables=(folder / "one/metrics.csv", folder / "other/metrics.csv")):
             """The time is over as soon as both runs have gone on."""
