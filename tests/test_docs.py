@@ -37,7 +37,7 @@ def registered():
 
 
 WITH_PYTHON = [page for page, text in PAGES.items() if blocks(text, "python")]
-LONG = ("docs/guides/surgery.md", "docs/guides/levels.md")
+LONG = ("docs/guides/surgery.md", "docs/guides/levels.md", "docs/guides/method.md", "docs/guides/architectures.md")
 
 
 @pytest.mark.parametrize("page", some(WITH_PYTHON, [page for page in WITH_PYTHON if page not in LONG]))

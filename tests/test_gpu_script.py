@@ -1,9 +1,12 @@
 """benchmarks/gpu.sh says what it does not know, and paper_runs.py goes on with runs from what came back of them."""
 
 import importlib.util
+import math
 import subprocess
+import time
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +80,7 @@ def test_what_is_packed_in_pieces_comes_back(paper_runs, tmp_path, monkeypatch, 
 @pytest.mark.slow
 def test_runs_that_were_stopped_go_on_elsewhere(paper_runs, tmp_path, monkeypatch):
     flags = ["digits", "--algorithm", "fedavg", "--rounds", "100000", "--clients", "4", "--participants", "2"]
+    flags += ["--local-epochs", "1", "--samples", "200", "--checkpoint-every", "1", "--eval-every", "1"]
     monkeypatch.setattr(paper_runs, "runs", lambda quick: {"one": flags, "other": flags})
     rounds = [[0, 0]]
     for number in range(2):
@@ -84,7 +88,15 @@ def test_runs_that_were_stopped_go_on_elsewhere(paper_runs, tmp_path, monkeypatc
         folder.mkdir()
         if number:
             paper_runs.unpack(tmp_path / f"out{number - 1}", folder)
-        args = Namespace(folder=folder, quick=True, minutes=0.5, jobs=2, device="cpu", precision="float32")
+            assert [paper_runs.rounds_done(folder / name)[0] for name in ("one", "other")] == rounds[-1]
+
+        def clock(tables=(folder / "one/metrics.csv", folder / "other/metrics.csv")):
+            """The time is over as soon as both runs have gone on."""
+            lines = [len(table.read_text().splitlines()) if table.exists() else 0 for table in tables]
+            return math.inf if all(n > 1 + done for n, done in zip(lines, rounds[-1])) else time.monotonic()
+
+        monkeypatch.setattr(paper_runs, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+        args = Namespace(folder=folder, quick=True, minutes=2, jobs=2, device="cpu", precision="float32")
         assert paper_runs.play(args) == []
         rounds.append([paper_runs.rounds_done(folder / name)[0] for name in ("one", "other")])
         assert all(more > before for more, before in zip(rounds[-1], rounds[-2])), (folder / "one.log").read_text()

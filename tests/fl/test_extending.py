@@ -159,8 +159,9 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     """All of them in one run."""
     assert Path(extended.__file__).is_relative_to(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    flags = [*TINY, "--algorithm", "fedavg,halfway", "--halfway.share", "0.25", "--dataset", "stripes", "--eval-every"]
-    flags += ["2", "--partition", "largest", "--first-share", "0.75", "--name", "mine", "--out", str(tmp_path)]
+    flags = [*TINY, "--algorithm", "fedavg,halfway", "--halfway.share", "0.25", "--dataset", "stripes"]
+    flags += ["--samples", "0", "--eval-every", "2", "--partition", "largest", "--first-share", "0.75"]
+    flags += ["--name", "mine", "--out", str(tmp_path)]
     refused = [[*flags, "--masked-loss"], [*flags, "--architectures.widths", "0.5,1"]]
     refused += [[*flags, "--partition", "iid"], [*flags, "--algorithm", "fedavg"]]
     assert extended.main(flags) == 0

@@ -115,8 +115,11 @@ def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one():
     "flags",
     [
         ["--algorithm", "fedmr"],
-        pytest.param(["--model", "resnet20", "--norm", "static_batch", "--width", "0.25"], marks=pytest.mark.slow),
-        ["--model", "resnet20", "--norm", "batch", "--width", "0.25"],
+        pytest.param(
+            ["--model", "resnet20", "--norm", "static_batch", "--width", "0.25", "--depth", "1"],
+            marks=pytest.mark.slow,
+        ),
+        ["--model", "resnet20", "--norm", "batch", "--width", "0.25", "--depth", "1"],
     ],
     ids=["cnn", "static", "batch"],
 )
@@ -133,7 +136,7 @@ def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
 def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
     flags = ["--dataset", "text:book.txt", "--data-root", str(tmp_path), "--text.tokens", "byte", "--text.length", "8"]
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
-    flags += ["--partition", "iid", "--model", model, "--min-samples", "1", "--rounds", "1"]
+    flags += ["--partition", "iid", "--model", model, "--min-samples", "1", "--rounds", "1", "--samples", "0"]
     folder = train(tmp_path, "a", *flags)
     (row,) = [r for r in look(tmp_path, folder, "--points", 3, "--samples", 0) if r["a"] == r["b"] == 0]
     assert row["loss"] == pytest.approx(read(folder / "metrics.csv")[-1]["loss"], rel=1e-5)

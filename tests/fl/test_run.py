@@ -256,7 +256,7 @@ BAD = [
     (["--participants", "1.5"], "neither a count (5) nor a share above 0 and at most 1"),
     (["--participants", "0"], "between 1 and all"),
     (["--alpha", "0.001", "--clients", "50"], "use a larger --alpha"),
-    (["--clients", "1000"], "use fewer clients"),
+    (["--clients", "1000", "--samples", "0"], "use fewer clients"),
     (["--rounds", "0"], "--rounds must be 1 or more"),
     (["--lr", "-1"], "--lr must be above 0"),
     (["--lr", "nan"], "--lr must be a finite number"),

@@ -97,7 +97,8 @@ def test_every_value_runs_with_every_method_and_seed_and_is_a_plain_run(tmp_path
     ("option", "values", "sizes"), [("samples", "400,600", [400, 600]), ("pool", "false,true", [1437, 1797])]
 )
 def test_every_value_has_the_data_that_it_asks_for(tmp_path, option, values, sizes):
-    folder = swept(tmp_path, option, values, "--algorithm", "fedavg", "--rounds", "1", "--local-test", "0.2")
+    every = ["--samples", "0"] if option == "pool" else []
+    folder = swept(tmp_path, option, values, *every, "--algorithm", "fedavg", "--rounds", "1", "--local-test", "0.2")
     dealt = []
     for value in values.split(","):
         with open(folder / f"{option}={value}/fedavg-seed0/clients.csv") as file:

@@ -114,7 +114,7 @@ def runs(model, x, kind):
     return out, count[kind]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(nets())
 def test_ungraft_undoes_graft_and_plans_are_exact(case):
     net, depths, deeper = case
@@ -138,7 +138,7 @@ def test_ungraft_undoes_graft_and_plans_are_exact(case):
     assert small.entries == plan.entries
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(nets(), st.data())
 def test_ungraft_below_the_original_depth(case, data):
     net, depths, deeper = case
@@ -159,7 +159,7 @@ def test_ungraft_below_the_original_depth(case, data):
             assert [s.name for s in entry[1:]] == [f"{b}.b.weight" for b in dropped if depth > 1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(nets([way for way in WAYS if way != "flat"]))  # a state shows no activation between two sections
 def test_a_state_is_deepened_as_the_module_is(case):
     net, depths, deeper = case
@@ -637,7 +637,7 @@ class _Nothing(nn.Module):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(nets(), st.data())
 def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):
     net, _, deeper = case
@@ -695,7 +695,7 @@ FAMILIES = {
 }
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), st.data())
 def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data):
     spec = FAMILIES[name]

@@ -461,7 +461,7 @@ def check_everything(model, x, rate, again, train=True, inner_rate=0.6):
 
 
 @given(net=image_nets(PLAIN), rate=RATES, again=AGAIN)
-@settings(hypothesis_settings, max_examples=30)
+@settings(hypothesis_settings, max_examples=16)
 def test_random_plain_networks_get_exactly_their_share(net, rate, again):
     model, x = net
     small, plan = check_everything(model, x, rate, again)
@@ -478,7 +478,7 @@ def test_random_plain_networks_get_exactly_their_share(net, rate, again):
 
 
 @given(net=image_nets(SAFE), rate=RATES, again=AGAIN)
-@settings(hypothesis_settings, max_examples=50)
+@settings(hypothesis_settings, max_examples=25)
 def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, again):
     model, x = net
     small, plan = check_everything(model, x, rate, again)
@@ -489,7 +489,7 @@ def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, ag
 
 
 @given(net=image_nets((*SAFE, *OTHER)), rate=RATES, again=AGAIN)
-@settings(hypothesis_settings, max_examples=30)
+@settings(hypothesis_settings, max_examples=16)
 def test_random_networks_with_norms(net, rate, again):
     model, x = net
     # a norm of a group of one pixel or channel has no gradient to speak of, but it must be finite
@@ -498,7 +498,7 @@ def test_random_networks_with_norms(net, rate, again):
 
 
 @given(net=token_nets(), rate=st.sampled_from([0.5, 1.0, 0.3, 0.8]), again=AGAIN)
-@settings(hypothesis_settings, max_examples=30)
+@settings(hypothesis_settings, max_examples=16)
 def test_random_networks_of_tokens(net, rate, again):
     model, x = net
     small, plan = check_everything(model, x, rate, again, inner_rate=0.8)
@@ -507,7 +507,7 @@ def test_random_networks_of_tokens(net, rate, again):
 
 
 @given(net=image_nets((*SAFE, *OTHER)))
-@settings(hypothesis_settings, max_examples=15)
+@settings(hypothesis_settings, max_examples=8)
 def test_rate_one_changes_nothing(net):
     model, x = net
     small, plan = narrowed(model, x, 1.0)

@@ -88,7 +88,7 @@ def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holde
     check_round(stepping(), NeFLOptions(keep=keep), patterns)
 
 
-@pytest.mark.parametrize("name", ["batch", "transformer"])
+@pytest.mark.parametrize("name", ["batch", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_statistics_and_layer_norms_are_a_submodels_own(name):
     check_round(mixed(name), NeFLOptions(step_sizes=False), {})
 
@@ -137,7 +137,7 @@ def test_blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read()
 def test_the_deployed_model_of_a_run_can_be_loaded(tmp_path):
     flags = "--algorithm nefl --model preresnet18 --width 0.05 --depth 2 --architectures.widths 0.5,1"
     flags += " --architectures.depths 1,2 --architectures.choose cycle --clients 4 --participants 4 --rounds 1"
-    flags += " --local-epochs 1 --batch-size 100 --device cpu --backend loop --norm static_batch"
+    flags += " --samples 200 --local-epochs 1 --batch-size 100 --device cpu --backend loop --norm static_batch"
     assert cli.main([*flags.split(), "--out", str(tmp_path), "--name", "a"]) == 0
     fed, algorithm = build(Config.read(tmp_path / "a"))
     ((server, _),) = play(algorithm, fed, 1)

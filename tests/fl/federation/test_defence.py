@@ -149,12 +149,12 @@ def test_clipping_by_numpy(make_federation, stacked):
 
 def test_a_round_clips_before_it_averages(make_federation):
     fed = make_federation("resnet20", participants=4, epochs=1)
-    cut = replace(fed, defence=Defence(clip=0.5))
+    cut = replace(fed, defence=Defence(clip=0.25))
     start = fedavg(fed).init()
     plain, (server, trained) = fedavg(fed).round(start, *ROUND)[1], fedavg(cut).round(start, *ROUND)
     names = {name for name, _ in fed.model.named_parameters()}
     starts = surgery.broadcast(start["global"], 4)
-    expected = Defence(clip=0.5).clipped(plain.received, starts, plain.sizes, names)
+    expected = cut.defence.clipped(plain.received, starts, plain.sizes, names)
     assert_same(trained.received, expected)
     assert_same(server["global"], surgery.average(expected, weights=plain.sizes))
     length = [

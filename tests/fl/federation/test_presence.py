@@ -1,8 +1,10 @@
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from rounds import assert_same, play
+from selection import some
 
 from fl.algorithms import FedFAOptions, fedavg, fedfa
 from fl.base.errors import FLError
@@ -34,9 +36,9 @@ def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
         assert (there.first <= there.last).all()
         each = [there.at(number) for number in range(1, rounds + 1)]
         assert (len(each[0]), len(each[-1])) == (clients - coming, clients - going)
-        for number, some in enumerate(each, 1):
+        for number, present in enumerate(each, 1):
             first, last = there.first.tolist(), there.last.tolist()
-            assert some == [k for k in range(clients) if first[k] <= number <= last[k]]
+            assert present == [k for k in range(clients) if first[k] <= number <= last[k]]
         starts |= set(there.first[joins].tolist())
         ends |= set(there.last[leaves].tolist())
     assert starts == (set(range(2, rounds + 1)) if coming else set())
@@ -95,8 +97,9 @@ def close(a, b, names=None):
     return all(torch.allclose(a[n].double(), b[n].double(), rtol=1e-9, atol=1e-11) for n in names or a)
 
 
-@pytest.mark.parametrize("scale", ["norm", "none"])
-@pytest.mark.parametrize("everyone", [True, False])
+@pytest.mark.parametrize(
+    ("everyone", "scale"), some(product((True, False), ("norm", "none")), [(True, "norm"), (False, "none")])
+)
 def test_a_model_that_has_the_size_of_a_later_client_from_the_start_is_one_that_grows(make_federation, everyone, scale):
     """Run A has the global model of all clients from the start. Run B has that of the present ones, begins as its part
     of A's initial model, and grows when the large client joins: `plan.embed(B, into=A's initial model)`.

@@ -33,8 +33,7 @@ def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("name", "channels"), some(product(NAMES, (1, 3)), list(zip(NAMES, (1, 3)))))
 def test_channels_classes_and_width(name, channels):
     model = make(name, in_channels=channels, num_classes=7, width=0.5).eval()
     assert model(torch.zeros(2, channels, 8, 8)).shape == (2, 7)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rounds import SMALL, made
+from selection import some
 
 import surgery
 import zoo
@@ -61,7 +62,9 @@ def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
     assert [int(row["parameters"]) for row in written] == sorted(row["parameters"] for row in rows.values())
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedasam", "fedrep", *MIXED])
+@pytest.mark.parametrize(
+    "name", some(["fedavg", "ditto", "fedasam", "fedrep", *MIXED], ["ditto", "fedasam", "fedrep", "fedfa"])
+)
 def test_the_meter_by_hand(make_federation, name):
     """Samples in whole batches, times passes over them (two epochs; ditto has two models, and SAM two passes a step),
     times the forward pass of the client's own model. What attackers compute beside is not counted.
