@@ -58,9 +58,13 @@ _MODELS = {"cnn": "cnn", "resnet20": "resnet20_fedmr", "vgg16": "vgg16"}
 _RELEASED = {
     "cnn": "--model lenet (its CNN, smaller than McMahan's; the numbers look like it)",
     "resnet20": "(not in the model, which is the released one; --model resnet20 is the usual one)",
-    "vgg16": "",
-    "cifar100": "--dataset cifar100-coarse (its 20 superclasses; the numbers very likely are of these)",
+    "cifar100": "--dataset cifar100-coarse (its 20 superclasses; the numbers very likely are of these), "
+    "normalised by its own statistics (not offered)",
+    "femnist": "inverted images (not offered)",
 }
+_FEMNIST_CNN = (
+    "a CNN of 5x5 convolutions with 16 and 32 channels, without padding, and a hidden layer of 256 (not offered)"
+)
 
 OVERVIEW = {
     "fedmr-DATA-MODEL-SPREAD": (
@@ -94,9 +98,10 @@ def _recipe(data: str, model: str, spread: str, numbers: list[str]) -> tuple[str
     """(name, recipe) of one row, whose docstring is put together from the paper's numbers."""
     name = f"fedmr-{data}-{model}" + ("" if data == "femnist" else f"-{spread}")
     eps = 1.8 if data == "femnist" else 1  # a tenth of the participants
+    its_model = _FEMNIST_CNN if (data, model) == ("femnist", "cnn") else _RELEASED.get(model)
     flags = [
-        "--momentum 0.5", "--fedmr.unit tensor", "--fedmut.unit tensor", f"--fedexp.eps {eps}", _RELEASED[model],
-        _RELEASED.get(data, ""), "CluSamp by L1 distances (not offered)",
+        "--momentum 0.5", "--fedmr.unit tensor", "--fedmut.unit tensor", f"--fedexp.eps {eps}", its_model,
+        _RELEASED.get(data), "CluSamp by L1 distances (not offered)",
     ]  # fmt: skip
     where = "180 writers" if data == "femnist" else "IID" if spread == "iid" else f"Dirichlet {spread[3:]}"
 
