@@ -45,7 +45,7 @@ class Dataset:
         test_x, test_y: the same for the test set.
         classes: number of classes; of text the size of the vocabulary.
         top: the largest value of a uint8 pixel. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as
-            FedMR's released code has it for every data set.
+            FedMR's released code has it for CIFAR-10.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
         vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.

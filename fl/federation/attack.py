@@ -35,6 +35,9 @@ class AttackOptions:
     """trigger: the class that it is to bring about"""
     size: Annotated[AtLeast1, OnlyWith("kind", "trigger")] = 3
     """trigger: pixels along its sides"""
+    architecture: Annotated[str, one_of("own", "largest"), _ATTACKED] = "own"
+    """which model malicious clients take where clients choose among architectures: own (as if they were honest) or
+    largest (FedFA's section 3.1 says that they could, its experiments do not say that they do)"""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
 from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
+from fl.federation.classes import classes_held
 from fl.federation.cohort import Cohort, with_entry
 from fl.federation.defence import Defence
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
@@ -115,25 +116,20 @@ class Federation(Population):
     def classes_of(self, clients: Sequence[int]) -> Tensor:
         """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
 
-        Malicious clients also have those of their spoilt samples.
+        Malicious clients also have those of their spoilt samples: they train on both, and say so.
         """
-        if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
-            table = torch.zeros(len(fresh), self.data.classes, dtype=torch.bool, device=self.data.y.device)
-            self._mark(table, dict(enumerate(fresh)), self.data)
-            if bad := self.attack.rows(fresh) if self.attack else []:
-                self._mark(table, {row: fresh[row] for row in bad}, self.attack.data)
-            self._classes.update(zip(fresh, table))
-        return torch.stack([self._classes[client] for client in clients])
+        held = self.held(clients)
+        if rows := self.attack.rows(clients) if self.attack else []:
+            spoilt = classes_held(self.attack.data, self.clients.train, [clients[row] for row in rows])
+            index = upload(torch.tensor(rows), held.device)
+            held = held.index_copy(0, index, held[index] | spoilt)
+        return held
 
-    def _mark(self, table: Tensor, clients: dict[int, int], data: Dataset) -> None:
-        """Set table[row, c] if the row's client has class (or token) c in its training samples."""
-        parts = [self.clients.train[client] for client in clients.values()]
-        rows = torch.tensor(list(clients)).repeat_interleave(torch.tensor([len(part) for part in parts]))
-        index, rows = (upload(tensor, table.device) for tensor in (torch.cat(parts), rows))
-        for values in (data.y, data.x) if data.text else (data.y,):
-            seen = values[index]
-            places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
-            table.index_put_(places, table.new_ones(()))
+    def held(self, clients: Sequence[int]) -> Tensor:
+        """The same, of their true samples alone."""
+        if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
+            self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
+        return torch.stack([self._classes[client] for client in clients])
 
     def train(
         self,
@@ -201,7 +197,7 @@ class Federation(Population):
 
     def _train(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> Trained:
         if self.local.masked:
-            context = with_entry(each.context, "held", self.classes_of(cohort.clients))
+            context = with_entry(each.context, "held", self.held(cohort.clients))
             each = each._replace(objective=masked(each.objective), context=context)
         passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
         parts = self.clients.train

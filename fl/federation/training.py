@@ -12,7 +12,8 @@ from fl.engine.batches import make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy
 from fl.federation import traffic
 from fl.federation.attack import Attack
-from fl.federation.cohort import Cohort, States, joined, select, select_stacked
+from fl.federation.classes import classes_held
+from fl.federation.cohort import Cohort, States, joined, select, select_stacked, with_entry
 from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
 from fl.federation.local_training import LocalTraining
@@ -59,6 +60,8 @@ def train_cohort(
     if rows := attack.rows(clients) if attack else []:
         malicious, spoilt = cohort.select(rows), replace(population, data=attack.data)
         context = select(objective.context, rows)
+        if local.masked:  # their honest training does not see the classes that only the spoilt samples have
+            context = with_entry(context, "held", classes_held(spoilt.data, spoilt.clients.train, malicious.clients))
         learnt, _ = _train(spoilt, local, malicious, objective._replace(context=context), rng)
         sent = attack.amplified(states, malicious.states, learnt, rows, population.trainable)
     sizes = [len(population.clients.train[client]) for client in clients]

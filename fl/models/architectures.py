@@ -18,6 +18,7 @@ from fl.base.rng import Rng, draw
 from fl.data import Dataset, fingerprint, is_own
 from fl.models.create import create
 from fl.models.search import Space, largest_within, search, zico
+from fl.models.search.zico import Deviation
 from fl.partition import Splits
 from zoo import Spec
 
@@ -43,6 +44,9 @@ class ArchitectureOptions:
     (in turn), random, budget (the largest that they can afford) or given (by --architectures.file)"""
     weak: Annotated[Share, OnlyWith("choose", "zico")] = 0.5
     """zico: share of the clients that take the smallest"""
+    deviation: Annotated[str, one_of("signed", "absolute"), OnlyWith("choose", "zico")] = "signed"
+    """zico: of what the score takes the standard deviation: signed (the gradients, as the released code does) or
+    absolute (their absolute values, as ZiCo's paper does)"""
     budgets: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0), OnlyWith("choose", "budget")] = ()
     """budget: what clients can afford, in turn"""
     unit: Annotated[str, one_of("macs", "parameters", "bytes"), OnlyWith("choose", "budget")] = "macs"
@@ -86,9 +90,13 @@ def choose(
     clients: Splits,
     batch_size: int,
     rng: Rng,
-    malicious: frozenset[int] = frozenset(),
+    take_largest: frozenset[int] = frozenset(),
 ) -> list[Spec]:
-    """The architecture of each client. Malicious ones take the largest candidate (FedFA, section 3).
+    """The architecture of each client.
+
+    Args:
+        take_largest: clients that take the largest candidate instead of choosing, as malicious ones could
+            (FedFA, section 3.1).
 
     Raises:
         FLError: for options that do not fit the model, and for given architectures that were not announced.
@@ -98,11 +106,12 @@ def choose(
     if options.choose == "zico":
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         which = fingerprint(data)["sha256"] if is_own(data.name) else data.name
-        key = (space, options.weak, which, len(data.y), batch_size, rng, malicious, split)
+        key = (space, options.weak, options.deviation, which, len(data.y), batch_size, rng, take_largest, split)
         if key not in _CHOSEN:
             while len(_CHOSEN) >= _SEEDS:
                 del _CHOSEN[next(iter(_CHOSEN))]
-            _CHOSEN[key] = _by_score(space, options.weak, _Scorer(space, data, clients, batch_size, rng), n, malicious)
+            scorer = _Scorer(space, data, clients, batch_size, rng, options.deviation)
+            _CHOSEN[key] = _by_score(space, options.weak, scorer, n, take_largest)
         chosen = _CHOSEN[key]
     elif options.choose == "random":
         chosen = [space.random(rng.torch("architecture", k)) for k in range(n)]
@@ -118,24 +127,28 @@ def choose(
             )
         every = list(space)
         chosen = [every[k % len(every)] for k in range(n)]
-    if not malicious:
+    if not take_largest:
         return list(chosen)
     largest = space.largest if space.largest in space else largest_within(space, math.inf, "parameters")
-    return [largest if k in malicious else spec for k, spec in enumerate(chosen)]
+    return [largest if k in take_largest else spec for k, spec in enumerate(chosen)]
 
 
-def _by_score(space: Space, weak: float, scorer: "_Scorer", n: int, malicious: frozenset[int]) -> list[Spec | None]:
-    """The smallest candidate for weak clients, the one with the best score for others; None for malicious ones."""
+def _by_score(space: Space, weak: float, scorer: "_Scorer", n: int, take_largest: frozenset[int]) -> list[Spec | None]:
+    """The smallest candidate for weak clients, the one with the best score for others; None for takers of the
+    largest."""
     few = set(draw(n, round(weak * n), scorer.rng.torch("weak")))
     best = scorer.best if len(space) > 1 else lambda _: space.smallest
-    return [space.smallest if k in few else None if k in malicious else best(k) for k in range(n)]
+    return [space.smallest if k in few else None if k in take_largest else best(k) for k in range(n)]
 
 
 class _Scorer:
     """ZiCo's scores of the candidates on clients' data, with initial weights drawn from the run's seed."""
 
-    def __init__(self, space: Space, data: Dataset, clients: Splits, batch_size: int, rng: Rng) -> None:
+    def __init__(
+        self, space: Space, data: Dataset, clients: Splits, batch_size: int, rng: Rng, deviation: Deviation
+    ) -> None:
         self.space, self.data, self.clients, self.batch_size, self.rng = space, data, clients, batch_size, rng
+        self.deviation = deviation
         self.model = lru_cache(_KEPT)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
 
     def best(self, client: int) -> Spec:
@@ -143,9 +156,11 @@ class _Scorer:
         if len(self.clients.train[client]) < 2 * _BATCHES:
             return self.space.smallest
         batches = self._batches(client)
-        return search(
-            self.space, lambda spec: zico(self.model(spec), batches), self.rng.torch("architecture search", client)
-        )
+
+        def score(spec: Spec) -> float:
+            return zico(self.model(spec), batches, deviation=self.deviation)
+
+        return search(self.space, score, self.rng.torch("architecture search", client))
 
     def _batches(self, client: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Two batches of the client's training samples that have none in common."""

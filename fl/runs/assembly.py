@@ -78,7 +78,8 @@ def build(
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     base = model_spec(config, dataset, model)
-    spec, specs = _specs(config, base, dataset, splits, rng, malicious)
+    take_largest = malicious if config.attack.architecture == "largest" else frozenset()
+    spec, specs = _specs(config, base, dataset, splits, rng, take_largest)
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
@@ -128,7 +129,7 @@ def _specs(
     dataset: data.Dataset,
     clients: partition.Splits,
     rng: Rng,
-    malicious: frozenset[int],
+    take_largest: frozenset[int],
 ) -> tuple[Spec, list[Spec]]:
     """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
     if all clients have the global one.
@@ -136,7 +137,7 @@ def _specs(
     (name,) = config.algorithm
     if not is_mixed(name):
         return base, []
-    chosen = choose(config.architectures, base, dataset, clients, config.batch_size, rng, malicious)
+    chosen = choose(config.architectures, base, dataset, clients, config.batch_size, rng, take_largest)
     if hasattr(options := getattr(config, name, None), "adapt"):
         chosen = list(map(options.adapt, chosen))
     return maximum(chosen), chosen

@@ -27,6 +27,8 @@ RECIPES = {
     **fedmr.TABLE,
     **femam.TABLE,
     **fedfa.TABLE,
+    **fedmr.RELEASED,
+    **femam.RELEASED,
 }
 """From a recipe's name to the function that makes its settings."""
 
@@ -37,7 +39,8 @@ def overview() -> dict[str, str]:
     >>> overview()["digits"]
     "FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults."
     """
-    single = {name: make for name, make in RECIPES.items() if name not in fedmr.TABLE | femam.TABLE | fedfa.TABLE}
+    rows = fedmr.TABLE | fedmr.RELEASED | femam.TABLE | femam.RELEASED | fedfa.TABLE
+    single = {name: make for name, make in RECIPES.items() if name not in rows}
     lines = {name: make.__doc__.splitlines()[0] for name, make in single.items()}
     return lines | fedmr.OVERVIEW | femam.OVERVIEW | fedfa.OVERVIEW
 

@@ -5,7 +5,7 @@ Gradients" (ICLR 2023). FedFA's clients choose their architectures by it (sectio
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,16 @@ from fl.engine.objectives import Batch, Objective, cross_entropy
 from surgery import State
 from zoo.kit import dropout_rate
 
+Deviation = Literal["signed", "absolute"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def zico(
-    model: nn.Module, batches: Sequence[Batch], objective: Objective = cross_entropy, context: Any = None
+    model: nn.Module,
+    batches: Sequence[Batch],
+    objective: Objective = cross_entropy,
+    context: Any = None,
+    deviation: Deviation = "signed",
 ) -> float:
     """The sum over layers of log(sum over the layer's weights of mean|g| / std(g)); a higher score is better.
 
@@ -30,8 +35,7 @@ def zico(
     Weights whose gradient is the same in all batches are left out, and so are layers without any others. A weight that
     several layers share counts once.
 
-    The deviation is that of g, not of |g|; the two differ where the sign changes. Gradients of one batch are not added
-    to those of earlier batches.
+    Gradients of one batch are not added to those of earlier batches.
 
     Dropout is off, so that candidates do not differ by luck. Whatever else the model draws is the same in every batch
     and call (see `fl.engine.draws`), and no global generator is read.
@@ -40,6 +44,8 @@ def zico(
         model: the score is that of its weights. The model does not change.
         batches: normalised inputs and their targets, on the model's device; at least 2, of different samples.
         objective, context: what clients minimise, see `fl.engine.objectives`.
+        deviation: signed takes the standard deviation of g, as ZiCo's released code does; absolute that of |g|, as its
+            paper does. They differ where the sign of a gradient changes between batches.
 
     Returns:
         The score; NaN if a gradient is not finite.
@@ -73,7 +79,10 @@ def zico(
             loss = objective(call, params, context, batch)
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers without a gradient
         gradients = [gradient.to(_long(gradient)) for gradient in gradients]
-        torch._foreach_add_(magnitudes, torch._foreach_abs(gradients))
+        absolute = torch._foreach_abs(gradients)
+        torch._foreach_add_(magnitudes, absolute)
+        if deviation == "absolute":
+            gradients = absolute
         apart = torch._foreach_sub(gradients, means)  # Welford's update: equal gradients give exactly 0
         torch._foreach_add_(means, apart, alpha=1 / number)
         torch._foreach_addcmul_(squares, apart, apart, value=1 - 1 / number)

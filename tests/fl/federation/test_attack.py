@@ -18,6 +18,7 @@ from fl.config import Config
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation.attack import Attack, AttackOptions, draw_malicious, make_attack, triggered
+from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
 from fl.runs.evaluate import attack_success, evaluate_global
@@ -88,6 +89,38 @@ def test_equation_1_is_two_trainings(make_federation, make, factor):
         assert (
             surgery.distance(*map(surgery.stack, ([after], [honest.round(server, clients, rng)[0]["global"]]))) > 0.01
         )
+
+
+def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
+    """The masked loss: the honest pass has the mask of the true labels, the spoilt one that of the spoilt labels."""
+    fed = make_federation(WIDE.build(generator()).double(), participants=2, batch_size=5, masked=True)
+    y = torch.where(torch.arange(len(fed.data.y)) % 2 == 0, 0, 1)  # nobody has class 2
+    clean = replace(fed.data, y=y)
+    bad_data = replace(clean, y=torch.where(y == 0, 2, y))
+    honest, spoilt = replace(fed, data=clean), replace(fed, data=bad_data)
+    attacked = replace(honest, attack=Attack(frozenset({1}), bad_data, 3.0))
+    assert attacked.classes_of([0, 1]).tolist() == [[True, True, False], [True, True, True]]
+    assert attacked.held([0, 1]).tolist() == [[True, True, False]] * 2
+    start = surgery.broadcast(fed.initial(), 2)
+    plain, poisoned, got = (f.train(start, [0, 1], Rng(0, 1)) for f in (honest, spoilt, attacked))
+    for name, _ in fed.model.named_parameters():
+        assert torch.equal(got.received[name][0], plain.received[name][0])
+        expected = plain.received[name][1] + 3 * (poisoned.received[name][1] - start[name][1])
+        torch.testing.assert_close(got.received[name][1], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_malicious_clients_keep_their_own_architecture_unless_they_are_to_take_the_largest():
+    architectures = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
+    config = Config(
+        algorithm=("fedfa",), model="preresnet20", width=0.125, clients=8, participants=2, architectures=architectures
+    )
+    honest = [one.spec for one in build(config)[0].fleet]
+    own = build(replace(config, attack=AttackOptions(0.5)))[0]
+    assert [one.spec for one in own.fleet] == honest
+    largest = build(replace(config, attack=AttackOptions(0.5, architecture="largest")))[0]
+    bad = largest.attack.malicious
+    assert bad == own.attack.malicious
+    assert [one.spec for one in largest.fleet] == [honest[3] if k in bad else honest[k] for k in range(8)]
 
 
 def test_who_is_malicious_depends_on_the_seed_and_the_share_only():

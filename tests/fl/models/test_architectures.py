@@ -43,7 +43,7 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
     space = list(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
     seen = {}
 
-    def score(model, batches):
+    def score(model, batches, deviation="signed"):
         ((x, y), (other, _)) = batches
         rows = torch.cat([x, other]).flatten(1)
         own = [fed.data.normalise(fed.data.x[part]).flatten(1) for part in fed.clients.train]
@@ -131,7 +131,7 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     assert (fed.spec.width[0], fed.spec.depth) == (0.125, (2, 1, 2))
     assert [fed.fleet[k].spec.width[0] for k in range(4)] == [0.125, 0.0625, 0.0625, 0.0625]
     assert [fed.fleet[k].spec.depth for k in range(4)] == [(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 1, 1)]
-    attacked, _ = build(replace(config, attack=AttackOptions(0.25)))
+    attacked, _ = build(replace(config, attack=AttackOptions(0.25, architecture="largest")))
     (bad,) = attacked.attack.malicious
     assert attacked.fleet[bad].spec.depth == (2, 2, 2)  # of all that was announced
     assert attacked.spec.depth == (2, 2, 2)

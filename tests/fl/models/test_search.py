@@ -70,10 +70,13 @@ def test_zico_by_hand():
         p[range(2), y] -= 1
         g2.append(p.T @ h / 2)
         g1.append(w2.T @ p.T @ x / 2)
-    expected = sum(np.log((np.abs(g).mean(0) / np.std(g, 0)).sum()) for g in (g1, g2))
+    signed = sum(np.log((np.abs(g).mean(0) / np.std(g, 0)).sum()) for g in (g1, g2))
+    absolute = sum(np.log((np.abs(g).mean(0) / np.std(np.abs(g), 0)).sum()) for g in (g1, g2))
     net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False)).double()
     net.load_state_dict({"0.weight": torch.tensor(w1), "0.bias": torch.tensor(b), "1.weight": torch.tensor(w2)})
-    assert zico(net, list(zip(torch.tensor(xs), torch.tensor(ys)))) == pytest.approx(expected, rel=1e-9)
+    batches = list(zip(torch.tensor(xs), torch.tensor(ys)))
+    assert zico(net, batches) == pytest.approx(signed, rel=1e-9)
+    assert zico(net, batches, deviation="absolute") == pytest.approx(absolute, rel=1e-9)
 
 
 @pytest.mark.parametrize(("norm", "count"), [("static_batch", 2), ("batch", 4)])
