@@ -59,7 +59,8 @@ def parse(
         config = replace(_cli(argv, start, command), config=None)
     if config.resume is None:
         config.check_options(start, swept)
-        return config if swept == "local-valid" else holding_out(config), None
+        chosen = any(word.replace("_", "-").split("=")[0] == "--local-valid" for word in argv)
+        return config if swept == "local-valid" else holding_out(config, chosen), None
     if recipe:
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)

@@ -353,10 +353,12 @@ def test_samples_are_held_out_for_a_method_that_validates(caplog):
     config, _ = parse(["--algorithm", "fedavg,femam"])
     assert config.local_valid == 0.1
     assert caplog.messages == [said]
-    assert parse(["--algorithm", "femam", "--local-valid", "0"])[0].local_valid == 0.1
+    for flags in (["--local-valid", "0"], ["--local_valid=0.0"]):
+        with pytest.raises(FLError, match="--local-valid 0: femam validates on samples"):
+            parse(["--algorithm", "femam", *flags])
     fed, _ = fl.build(Config(algorithm="femam", width=0.1))
     assert fed.clients.valid.sizes.min() > 0
-    assert caplog.messages == [said] * 3
+    assert caplog.messages == [said] * 2
     for flags in (
         ["--algorithm", "femam", "--femam.no-prune", "--femam.level-rounds", "2"],
         ["--algorithm", "femam", "--femam.levels", "global"],
@@ -364,7 +366,7 @@ def test_samples_are_held_out_for_a_method_that_validates(caplog):
     ):
         assert parse(flags)[0].local_valid == 0
     assert parse(["--algorithm", "femam", "--local-valid", "0.2"])[0].local_valid == 0.2
-    assert len(caplog.messages) == 3
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.slow
