@@ -84,7 +84,13 @@ def find(init: str, spec: zoo.Spec) -> Start:
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
         return Start(taken, given.source, given.sha256, tuple(left), tuple(summed))
     which = said(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
-    raise FLError(f"--init {given.source} does not fit {which}: {min(misfits, key=lambda one: one.count)}")
+    why = min(misfits, key=lambda one: one.count)
+    patches = "position" in str(why) and not isinstance(spec, OwnSpec) and "stem" in spec.member.defaults
+    hint = (
+        "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
+        "--stem cifar of 4x4, and --pad enlarges images"
+    ) * patches
+    raise FLError(f"--init {given.source} does not fit {which}: {why}{hint}")
 
 
 class _Misfit(Exception):
