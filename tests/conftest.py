@@ -113,7 +113,8 @@ def make_federation():
         data = Dataset("random", x, y, x, y, classes=3)
         if isinstance(model, str):
             arguments = {"num_classes": 3, "in_channels": 1, "image_size": 8, "width": 0.25}
-            arguments |= {"depth": 1} if "resnet20" in model else {}  # a block in each section has all kinds of tensors
+            depth = settings.pop("depth", 1)  # a block in each section has all kinds of tensors
+            arguments |= {"depth": depth} if "resnet20" in model else {}
             create = partial(zoo.create, model, **arguments, norm=settings.pop("norm", None))
             model = create(generator).to(dtype)
             settings = {"create": lambda generator: create(generator).to(dtype), **settings}
