@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,7 +16,7 @@ from surgery.errors import SurgeryError
 from surgery.files.header import NAMES
 from surgery.files.opening import INDEX, TORCH, Checkpoint
 from surgery.files.whole import replacing
-from surgery.lazy import Pieces, pieces_of
+from surgery.lazy import Pieces, pieces_of, spans
 
 _FORMAT = {"format": "pt"}  # transformers refuses files without it
 Progress = Callable[[int], object]
@@ -99,10 +101,9 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     text += b" " * (-len(text) % 8)
     with open(path, "wb", buffering=0) as file:
         _all(file, memoryview(len(text).to_bytes(8, "little") + text))
-        for name in order:
-            for slab in _ahead(pieces[name].slabs()):
-                _all(file, memoryview(slab.detach().cpu().contiguous().view(torch.uint8).numpy()))
-                progress(slab.nbytes)
+        for slab in _computed(pieces[name] for name in order):
+            _all(file, memoryview(slab.detach().cpu().contiguous().view(torch.uint8).numpy()))
+            progress(slab.nbytes)
 
 
 def _all(file: BinaryIO, data: memoryview) -> None:
@@ -110,14 +111,22 @@ def _all(file: BinaryIO, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _ahead(slabs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The same slabs; the next one is computed while the last one is used."""
-    every = iter(slabs)
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, every, None)
-        while (slab := coming.result()) is not None:
-            coming = pool.submit(next, every, None)
-            yield slab
+def _computed(every: Iterable[Pieces]) -> Iterator[Tensor]:
+    """All slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
+
+    torch's own threads would wait for each other at every operation, since operations on slabs are short.
+    """
+    allowed = torch.get_num_threads()
+    jobs = ((one, start, stop) for one in every for start, stop in spans(one.size))
+    try:
+        with ThreadPoolExecutor(allowed, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            coming = deque(pool.submit(one.read, *span) for one, *span in islice(jobs, allowed + 1))
+            while coming:
+                slab = coming.popleft().result()
+                coming.extend(pool.submit(one.read, *span) for one, *span in islice(jobs, 1))
+                yield slab
+    finally:
+        torch.set_num_threads(allowed)  # the threads' setting also changed that of the process
 
 
 def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None:

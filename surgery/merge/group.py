@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -152,11 +152,14 @@ def group_of(
 
 def _entry(kernel: Kernel, group: Group, settings: Mapping[str, Any], like: Pieces) -> Pieces:
     if like.dtype.is_floating_point:
-        prepared = cache(lambda: kernel(group, **settings))  # what it needs to know of the whole, at the first reading
+        lock, prepared = Lock(), []  # what it needs to know of the whole, since the first reading
 
         def read(start: int, stop: int) -> Tensor:
             with torch.no_grad():
-                return prepared()(start, stop).to(like.dtype)
+                with lock:
+                    if not prepared:
+                        prepared.append(kernel(group, **settings))
+                return prepared[0](start, stop).to(like.dtype)
 
     else:
 
