@@ -3,8 +3,8 @@
     python benchmarks/merging.py --folder /tmp/merging --gigabytes 2 [--mergekit /path/to/a/python/with/mergekit]
 
 writes three checkpoints (a base and two models, bfloat16 or float32) into the folder, which it deletes at the end. Each
-merge runs in a process of its own, whose peak memory is its largest resident set (for mergekit the files that it maps
-into memory count as far as they are resident, so "without maps" is told, too: the largest anonymous set).
+merge runs in a process of its own, whose peak memory is its largest resident set; files that a process maps
+into memory count as far as they are resident, so the largest anonymous memory is told, too.
 """
 
 import argparse
@@ -91,12 +91,20 @@ def ours(folder: Path, method: str, out: Path) -> dict:
     return measured([sys.executable, "-c", OURS.format(root=str(ROOT), argv=json.dumps(argv))], dict(os.environ))
 
 
-def theirs(python: str, folder: Path, method: str, out: Path, dtype: torch.dtype) -> dict:
-    """mergekit's merge of the same files, tensor by tensor, without an architecture (its `raw_pytorch` way)."""
-    program = Path(__file__).with_name("sides") / "mergekit_merge.py"
+def theirs(python: str, folder: Path, method: str, out: Path) -> dict:
+    """mergekit's merge of the same files, without an architecture (`mergekit-pytorch`)."""
+    a, b, base = (str(folder / name / "model.safetensors") for name in ("a", "b", "base"))
+    settings = dict(METHODS[method])
+    weights = settings.pop("weights", [1.0, 1.0])
+    config = {"merge_method": method, "models": [{"model": a}, {"model": b}], "parameters": settings}
+    for model, weight in zip(config["models"], weights):
+        model["parameters"] = {"weight": weight}
+    if method != "linear":
+        config["base_model"] = a if method == "slerp" else base
     out.mkdir()
-    settings = json.dumps({"method": method, "dtype": str(dtype).removeprefix("torch."), **METHODS[method]})
-    return measured([python, str(program), str(folder), str(out), settings], dict(os.environ))
+    (out / "config.yml").write_text(json.dumps(config))  # which YAML takes
+    program = "from mergekit.scripts.merge_raw_pytorch import main; main()"
+    return measured([python, "-c", program, str(out / "config.yml"), str(out)], dict(os.environ))
 
 
 def apart(a: Path, b: Path) -> float:
@@ -137,7 +145,7 @@ def main() -> None:
                 row = {"method": method, "ours": ours(asked.folder, method, asked.folder / "ours")}
                 if asked.mergekit:
                     out = asked.folder / "theirs"
-                    row["mergekit"] = theirs(asked.mergekit, asked.folder, method, out, dtype)
+                    row["mergekit"] = theirs(asked.mergekit, asked.folder, method, out)
                     row["apart"] = apart(asked.folder / "ours", out)
                     shutil.rmtree(out)
                 shutil.rmtree(asked.folder / "ours")
