@@ -1,0 +1,74 @@
+"""`python -m surgery inspect MODEL`."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from surgery.commands.shared import Integers
+from surgery.errors import SurgeryError
+
+_DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
+_LONGEST = 10**6  # seconds that a step may take
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Print the layers, sections and coupled widths of a model; with --width or --depth also what they become."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """timm:NAME or torchvision:NAME; the weights are random"""
+    width: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
+    """share of every hidden width to keep, in (0, 1]"""
+    depth: Annotated[Integers, tyro.conf.arg(metavar="INT,...")] = None
+    """number of blocks of each section, comma-separated: surplus blocks are dropped, missing ones grafted"""
+    heads: Literal["inside", "drop"] = "inside"
+    """what --width does to attention: slice inside every head, or drop heads"""
+    input: Annotated[Integers, tyro.conf.arg(metavar="INT,...")] = None
+    """shape of one input, such as 3,224,224 [the one that the model was made for]"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object instead: all shapes, widths, sizes and fingerprints"""
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """draw the widths of all layers into a .png, .svg or .pdf file"""
+    seconds: float = 60
+    """limit of each step; what a step that is stopped would have found is missing, the rest is printed"""
+
+    def run(self) -> None:
+        """Carry out the command."""
+        from surgery.inspect.describe import describe
+        from surgery.inspect.draw import check_picture, draw
+        from surgery.inspect.report import inspect
+        from surgery.inspect.steps import Steps
+        from surgery.libraries import named
+
+        if self.plot:
+            check_picture(self.plot)
+        if self.input is not None and any(size < 1 for size in self.input):
+            raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes must be 1 or more")
+        if self.depth is not None and max(self.depth) > _DEEPEST:
+            raise SurgeryError(f"--depth {max(self.depth)}: a section may get at most {_DEEPEST} blocks")
+        if self.width is not None and not 0 < self.width <= 1:
+            raise SurgeryError(f"--width {self.width:g}: give a share of the widths, above 0 and at most 1")
+        if not 0 < self.seconds <= _LONGEST:
+            raise SurgeryError(f"--seconds {self.seconds:g}: give more than 0, and at most {_LONGEST:,}")
+        steps = Steps(self.seconds, sys.stderr)
+        model = steps("building the model", lambda: named(self.model))
+        if model is None:
+            raise SurgeryError(f"building {self.model} took more than {self.seconds:g} s: give more --seconds")
+        report = inspect(
+            model,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            shape=self.input,
+            name=self.model,
+            steps=steps,
+        )
+        if self.plot:
+            draw(report, self.plot)
+        print(json.dumps(report.as_dict()) if self.json else describe(report))
+        if self.plot and not self.json:
+            print(f"\nsaved the picture as {self.plot}")

@@ -1,0 +1,170 @@
+"""Write a state into a file or a folder, slab by slab."""
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.files.header import NAMES
+from surgery.files.opening import INDEX, TORCH, Checkpoint
+from surgery.files.whole import replacing
+from surgery.lazy import Pieces, pieces_of, spans
+
+_FORMAT = {"format": "pt"}  # transformers refuses files without it
+Progress = Callable[[int], object]
+"""Called with the number of bytes that were written since the last call."""
+
+
+def check_new(path: Path) -> None:
+    """SurgeryError unless a state can be written to a path: it must be new, in a folder that is there."""
+    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
+        raise SurgeryError(f"{path}: give a file *.safetensors, *.pt, *.pth or *.bin, or a folder (without a suffix)")
+    try:
+        there = path.exists() or path.is_symlink()
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
+    if there:
+        raise SurgeryError(f"{path} exists already: give a new name, or delete it first")
+    if not path.absolute().parent.is_dir():
+        raise SurgeryError(f"{path}: there is no folder {path.absolute().parent}")
+
+
+def write(
+    path: str | Path,
+    values: Mapping[str, Tensor],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    like: Checkpoint | None = None,
+    config: Mapping | None = None,
+    shard_bytes: int | None = None,
+    progress: Progress = lambda count: None,
+) -> None:
+    """Write a state; a lazy one is computed slab by slab, so that it need not fit into memory.
+
+    Args:
+        path: a new .safetensors file, a new .pt, .pth or .bin file (for which the state is held in memory), or a new
+            folder, which gets model.safetensors. After a failure it is absent.
+        values: the state.
+        metadata: texts that are written into safetensors files.
+        like: a folder whose other files (configuration, tokenizer) a new folder gets, too.
+        config: what config.json of a new folder holds, in place of that of `like`.
+        shard_bytes: in a folder the size above which the state is split into several files with an index.
+        progress: is told the bytes as they are written.
+
+    Raises:
+        SurgeryError: for a path that exists, a full disk, dtypes that the format does not know.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> write(folder + "/net.safetensors", {"w": torch.ones(2)}, metadata={"made by": "me"})
+    >>> from surgery.files import open_state
+    >>> open_state(folder + "/net.safetensors").metadata["made by"]
+    'me'
+    """
+    path = Path(path)
+    check_new(path)
+    texts = {**_FORMAT, **(metadata or {})}
+    pieces = {name: pieces_of(values, name) for name in values}
+    needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(path.absolute().parent).free
+    if needed > free:
+        raise SurgeryError(f"{path} would take {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB of the disk are free")
+    if path.suffix == ".safetensors":
+        with replacing(path) as temporary:
+            _safetensors(temporary, pieces, texts, progress)
+    elif path.suffix in TORCH:
+        with replacing(path) as temporary:
+            _torch(temporary, pieces, progress)
+    else:
+        with replacing(path, folder=True) as temporary:
+            _beside(temporary, like, config)
+            _shards(temporary, pieces, texts, shard_bytes, progress)
+
+
+def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str, str], progress: Progress) -> None:
+    header, end = {"__metadata__": dict(metadata)}, 0
+    order = sorted(pieces, key=lambda name: -pieces[name].dtype.itemsize)  # so that all lie where their size divides
+    for name in order:
+        one = pieces[name]
+        if one.dtype not in NAMES:
+            raise SurgeryError(f"tensor {name!r} is {one.dtype}, which safetensors files cannot hold: convert it")
+        header[name] = {"dtype": NAMES[one.dtype], "shape": one.shape, "data_offsets": [end, end + one.nbytes]}
+        end += one.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb", buffering=0) as file:
+        _all(file, memoryview(len(text).to_bytes(8, "little") + text))
+        for slab in _computed(pieces[name] for name in order):
+            _all(file, memoryview(slab.detach().cpu().contiguous().view(torch.uint8).numpy()))
+            progress(slab.nbytes)
+
+
+def _all(file: BinaryIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def _computed(every: Iterable[Pieces]) -> Iterator[Tensor]:
+    """All slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
+
+    torch's own threads would wait for each other at every operation, since operations on slabs are short.
+    """
+    allowed = torch.get_num_threads()
+    jobs = ((one, start, stop) for one in every for start, stop in spans(one.size))
+    try:
+        with ThreadPoolExecutor(allowed, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            coming = deque(pool.submit(one.read, *span) for one, *span in islice(jobs, allowed + 1))
+            while coming:
+                slab = coming.popleft().result()
+                coming.extend(pool.submit(one.read, *span) for one, *span in islice(jobs, 1))
+                yield slab
+    finally:
+        torch.set_num_threads(allowed)  # the threads' setting also changed that of the process
+
+
+def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None:
+    state = {}
+    for name, one in pieces.items():
+        state[name] = one.whole()
+        progress(one.nbytes)
+    torch.save(state, path)
+
+
+def _shards(folder: Path, pieces: Mapping[str, Pieces], metadata, shard_bytes: int | None, progress: Progress) -> None:
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, one in pieces.items():
+        if shard_bytes and groups[-1] and size + one.nbytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += one.nbytes
+    if len(groups) == 1:
+        _safetensors(folder / "model.safetensors", pieces, metadata, progress)
+        return
+    places = {}
+    for i, names in enumerate(groups, 1):
+        file = f"model-{i:05}-of-{len(groups):05}.safetensors"
+        _safetensors(folder / file, {name: pieces[name] for name in names}, metadata, progress)
+        places |= dict.fromkeys(names, file)
+    total = sum(one.nbytes for one in pieces.values())
+    index = {"metadata": {"total_size": total, **metadata}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _beside(folder: Path, like: Checkpoint | None, config: Mapping | None) -> None:
+    """Copy the files of a folder that are no weights, and write the configuration."""
+    if like is not None and like.is_folder:
+        for file in sorted(like.path.iterdir()):
+            weights = file.name.endswith((".safetensors", ".index.json", *TORCH, ".h5", ".msgpack", ".gguf", ".onnx"))
+            if file.is_file() and not weights:
+                shutil.copyfile(file, folder / file.name)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,124 @@
+"""Tensors that are read a piece at a time, so that a model larger than memory can be merged and written."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+SLAB = 1 << 18
+"""Elements that are computed at a time: as many as fit into a CPU's cache together with their copies."""
+
+Reader: TypeAlias = Callable[[int, int], Tensor]
+"""A function from (start, stop) to the elements start, ..., stop - 1 of a tensor in row-major order, [stop - start]."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A tensor of which any stretch of elements can be read.
+
+    >>> pieces = Pieces.of(torch.arange(6.0).view(2, 3))
+    >>> pieces.read(2, 4), pieces.size, pieces.whole().shape
+    (tensor([2., 3.]), 6, torch.Size([2, 3]))
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Reader
+    device: torch.device = torch.device("cpu")
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Pieces":
+        """The pieces of a tensor in memory, as views where the tensor is contiguous."""
+        tensor = tensor.detach()
+        kept: list[Tensor] = []
+
+        def read(start: int, stop: int) -> Tensor:
+            if not kept:
+                kept.append(tensor.reshape(-1))
+            return kept[0][start:stop]
+
+        return cls(tuple(tensor.shape), tensor.dtype, read, tensor.device)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the whole tensor."""
+        return self.size * self.dtype.itemsize
+
+    def slabs(self, length: int | None = None) -> Iterator[Tensor]:
+        """All elements in order, so many at a time."""
+        for start, stop in spans(self.size, length):
+            yield self.read(start, stop)
+
+    def whole(self) -> Tensor:
+        """The tensor, as a copy in memory."""
+        result = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        for start, stop in spans(self.size):
+            result[start:stop] = self.read(start, stop)
+        return result.view(self.shape)
+
+    def meta(self) -> Tensor:
+        """A tensor of the same shape and dtype without data."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+class LazyState(Mapping[str, Tensor]):
+    """A state whose tensors are read, or computed, when they are asked for, and not kept.
+
+    `surgery.merge` takes such states and gives them; `surgery.files.write` writes them slab by slab.
+
+    >>> lazy = LazyState({"w": Pieces.of(torch.ones(2))})
+    >>> lazy["w"], lazy.pieces("w").shape
+    (tensor([1., 1.]), (2,))
+    """
+
+    def __init__(self, entries: Mapping[str, Pieces]) -> None:
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._entries[name].whole()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def pieces(self, name: str) -> Pieces:
+        """A tensor by pieces."""
+        return self._entries[name]
+
+    def __repr__(self) -> str:
+        size = sum(pieces.nbytes for pieces in self._entries.values())
+        return f"{type(self).__name__}: {len(self)} tensors, {size / 1e6:,.1f} MB"
+
+
+def pieces_of(values: Mapping[str, Tensor], name: str) -> Pieces:
+    """A tensor of a state by pieces; a lazy state is not read."""
+    return values.pieces(name) if isinstance(values, LazyState) else Pieces.of(values[name])
+
+
+def metas(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state without their data; a lazy state is not read."""
+    return {name: pieces_of(values, name).meta() for name in values}
+
+
+def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:
+    """(start, stop) of stretches that together are 0, ..., size - 1; the default length is SLAB.
+
+    >>> list(spans(5, 2))
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    step = length or SLAB
+    for start in range(0, size, step):
+        yield start, min(start + step, size)

@@ -1,0 +1,40 @@
+"""Merging of models of one architecture: a function takes a stack, or a list of states or modules, and gives a state.
+
+Every method works tensor by tensor. Settings are a number for all tensors, or numbers by patterns of tensor names
+(`{"layer4": 0.2, "*.bias": 0.5, "*": 1.0}`: the first pattern that matches a name, or the beginning of one up to a dot,
+counts; tensors that no pattern matches have the default). Models of weight 0 are ignored, even if they hold NaN.
+Integer and boolean tensors (step counters, tables of positions) are never averaged: the result has the maximum over the
+models that count, as in `surgery.average`. States of files (`surgery.files.open_state`) are merged piece by piece.
+"""
+
+from surgery.merge.fisher import fisher
+from surgery.merge.information import fisher_information, input_grams
+from surgery.merge.interpolation import karcher, linear, multislerp, nearswap, slerp
+from surgery.merge.methods import METHODS
+from surgery.merge.regmean import regmean
+from surgery.merge.sce import sce
+from surgery.merge.soup import Soup, greedy_soup
+from surgery.merge.stock import model_stock
+from surgery.merge.task_vectors import breadcrumbs, dare, della, task_arithmetic, ties
+
+__all__ = [
+    "METHODS",
+    "Soup",
+    "breadcrumbs",
+    "dare",
+    "della",
+    "fisher",
+    "fisher_information",
+    "greedy_soup",
+    "input_grams",
+    "karcher",
+    "linear",
+    "model_stock",
+    "multislerp",
+    "nearswap",
+    "regmean",
+    "sce",
+    "slerp",
+    "task_arithmetic",
+    "ties",
+]

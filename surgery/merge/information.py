@@ -1,0 +1,113 @@
+"""What Fisher- and regression-weighted merging need to know of each model, measured on some of its data."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from surgery.errors import SurgeryError
+from surgery.forward import call
+from surgery.states import State, owners
+
+
+def fisher_information(
+    model: nn.Module, batches: Iterable[tuple[Any, Tensor]], *, loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy
+) -> State:
+    """The diagonal of the empirical Fisher information of each parameter: the mean squared gradient of single samples.
+
+    Args:
+        model: any module; it runs in evaluation mode, sample by sample, and is not changed.
+        batches: pairs of inputs [B, ...] (a tensor) and targets [B, ...].
+        loss: the negative log-likelihood of a batch of outputs and targets, its mean over the batch.
+
+    Returns:
+        By name of `surgery.state(model)` tensors of the parameters' shapes; 0 where a parameter has no gradient.
+
+    >>> net = nn.Linear(2, 2)
+    >>> fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])["bias"].shape
+    torch.Size([2])
+    """
+    found = {name: p for _, _, own in owners(model) for name, p in own.items() if isinstance(p, nn.Parameter)}
+    if not found:
+        raise SurgeryError(f"{type(model).__name__} has no parameters, so that there is no information about them")
+    total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
+    training, needs = model.training, {name: p.requires_grad for name, p in found.items()}
+    model.eval()
+    try:
+        for p in found.values():
+            p.requires_grad_(True)
+        with torch.enable_grad():
+            for inputs, targets in batches:
+                for i in range(len(inputs)):
+                    value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
+                    for name, gradient in zip(found, torch.autograd.grad(value, [*found.values()], allow_unused=True)):
+                        if gradient is not None:
+                            total[name] += gradient.square()
+                    count += 1
+    finally:
+        for name, p in found.items():
+            p.requires_grad_(needs[name])
+        model.train(training)
+    if not count:
+        raise SurgeryError("there are no samples to measure the Fisher information on: give at least one batch")
+    return {name: (value / count).detach() for name, value in total.items()}
+
+
+@torch.no_grad()
+def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
+    """The inner products X^T X of the inputs of every linear layer and every convolution without groups, [I, I].
+
+    Args:
+        model: any module; it runs in evaluation mode and is not changed.
+        batches: inputs: tensors, tuples of arguments or dicts of keyword arguments.
+
+    Returns:
+        By the state name of the layer's weight, float32 or the inputs' dtype if that is more precise.
+
+    >>> input_grams(nn.Sequential(nn.Linear(2, 3)), [torch.tensor([[1.0, 2.0]])])
+    {'0.weight': tensor([[1., 2.],
+            [2., 4.]])}
+    """
+    names = {id(p): name for _, _, own in owners(model) for name, p in own.items()}
+    result: State = {}
+
+    def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = _rows(module, inputs[0])
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        name = names[id(module.weight)]
+        result[name] = result.get(name, 0) + rows.T @ rows
+
+    hooks = [module.register_forward_pre_hook(seen) for module in model.modules() if _is_linear(module)]
+    if not hooks:
+        raise SurgeryError(
+            f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured"
+        )
+    training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            call(model, batch)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if not result:
+        raise SurgeryError("no layer was run: give at least one batch of inputs")
+    return result
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or (
+        isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )  # fmt: skip
+
+
+def _rows(module: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(module, nn.Linear):
+        return x.reshape(-1, x.shape[-1])
+    x = x if x.ndim == 4 else x[None]
+    patches = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
+    return patches.transpose(1, 2).reshape(-1, patches.shape[1])

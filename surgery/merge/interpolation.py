@@ -1,0 +1,203 @@
+"""Means of models: along straight lines, along great circles, and towards the nearer values."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, Reader
+from surgery.merge.combine import combination, gram
+from surgery.merge.group import Group, merged
+from surgery.merge.settings import ByName, Weights, within
+from surgery.states import Models, State
+
+_SMALL = 1e-6  # radians; along a shorter arc a straight line differs by less than 1e-12
+_STEPS, _CLOSE = 200, 1e-12  # of the search for the Karcher mean
+
+
+def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
+    """The weighted mean of models: sum w_k x_k / sum w_k (Wortsman et al., "Model soups", ICML 2022, uniform soup).
+
+    Args:
+        models: a stack, or a list of states or modules.
+        weights: of the models, one list or lists by patterns of tensor names; not negative if they are normalised.
+        normalize: whether weights are divided by their sum.
+
+    Raises:
+        SurgeryError: for models whose names, shapes or devices differ, and for weights that do not fit.
+
+    >>> linear([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], weights=[3, 1])
+    {'w': tensor([1.])}
+    """
+    return merged(_linear, models, weights=weights, settings={"normalize": normalize})
+
+
+def _linear(group: Group, normalize: bool) -> Reader:
+    return combination(group, group.shares() if normalize else group.weights)
+
+
+def slerp(
+    models: Models, *, t: ByName = 0.5, base: Mapping[str, Tensor] | nn.Module | None = None
+) -> State | LazyState:
+    """The point at t on the arc between two models, tensor by tensor (Shoemake, SIGGRAPH 1985).
+
+    With the angle a between tensors x and y it is (sin((1 - t) a) x + sin(t a) y) / sin a; tensors are not scaled to
+    the same length before. Where the angle is below 1e-6, or a tensor is zero, it is (1 - t) x + t y.
+
+    Args:
+        models: two models.
+        t: in [0, 1], or by patterns of tensor names: 0 is the first model, 1 the second, both bit for bit.
+        base: if given, the arc is that between the differences from it.
+
+    Raises:
+        SurgeryError: if two tensors point in opposite directions, so that no arc between them is the shortest.
+
+    >>> slerp([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}])
+    {'w': tensor([0.7071, 0.7071])}
+    """
+    within("t", t, 0, 1)
+    weights = {name: [1 - at, at] for name, at in t.items()} if isinstance(t, Mapping) else [1 - t, t]
+    return merged(_slerp, models, base=base, exactly=2, weights=weights)
+
+
+def _slerp(group: Group) -> Reader:
+    if len(group.tensors) == 1:  # t is 0 or 1
+        return combination(group, [1.0])
+    t = group.shares()[1]
+    products = gram(group)
+    lengths = products.diagonal().sqrt()
+    if not bool((lengths > 0).all()):
+        return combination(group, [1 - t, t])
+    angle = math.acos(max(-1.0, min(1.0, (products[0, 1] / lengths[0] / lengths[1]).item())))
+    if angle < _SMALL:
+        return combination(group, [1 - t, t])
+    if math.pi - angle < _SMALL:
+        raise SurgeryError(
+            f"{group.name!r} points in opposite directions in the two models, so that there is no shortest arc: take "
+            "linear for it, or t = 0 or 1 by its name"
+        )
+    return combination(group, [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)])
+
+
+def multislerp(
+    models: Models, *, weights: Weights = None, base: Mapping[str, Tensor] | nn.Module | None = None
+) -> State | LazyState:
+    """An interpolation of any number of models on the sphere in one step (Goddard, "Multi-SLERP", 2024; in mergekit).
+
+    A tensor's direction is that of the weighted mean of the models' directions, its length the weighted mean of their
+    lengths. (The step in the tangent space that the original adds is zero at that point.) `karcher` takes the mean of
+    angles instead.
+
+    Args:
+        models: at least one model.
+        weights: of the models; not negative, divided by their sum.
+        base: if given, directions and lengths are those of the differences from it.
+
+    Raises:
+        SurgeryError: if the directions cancel each other.
+
+    >>> multislerp([{"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}])
+    {'w': tensor([1.4142, 1.4142])}
+    """
+    return merged(partial(_spherical, _one_step), models, base=base, weights=weights)
+
+
+def karcher(
+    models: Models, *, weights: Weights = None, base: Mapping[str, Tensor] | nn.Module | None = None
+) -> State | LazyState:
+    """The Karcher mean on the sphere: the direction whose weighted squared angles to the models' ones are smallest.
+
+    Karcher, "Riemannian center of mass and mollifier smoothing" (1977). The mean m solves
+    sum w_k log_m(u_k) = 0 for the directions u_k; its length is the weighted mean of lengths. For two models of equal
+    lengths and weights it is `slerp` at 0.5. All steps need only the inner products of the models, so that large
+    tensors are read twice, however many steps there are.
+
+    Args:
+        models: at least one model.
+        weights: of the models; not negative, divided by their sum.
+        base: if given, directions and lengths are those of the differences from it.
+
+    Raises:
+        SurgeryError: if the directions have no unique mean (two opposite ones, say).
+
+    >>> karcher([{"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}])
+    {'w': tensor([1.4142, 1.4142])}
+    """
+    return merged(partial(_spherical, _center), models, base=base, weights=weights)
+
+
+def _spherical(direction, group: Group) -> Reader:
+    """The combination whose direction `direction(cosines, shares, name)` chooses; tensors that are zero have none."""
+    shares = group.shares()
+    if len(shares) == 1:
+        return combination(group, [1.0])
+    products = gram(group)
+    lengths = products.diagonal().sqrt()
+    own = torch.tensor(shares, dtype=torch.float64)
+    there = (lengths > 0).nonzero().flatten()
+    if not len(there):
+        return combination(group, [0.0] * len(shares) if group.base else shares)
+    cosines = (products / lengths[:, None] / lengths)[there][:, there]
+    mean = direction(cosines, own[there] / own[there].sum(), group.name)
+    length = own @ lengths
+    coefficients = torch.zeros_like(own)
+    coefficients[there] = length * mean / lengths[there]
+    return combination(group, coefficients.tolist())
+
+
+def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
+    """The weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
+    length = (shares @ cosines @ shares).clamp(min=0).sqrt()
+    if length < _SMALL:
+        raise SurgeryError(f"the directions of {name!r} cancel each other: take other weights for it, or linear")
+    return shares / length
+
+
+def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
+    """The Karcher mean of unit vectors as coefficients of the vectors, by steps of the mean of logarithms."""
+    mean = _one_step(cosines, shares, name)
+    for _ in range(_STEPS):
+        near = (cosines @ mean).clamp(-1, 1)
+        angles = near.acos()
+        if bool((angles > math.pi - _SMALL).any()):
+            break
+        pull = shares / torch.sinc(angles / math.pi)  # angle / sin(angle), which is 1 at 0
+        step = pull - (pull @ near) * mean  # the mean of logarithms, as coefficients
+        length = (step @ cosines @ step).clamp(min=0).sqrt()
+        if length < _CLOSE:
+            return mean
+        mean = length.cos() * mean + length.sin() * step / length
+        mean = mean / (mean @ cosines @ mean).clamp(min=1e-300).sqrt()
+    else:
+        if length < math.sqrt(_CLOSE):  # rounding lets it turn around the mean
+            return mean
+    raise SurgeryError(f"the directions of {name!r} have no unique mean on the sphere: take other weights, or linear")
+
+
+def nearswap(models: Models, *, base: Mapping[str, Tensor] | nn.Module, t: ByName) -> State | LazyState:
+    """The base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
+
+    Elements that are within t of the other model's take its value; the rest change by t: base + clamp(x - base, -t, t).
+
+    Args:
+        models: one model.
+        base: the model that is changed.
+        t: a distance, not negative, or distances by patterns of tensor names (0 where none matches).
+
+    >>> nearswap([{"w": torch.tensor([0.1, 9.0, -9.0])}], base={"w": torch.zeros(3)}, t=0.5)
+    {'w': tensor([ 0.1000,  0.5000, -0.5000])}
+    """
+    settings = {"t": within("t", t, 0, math.inf)}
+    return merged(_nearswap, models, base=base, exactly=1, settings=settings, defaults={"t": 0.0})
+
+
+def _nearswap(group: Group, t: float) -> Reader:
+    def read(start: int, stop: int) -> Tensor:
+        other, own = group.value(0, start, stop), group.origin(start, stop)
+        difference = other - own
+        return torch.where(difference.abs() <= t, other, own + difference.clamp(-t, t))
+
+    return read

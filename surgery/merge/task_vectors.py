@@ -1,0 +1,325 @@
+"""Merging of task vectors, the differences of models from the base that they were fine-tuned from."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, Reader, spans
+from surgery.merge.combine import combination
+from surgery.merge.draws import uniform
+from surgery.merge.group import Group, aligned, group_of, merged
+from surgery.merge.ranks import of_rank
+from surgery.merge.settings import ByName, Weights, within
+from surgery.states import Models, State
+
+Base = Mapping[str, Tensor] | nn.Module
+Sparse = Callable[[Group, int], Reader]
+"""A function from (group, i) to stretches of tensor i's task vector with most of its elements 0."""
+
+
+def task_arithmetic(
+    models: Models, *, base: Base, weights: Weights = None, scale: ByName = 1.0, normalize: bool = False
+) -> State | LazyState:
+    """The base plus a weighted sum of task vectors: base + scale * sum w_k (x_k - base).
+
+    Ilharco et al., "Editing models with task arithmetic" (ICLR 2023), section 2. A negative weight forgets a task.
+
+    Args:
+        models: a stack, or a list of states or modules.
+        base: the model that they were fine-tuned from.
+        weights: of the models, 1 each if not given; one list or lists by patterns of tensor names.
+        scale: the paper's lambda, a number or numbers by patterns.
+        normalize: whether the sum is divided by that of the weights.
+
+    >>> base = {"w": torch.zeros(2)}
+    >>> task_arithmetic([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}], base=base)
+    {'w': tensor([1., 2.])}
+    """
+    return _merged(None, models, base, weights, scale, normalize, elect=False)
+
+
+def ties(
+    models: Models,
+    *,
+    base: Base,
+    weights: Weights = None,
+    density: ByName = 0.2,
+    scale: ByName = 1.0,
+    normalize: bool = True,
+    across: Literal["tensor", "model"] = "tensor",
+) -> State | LazyState:
+    """Trim, elect signs and merge (Yadav et al., "TIES-Merging", NeurIPS 2023, algorithm 1).
+
+    Of each task vector the share `density` of largest magnitudes is kept. Each element's sign is that of the weighted
+    sum over models. The models that have that sign there are averaged, and the mean times `scale` is added to the base.
+    Where the sum is 0 no sign is elected, and the base stays. Of equal magnitudes at the limit all are kept.
+
+    Args:
+        models, base, weights, scale: as for `task_arithmetic`; weights must not be negative.
+        density: in (0, 1], or by patterns of tensor names (1 where none matches).
+        normalize: whether agreeing task vectors are averaged; otherwise they are added.
+        across: whether magnitudes are compared within each tensor (as in mergekit), or over the whole model (as in the
+            paper; `density` is then one number).
+
+    >>> models = [{"w": torch.tensor([4.0, 1.0, 0.1])}, {"w": torch.tensor([2.0, -3.0, 0.1])}]
+    >>> ties(models, base={"w": torch.zeros(3)}, density=0.67)
+    {'w': tensor([ 3., -3.,  0.])}
+    """
+    within("density", density, 0, 1, open_low=True)
+    if across == "tensor":
+        return _merged(_largest, models, base, weights, scale, normalize, elect=True, density=density)
+    if across != "model" or isinstance(density, Mapping):
+        raise SurgeryError(f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number")
+    limits = _limits(models, base, density)
+    return _merged(partial(_above, limits), models, base, weights, scale, normalize, elect=True)
+
+
+def dare(
+    models: Models,
+    *,
+    base: Base,
+    weights: Weights = None,
+    density: ByName = 0.5,
+    scale: ByName = 1.0,
+    rescale: bool = True,
+    elect: bool = False,
+    normalize: bool = False,
+    seed: int = 0,
+) -> State | LazyState:
+    """Drop elements of task vectors at random and rescale the others (Yu et al., "Language models are Super Mario",
+    ICML 2024, equations 1 and 2).
+
+    Args:
+        models, base, weights, scale, normalize: as for `task_arithmetic`.
+        density: the probability that an element stays, in (0, 1]; 1 - p of the paper.
+        rescale: whether elements that stay are divided by `density`, which keeps their expectation.
+        elect: whether signs are elected, as `ties` does after trimming (DARE-TIES).
+        seed: of the draws; which elements stay is a function of seed, tensor name, model and element.
+
+    >>> models, base = [{"w": torch.ones(64)}, {"w": torch.ones(64)}], {"w": torch.zeros(64)}
+    >>> sorted(set(dare(models, base=base, weights=[1, 0])["w"].tolist()))
+    [0.0, 2.0]
+    """
+    within("density", density, 0, 1, open_low=True)
+    sparse = partial(_dropped, seed=_seed(seed), rescale=rescale)
+    return _merged(sparse, models, base, weights, scale, normalize, elect=elect, density=density)
+
+
+def breadcrumbs(
+    models: Models,
+    *,
+    base: Base,
+    weights: Weights = None,
+    density: ByName = 0.9,
+    gamma: ByName = 0.01,
+    scale: ByName = 1.0,
+    elect: bool = False,
+    normalize: bool = False,
+) -> State | LazyState:
+    """Task vectors without their largest and smallest magnitudes (Davari and Belilovsky, "Model Breadcrumbs", ECCV
+    2024, equation 2).
+
+    Args:
+        models, base, weights, scale, normalize: as for `task_arithmetic`.
+        density: the share of each tensor that is kept, in (0, 1].
+        gamma: the share of largest magnitudes that is left out, in [0, 1); the rest of 1 - density is left out among
+            the smallest. Where density + gamma is above 1, fewer of the largest are left out.
+        elect: whether signs are elected as `ties` does.
+
+    >>> breadcrumbs([{"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}], base={"w": torch.zeros(4)}, density=0.5, gamma=0.25)
+    {'w': tensor([0., 0., 2., 3.])}
+    """
+    within("density", density, 0, 1, open_low=True)
+    within("gamma", gamma, 0, 1)
+    return _merged(_middle, models, base, weights, scale, normalize, elect=elect, density=density, gamma=gamma)
+
+
+def della(
+    models: Models,
+    *,
+    base: Base,
+    weights: Weights = None,
+    density: ByName = 0.5,
+    epsilon: ByName = 0.1,
+    scale: ByName = 1.0,
+    elect: bool = True,
+    normalize: bool = True,
+    seed: int = 0,
+) -> State | LazyState:
+    """Drop small elements of task vectors with a higher probability than large ones, rescale, elect signs and average
+    (Deep et al., "DELLA-Merging", 2024, section 3).
+
+    In each row of n elements (what belongs to one output; a bias is one row) the element of rank r, from 0 for the
+    largest magnitude, is dropped with the probability p = 1 - density - epsilon / 2 + epsilon * r / n, and divided by
+    1 - p if it stays.
+
+    Args:
+        models, base, weights, scale, normalize: as for `task_arithmetic`.
+        density: the mean probability that an element stays, in (0, 1]; 1 drops nothing.
+        epsilon: the width of the range of probabilities, which must lie within [0, 1]. (mergekit's epsilon is half of
+            it.)
+        elect: whether signs are elected as `ties` does; without it this is DELLA's linear form.
+        seed: of the draws, as for `dare`.
+
+    >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
+    tensor(6.)
+    """
+    within("density", density, 0, 1, open_low=True)
+    within("epsilon", epsilon, 0, 1)
+    sparse = partial(_by_rank, seed=_seed(seed))
+    return _merged(sparse, models, base, weights, scale, normalize, elect=elect, density=density, epsilon=epsilon)
+
+
+_DEFAULTS = {"scale": 1.0, "density": 1.0, "gamma": 0.0, "epsilon": 0.0}
+
+
+def _merged(sparse, models, base, weights, scale, normalize, *, elect, **settings) -> State | LazyState:
+    settings |= {"scale": within("scale", scale, -math.inf, math.inf)}
+    if base is None:
+        raise SurgeryError("task vectors are differences from a base: give the model that was fine-tuned as base=...")
+    kernel = partial(_sum, sparse=sparse, normalize=normalize, elect=elect)
+    return merged(kernel, models, base=base, weights=weights, settings=settings, defaults=_DEFAULTS)
+
+
+def _sum(group: Group, *, sparse: Sparse | None, normalize: bool, elect: bool, scale: float, **settings) -> Reader:
+    if normalize or elect:
+        group.shares()  # refuses negative weights
+    if sparse is not None and settings.get("density", 0) == 1:
+        sparse = None
+    if sparse is None and (not elect or len(group.tensors) == 1):
+        weights = group.shares() if normalize else group.weights
+        return combination(group, [scale * weight for weight in weights])
+    vectors = [
+        partial(group.delta, i) if sparse is None else sparse(group, i, **settings) for i in range(len(group.tensors))
+    ]
+
+    def read(start: int, stop: int) -> Tensor:
+        deltas = [vector(start, stop) for vector in vectors]
+        total = elected(deltas, group.weights, normalize) if elect else _added(deltas, group, normalize)
+        return total.mul_(scale).add_(group.origin(start, stop))
+
+    return read
+
+
+def _added(deltas: list[Tensor], group: Group, normalize: bool) -> Tensor:
+    total = torch.zeros_like(deltas[0])
+    for delta, weight in zip(deltas, group.shares() if normalize else group.weights):
+        total.add_(delta, alpha=weight)
+    return total
+
+
+def elected(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
+    """The weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
+
+    >>> elected([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
+    tensor([3., 2.])
+    """
+    sign = torch.zeros_like(deltas[0])
+    for delta, weight in zip(deltas, weights):
+        sign.add_(delta, alpha=weight)
+    sign.sign_()
+    total, share = torch.zeros_like(sign), torch.zeros_like(sign)
+    for delta, weight in zip(deltas, weights):
+        agrees = (delta * sign) > 0
+        total.add_(delta * agrees, alpha=weight)
+        share.add_(agrees, alpha=weight)
+    return total.div_(share.masked_fill_(share == 0, 1)) if normalize else total
+
+
+def _largest(group: Group, i: int, density: float) -> Reader:
+    return _above({group.places[i]: _limit(group, i, density)}, group, i)
+
+
+def _above(limits: Mapping[int, Tensor], group: Group, i: int) -> Reader:
+    limit = limits[group.places[i]]
+
+    def read(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        return delta.mul_(delta.abs() >= limit)
+
+    return read
+
+
+def _limit(group: Group, i: int, density: float) -> Tensor:
+    """The smallest magnitude that is kept: that of rank int(density * n) from the top, of at least one element."""
+    kept = max(1, int(density * group.size))
+    return of_rank(lambda: magnitudes(group, i), group.size, group.size - kept) if group.size else torch.zeros(())
+
+
+def magnitudes(group: Group, i: int):
+    """Slabs of |x_i - base|."""
+    for start, stop in spans(group.size):
+        yield group.delta(i, start, stop).abs_()
+
+
+def _limits(models: Models, base: Base, density: float) -> dict[int, Tensor]:
+    """By model the smallest magnitude that is kept of its whole task vector."""
+    states, base, names = aligned(models, base)
+    result = {}
+    for k, values in enumerate(states):
+        groups = [group for name in names if (group := group_of(name, [values], base)).is_float]
+        size = sum(group.size for group in groups)
+        kept = max(1, int(density * size))
+        result[k] = of_rank(lambda g=groups: (s.double() for one in g for s in magnitudes(one, 0)), size, size - kept)
+    return result
+
+
+def _dropped(group: Group, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
+    def read(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        stays = uniform(seed, group.name, group.places[i], start, stop).to(delta.device) < density
+        return delta.mul_(stays).div_(density if rescale else 1)
+
+    return read
+
+
+def _middle(group: Group, i: int, density: float, gamma: float) -> Reader:
+    kept = int(density * group.size)
+    if not kept:
+        return lambda start, stop: torch.zeros_like(group.delta(i, start, stop))
+    below = max(0, group.size - kept - int(gamma * group.size))
+    low = of_rank(lambda: magnitudes(group, i), group.size, below)
+    high = of_rank(lambda: magnitudes(group, i), group.size, below + kept - 1)
+
+    def read(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        size = delta.abs()
+        return delta.mul_((size >= low) & (size <= high))
+
+    return read
+
+
+def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int) -> Reader:
+    shape = group.tensors[i].shape
+    n = group.size // shape[0] if len(shape) > 1 and shape[0] else max(group.size, 1)
+    lowest = 1 - density - epsilon / 2
+    if lowest < 0 or density - epsilon / 2 < 0:
+        raise SurgeryError(
+            f"density={density:g} and epsilon={epsilon:g} for {group.name!r} give probabilities outside of [0, 1]: "
+            f"give an epsilon of at most {2 * min(density, 1 - density):g}"
+        )
+
+    def rows(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        order = delta.abs().view(-1, n).argsort(dim=1, descending=True, stable=True)
+        ranks = torch.empty_like(order).scatter_(1, order, torch.arange(n, device=order.device).expand_as(order))
+        drop = (lowest + epsilon / n * ranks.to(delta.dtype)).view(-1)
+        stays = uniform(seed, group.name, group.places[i], start, stop).to(delta.device) >= drop
+        return torch.where(stays, delta / (1 - drop), torch.zeros_like(delta))
+
+    def read(start: int, stop: int) -> Tensor:
+        first = start // n * n  # ranks need whole rows
+        return rows(first, -(-stop // n) * n)[start - first : stop - first]
+
+    return read
+
+
+def _seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SurgeryError(f"seed={seed!r}: give a whole number")
+    return seed

@@ -1,0 +1,75 @@
+"""Read a recipe: inputs, steps and outputs by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surgery.errors import SurgeryError, first_line
+
+_LARGEST = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe says.
+
+    Attributes:
+        inputs: paths of checkpoints by name, relative to the recipe's folder.
+        steps: by the name of its result each step's operation ("do") and arguments, in order.
+        outputs: by path the name of what is written there.
+        text: of the file.
+    """
+
+    inputs: Mapping[str, Path]
+    steps: Mapping[str, Mapping[str, Any]]
+    outputs: Mapping[Path, str]
+    text: str
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe of a YAML file; SurgeryError that names the file and the place for one that is none."""
+    import yaml
+
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise SurgeryError(f"{path} is too large for a recipe")
+        text = path.read_text()
+        found = yaml.safe_load(text)
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise SurgeryError(f"{path}{line} is no YAML: {getattr(error, 'problem', None) or first_line(error)}") from None
+    if (
+        not isinstance(found, dict)
+        or set(found) - {"inputs", "steps", "outputs"}
+        or not {"inputs", "outputs"} <= set(found)
+    ):
+        raise SurgeryError(f"{path}: a recipe has `inputs`, `steps` and `outputs`, and nothing else")
+    parts = {part: found.get(part) or {} for part in ("inputs", "steps", "outputs")}
+    for part, entries in parts.items():
+        if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
+            raise SurgeryError(f"{path}: `{part}` are entries NAME: VALUE")
+    for part in ("inputs", "outputs"):
+        if odd := [name for name, value in parts[part].items() if not isinstance(value, str)]:
+            raise SurgeryError(f"{path}: {odd[0]!r} of `{part}` is {parts[part][odd[0]]!r}: give a text")
+    for name, step in parts["steps"].items():
+        if (
+            not isinstance(step, dict)
+            or not isinstance(step.get("do"), str)
+            or not all(isinstance(k, str) for k in step)
+        ):
+            raise SurgeryError(f"{path}: step {name!r} needs an operation, `do: linear`, and arguments by name")
+        if name in parts["inputs"]:
+            raise SurgeryError(f"{path}: {name!r} is an input and a step: give them different names")
+    if not parts["outputs"]:
+        raise SurgeryError(f"{path}: `outputs` names no file to write")
+    folder = path.parent
+    return Recipe(
+        {name: folder / file for name, file in parts["inputs"].items()},
+        parts["steps"],
+        {folder / file: name for file, name in parts["outputs"].items()},
+        text,
+    )

@@ -1,0 +1,113 @@
+"""`python -m surgery apply`: steps give what the functions give, and nothing is written if one of them cannot."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from surgery import merge
+from surgery.__main__ import main
+
+RECIPE = """
+inputs:
+  base: base.safetensors
+  a: a.pt
+  b: b.safetensors
+steps:
+  tasks:
+    do: ties
+    models: [a, b]
+    base: base
+    weights: {body: [1, 2], "*": [1, 1]}
+    density: {body: 0.5}
+  mixed: {do: replace, first: tasks, others: {head: a}}
+  mean: {do: linear, models: [mixed, base], weights: [3, 1]}
+  half: {do: cast, model: mean, dtype: bfloat16}
+outputs:
+  mean.safetensors: mean
+  half.safetensors: half
+"""
+
+
+@pytest.fixture
+def states(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    found = {}
+    for name in ("base", "a", "b"):
+        found[name] = {"body.w": torch.randn(9, 4, generator=draw), "head.w": torch.randn(5, generator=draw)}
+        save_file(found[name], tmp_path / f"{name}.safetensors")
+    torch.save(found["a"], tmp_path / "a.pt")
+    return found
+
+
+def test_the_steps_are_carried_out(states, tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    assert main(["apply", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "step    tasks = ties(models=['a', 'b'], base=base" in text
+    assert "half = cast(model=mean, dtype=bfloat16): 2 tensors, 82 B\n" in text
+    assert not (tmp_path / "mean.safetensors").exists()
+    assert main(["apply", str(tmp_path / "recipe.yaml")]) == 0
+    assert capsys.readouterr().out.startswith(text)
+    weights = {"body": [1, 2], "*": [1, 1]}
+    tasks = merge.ties([states["a"], states["b"]], base=states["base"], weights=weights, density={"body": 0.5})
+    mixed = {"body.w": tasks["body.w"], "head.w": states["a"]["head.w"]}
+    mean = merge.linear([mixed, states["base"]], weights=[3, 1])
+    for file, expected in [("mean", mean), ("half", {n: t.bfloat16() for n, t in mean.items()})]:
+        found = load_file(tmp_path / f"{file}.safetensors")
+        assert set(found) == set(expected)
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
+    with safe_open(tmp_path / "mean.safetensors", "pt") as file:
+        made = json.loads(file.metadata()["layer_surgery"])
+    assert made["recipe"] == RECIPE
+    assert set(made["inputs"]) == {"base", "a", "b"}
+
+
+def test_depth_and_plans(tmp_path):
+    shapes = {"a.weight": (3, 3), "b.weight": (3, 3), "a.bias": (3,)}
+    state = {f"blocks.{i}.{name}": torch.full(shape, float(i)) for i in range(4) for name, shape in shapes.items()}
+    save_file(state, tmp_path / "net.safetensors")
+    (tmp_path / "recipe.yaml").write_text(
+        "inputs: {net: net.safetensors}\n"
+        "steps: {less: {do: ungraft, model: net, keep: [2]}, more: {do: graft, model: less, depths: [3]}}\n"
+        "outputs: {less.safetensors: less, more.safetensors: more}"
+    )
+    assert main(["apply", str(tmp_path / "recipe.yaml")]) == 0
+    found = load_file(tmp_path / "more.safetensors")
+    assert [found[f"blocks.{i}.a.weight"].mean().item() for i in range(3)] == [0, 1, 1]
+    assert len(load_file(tmp_path / "less.safetensors")) == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("do: ties", "do: tie", "step 'tasks': unknown operation 'tie'"),
+        ("density:", "densities:", "step 'tasks': ties takes no 'densities'"),
+        ("    base: base\n", "", "step 'tasks': ties needs 'base'"),
+        ("models: [a, b]", "models: [a, c]", "step 'tasks': 'c' is no input and no earlier step; there are base, a, b"),
+        ("body: 0.5", "tail: 0.5", "step 'tasks': density: no tensor matches 'tail'"),
+        ("dtype: bfloat16", "dtype: int8", "step 'half': dtype is one of"),
+        ("others: {head: a}", "others: {tail: a}", "step 'mixed': others: no tensor matches 'tail'"),
+        ("half.safetensors: half", "half.safetensors: quarter", "there is no step 'quarter'"),
+        ("half.safetensors: half", "b.safetensors: half", "b.safetensors exists already"),
+        ("b: b.safetensors", "b: c.safetensors", "c.safetensors: there is no such file"),
+        ("outputs:", "output:", "a recipe has `inputs`, `steps` and `outputs`"),
+        ("steps:", "steps: [", "line"),
+        ("do: linear, ", "", "step 'mean' needs an operation"),
+        ("  mixed:", "  base:", "'base' is an input and a step"),
+        ("do: ties", "do: !!python/name:os.system", "is no YAML"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(states, tmp_path, capsys, old, new, text):
+    assert old in RECIPE
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace(old, new))
+    before = sorted(tmp_path.iterdir())
+    assert main(["apply", str(tmp_path / "recipe.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before

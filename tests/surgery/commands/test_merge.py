@@ -1,0 +1,110 @@
+"""`python -m surgery merge`, `average` and `diff` on files."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from surgery import merge
+from surgery.__main__ import main
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw = torch.Generator().manual_seed(0)
+    states = {}
+    for k, name in enumerate(["base", "a", "b"]):
+        body, head = torch.randn(6, 5, generator=draw), torch.randn(3, generator=draw)
+        states[name] = {"body.w": body, "head.b": head, "n": torch.tensor(k)}
+    for name, state in states.items():
+        save_file(state, f"{name}.safetensors")
+    return states
+
+
+def refused(capsys, *arguments):
+    assert main([*map(str, arguments)]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_a_merge_and_where_it_comes_from(files, capsys):
+    settings = ["--set", "density=0.5", "--set", "head:density=0.9", "--set", "across=tensor", "--weights", "1,2"]
+    names = ["a.safetensors", "b.safetensors", "--base", "base.safetensors", "--out", "c.safetensors"]
+    assert main(["merge", "ties", *names, *settings]) == 0
+    assert capsys.readouterr().out == "c.safetensors: 3 tensors, 140 B\n"
+    density = {"head": 0.9, "*": 0.5}
+    expected = merge.ties([files["a"], files["b"]], base=files["base"], weights=[1, 2], density=density)
+    found = load_file("c.safetensors")
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    with safe_open("c.safetensors", "pt") as file:
+        made = json.loads(file.metadata()["layer_surgery"])
+    assert made["method"] == "ties"
+    assert made["density"] == density
+    assert [one["path"] for one in (*made["inputs"], made["base"])] == [f"{n}.safetensors" for n in ("a", "b", "base")]
+
+
+def test_a_dry_run_writes_nothing(files, capsys, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    assert main(["merge", "linear", "a.safetensors", "b.safetensors", "--out", "c.safetensors", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "would write c.safetensors: 3 tensors, 140 B\n"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_average_of_files_of_two_kinds(files):
+    torch.save(files["b"], "b.pt")
+    assert main(["average", "a.safetensors", "b.pt", "--weights", "3,1", "--out", "c.pt"]) == 0
+    found = torch.load("c.pt", weights_only=True)
+    torch.testing.assert_close(found["body.w"], (3 * files["a"]["body.w"] + files["b"]["body.w"]) / 4)
+    assert found["n"] == 2
+
+
+def test_diff_says_what_differs(files, capsys):
+    assert main(["diff", "a.safetensors", "a.safetensors"]) == 0
+    assert capsys.readouterr().out == "3 of 3 tensors with the same name are equal\n"
+    other = {"body.w": files["a"]["body.w"].clone(), "head.b": files["a"]["head.b"].half(), "more": torch.zeros(1)}
+    other["body.w"][0, :2] += 0.25
+    save_file(other, "other.safetensors")
+    assert main(["diff", "a.safetensors", "other.safetensors", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["only"] == {"a": ["n"], "b": ["more"]}
+    rows = {row["name"]: row for row in found["differ"]}
+    assert set(rows) == {"body.w", "head.b"}
+    assert rows["body.w"]["different"] == 2
+    assert rows["body.w"]["largest"] == pytest.approx(0.25, rel=1e-5)
+    assert rows["body.w"]["relative"] == pytest.approx(0.125**0.5 / files["a"]["body.w"].norm().item(), rel=1e-5)
+    assert rows["head.b"]["dtypes"] == ["float32", "float16"]
+    assert main(["diff", "a.safetensors", "other.safetensors"]) == 1
+    text = capsys.readouterr().out
+    assert "only in A: n\nonly in B: more\n" in text
+    assert "2 of 30 elements differ, by at most 0.25; relative distance 0.0" in text
+    save_file({"head.b": torch.tensor([float("nan")] * 3)}, "nan.safetensors")
+    assert main(["diff", "nan.safetensors", "nan.safetensors"]) == 0
+
+
+def test_what_cannot_be_done_is_one_line(files, capsys):
+    a, out = "a.safetensors", ("--out", "c.safetensors")
+    save_file({"body.w": torch.zeros(6, 4)}, "small.safetensors")
+    for arguments, text in [
+        (("merge", "blend", a, a, *out), "unknown method 'blend': choose one of linear"),
+        (("merge", "ties", a, a, *out), "give --base FILE"),
+        (("merge", "linear", a, a, "--base", a, *out), "linear takes no --base"),
+        (("merge", "slerp", a, a, "--weights", "1,2", *out), "slerp takes no --weights"),
+        (("merge", "slerp", a, a, "--set", "t=2", *out), "t=2 is out of range"),
+        (("merge", "slerp", a, a, "--set", "x=2", *out), "NAME is one of t"),
+        (("merge", "karcher", a, a, "--set", "x=2", *out), "has no settings"),
+        (("merge", "nearswap", a, "--base", a, *out), "nearswap needs --set t=VALUE"),
+        (("merge", "linear", a, "small.safetensors", *out), "of model 0 is missing in model 1"),
+        (("merge", "linear", a, "none.safetensors", *out), "none.safetensors: there is no such file"),
+        (("merge", "linear", a, a, "--out", a), "exists already"),
+        (("merge", "linear", a, "--shard-size", "five", "--out", "folder"), "--shard-size five"),
+        (("average", *out), "no models to merge"),
+        (("diff", a, "none.pt"), "none.pt: there is no such file"),
+        (("blend",), "unknown command 'blend': there are inspect, merge"),
+    ]:  # fmt: skip
+        assert text in refused(capsys, *arguments)

@@ -1,0 +1,199 @@
+"""The commands that cut, deepen and mix checkpoints do what the functions do on models in memory."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import surgery
+from surgery.__main__ import main
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, 12), nn.Linear(12, width)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+
+def net(width=8, classes=3):
+    blocks = nn.Sequential(*(Block(width) for _ in range(3)))
+    return nn.Sequential(nn.Linear(5, width), blocks, nn.Linear(width, classes))
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(5, 6)
+
+    def forward(self, x):
+        return self.one(x).sort(-1).values @ torch.ones(6, 2)
+
+
+def number():
+    return 3
+
+
+def broken():
+    raise KeyError("missing")
+"""
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "their_models", raising=False)
+    (tmp_path / "their_models.py").write_text(MODULE)
+    import their_models
+
+    torch.manual_seed(0)
+    model = their_models.net()
+    save_file(model.state_dict(), "net.safetensors")
+    return model
+
+
+def run(*arguments):
+    assert main([*map(str, arguments)]) == 0
+
+
+def refused(capsys, *arguments):
+    assert main([*map(str, arguments)]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def same(file, expected):
+    found = load_file(file)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+GIVEN = ("--model", "their_models:net", "--input", "5")
+
+
+def test_narrow_extract_embed(net):
+    run("narrow", "net.safetensors", "--rate", "0.5", *GIVEN, "--out", "small.safetensors", "--plan", "plan.json")
+    small, plan = surgery.narrow(net, rate=0.5, example=torch.zeros(2, 5))
+    same("small.safetensors", surgery.state(small))
+    run("extract", "net.safetensors", "--plan", "plan.json", "--out", "again.safetensors")
+    same("again.safetensors", surgery.state(small))
+    run("embed", "small.safetensors", "--plan", "plan.json", "--out", "zeros.safetensors")
+    same("zeros.safetensors", plan.embed(surgery.state(small))[0])
+    other = {name: tensor + 1 for name, tensor in surgery.state(net).items()}
+    save_file(other, "other.safetensors")
+    run("embed", "small.safetensors", "--plan", "plan.json", "--into", "other.safetensors", "--out", "full.safetensors")
+    same("full.safetensors", plan.embed(surgery.state(small), into=other)[0])
+
+
+def test_prune_keeps_what_matters(net):
+    run("prune", "net.safetensors", "--parameters", "0.5", *GIVEN, "--out", "small.safetensors")
+    example = torch.zeros(2, 5)
+    scores = surgery.importance(net, example=example, by="l1")
+    small, _ = surgery.narrow(net, target=surgery.Target(parameters=0.5), keep_top=scores, example=example)
+    same("small.safetensors", surgery.state(small))
+
+
+@pytest.mark.parametrize("model", [(), GIVEN], ids=["by names", "by model"])
+def test_graft_and_ungraft(net, model):
+    run("graft", "net.safetensors", "--depths", "5", *model, "--out", "deep.safetensors", "--plan", "deep.json")
+    same("deep.safetensors", surgery.state(surgery.graft(net, depths=[5], example=torch.zeros(2, 5))[0]))
+    run("ungraft", "net.safetensors", "--keep", "2", *model, "--out", "shallow.safetensors", "--plan", "shallow.json")
+    same("shallow.safetensors", surgery.state(surgery.ungraft(net, keep=[2], example=torch.zeros(2, 5))[0]))
+    run("plan", "compose", "deep.json", "shallow.json", "--out", "both.json")
+    run("extract", "deep.safetensors", "--plan", "both.json", "--out", "both.safetensors")
+    same("both.safetensors", load_file("shallow.safetensors"))
+
+
+def test_plan_show(net, capsys):
+    run("ungraft", "net.safetensors", "--keep", "2", "--out", "shallow.safetensors", "--plan", "plan.json")
+    capsys.readouterr()
+    run("plan", "show", "plan.json")
+    assert capsys.readouterr().out == surgery.Submodel.load("plan.json").describe() + "\n"
+
+
+def test_shuffle_uses_every_layer_once(net):
+    other = {name: tensor + 1 for name, tensor in net.state_dict().items()}
+    save_file(other, "other.safetensors")
+    run("shuffle", "net.safetensors", "other.safetensors", "--seed", "3", "--out", "mixed")
+    parts = surgery.segments(surgery.layers(surgery.state(net)))
+    swaps = surgery.permutations(len(parts), 2, generator=torch.Generator().manual_seed(3))
+    expected = surgery.shuffle([surgery.state(net), other], segments=parts, permutations=swaps)
+    for k in range(2):
+        same(f"mixed/{k}.safetensors", expected[k])
+
+
+def test_check_says_what_works_and_why_not(net, capsys):
+    assert main(["check", "their_models:net,width=6", "--input", "5"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("yes ") == 5
+    assert "every hidden width shrinks to 0.5" in text
+    assert main(["check", "their_models:Odd", "--input", "5"]) == 1
+    text = capsys.readouterr().out
+    assert "NO  narrow: " in text
+    assert "nothing to do" in text
+    assert main(["check", "their_models:net"]) == 1
+    assert "give the shape of one input as --input" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12}
+    config = transformers.LlamaConfig(vocab_size=30, tie_word_embeddings=True, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained("full")
+    run("ungraft", "full", "--keep", "2", "--out", "shallow")
+    run("narrow", "full", "--rate", "0.5", "--out", "small")
+    full = transformers.LlamaForCausalLM.from_pretrained("full")
+    example = {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+    for folder, expected in [
+        ("shallow", surgery.ungraft(full, keep=[2], example=example)[0]),
+        ("small", surgery.narrow(full, rate=0.5, example=example)[0]),
+    ]:
+        found = transformers.LlamaForCausalLM.from_pretrained(folder)
+        assert found.config.num_hidden_layers == expected.config.num_hidden_layers
+        torch.testing.assert_close(found.eval()(**example).logits, expected.eval()(**example).logits)
+
+
+def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
+    file, out = "net.safetensors", ("--out", "out.safetensors")
+    (tmp_path / "bad.json").write_text("{}")
+    run("ungraft", file, "--keep", "2", "--out", "shallow.safetensors", "--plan", "plan.json")
+    capsys.readouterr()
+    other = ("--model", "their_models:net,width=4", "--input", "5")
+    for arguments, text in [
+        (("narrow", file, "--rate", "0.5", *out), "give --model timm:NAME"),
+        (("narrow", file, "--rate", "0.5", *other, *out), "in the plan's"),
+        (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
+        (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: 'missing'"),
+        (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
+        (("narrow", file, "--rate", "0.5", "--model", "their_models:net,3", *out), "write arguments as NAME=VALUE"),
+        (("narrow", file, "--rate", "0.5", "--model", "nowhere:net", *out), "No module named"),
+        (("narrow", file, "--rate", "0.5", "--model", "net", *out), "--model net: give timm:NAME"),
+        (("prune", file, *GIVEN, *out), "prune needs a size"),
+        (("graft", file, "--depths", "1", *out), "use ungraft to drop them"),
+        (("ungraft", file, "--keep", "1,2", *out), "2 depths were given"),
+        (("extract", "shallow.safetensors", "--plan", "plan.json", *out), "give the model that the plan was made for"),
+        (("extract", file, "--plan", "bad.json", *out), "bad.json: "),
+        (("extract", file, "--plan", "none.json", *out), "none.json cannot be read"),
+        (("plan", "compose", "plan.json", "plan.json", "--out", "new.json"), "do not fit"),
+        (("plan", "compose", "plan.json"), "two or more plans"),
+        (("plan", "show", "plan.json", "plan.json"), "one file"),
+        (("shuffle", file, "--out", "mixed"), "at least two"),
+        (("shuffle", file, "shallow.safetensors", "--out", "mixed"), "missing"),
+        (("check", "their_models:net", "--rate", "2"), "--rate 2"),
+    ]:  # fmt: skip
+        assert text in refused(capsys, *arguments), arguments
+    assert json.loads((tmp_path / "plan.json").read_text())
+    assert not (tmp_path / "out.safetensors").exists()

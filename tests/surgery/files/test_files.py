@@ -1,0 +1,273 @@
+"""States in files: what is read and written is what the safetensors library and torch.load read and write."""
+
+import contextlib
+import json
+import random
+import struct
+import types
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from surgery import SurgeryError, lazy, merge
+from surgery.files import open_state, write
+from surgery.lazy import LazyState, Pieces
+
+
+def state():
+    draw = torch.Generator().manual_seed(0)
+    return {
+        "a.bias": torch.randn(7, generator=draw),
+        "a.weight": torch.randn(5, 9, generator=draw).T,
+        "half": torch.randn(3, generator=draw).bfloat16(),
+        "eight": torch.randn(3, generator=draw).to(torch.float8_e4m3fn),
+        "flag": torch.tensor([True, False, True]),
+        "steps": torch.tensor(2**40),
+        "double": torch.randn(2, 2, generator=draw).double(),
+        "none": torch.zeros(0, 4),
+    }
+
+
+def same(found, expected):
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype is tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
+
+
+def contiguous(values):
+    return {name: tensor.contiguous() for name, tensor in values.items()}
+
+
+@pytest.fixture(params=[None, 2], ids=["whole", "slabs"])
+def slabs(request, monkeypatch):
+    if request.param:
+        monkeypatch.setattr(lazy, "SLAB", request.param)
+
+
+def test_what_the_library_writes_is_read(tmp_path, slabs):
+    save_file(contiguous(state()), tmp_path / "a.safetensors", metadata={"by": "me"})
+    found = open_state(tmp_path / "a.safetensors")
+    same(found, state())
+    assert found.metadata == {"by": "me"}
+    assert "8 tensors" in repr(found)
+
+
+def test_what_is_written_is_read_by_the_library(tmp_path, slabs):
+    seen = []
+    write(tmp_path / "a.safetensors", state(), metadata={"by": "me"}, progress=seen.append)
+    same(load_file(tmp_path / "a.safetensors"), state())
+    assert sum(seen) == sum(t.nbytes for t in state().values())
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "by": "me"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, lambda s: {"model": {f"module.{n}": t for n, t in s.items()}, "epoch": 3}]
+)
+def test_files_of_torch_save(tmp_path, zipped, wrap):
+    values = {name: t for name, t in state().items() if zipped or name != "eight"}  # which the old format cannot hold
+    torch.save(wrap(values), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    same(open_state(tmp_path / "a.pth"), values)
+    write(tmp_path / "b.pt", open_state(tmp_path / "a.pth"))
+    same(torch.load(tmp_path / "b.pt", weights_only=True), values)
+
+
+def test_shards_and_the_files_beside_them(tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    save_file(contiguous(state()), old / "model.safetensors")
+    (old / "config.json").write_text('{"hidden_size": 9}')
+    (old / "tokenizer.txt").write_text("words")
+    (old / "pytorch_model.bin").write_text("old weights, which are not copied")
+    source = open_state(old)
+    write(tmp_path / "new", source, like=source, shard_bytes=200, config={"hidden_size": 4})
+    names = sorted(path.name for path in (tmp_path / "new").iterdir())
+    shards = [name for name in names if name.startswith("model-")]
+    assert len(shards) > 1
+    assert set(names) - set(shards) == {"config.json", "tokenizer.txt", "model.safetensors.index.json"}
+    found = {name: tensor for shard in shards for name, tensor in load_file(tmp_path / "new" / shard).items()}
+    same(found, state())
+    same(open_state(tmp_path / "new"), state())
+    same(open_state(tmp_path / "new" / "model.safetensors.index.json"), state())
+    assert json.loads((tmp_path / "new/config.json").read_text()) == {"hidden_size": 4}
+    write(tmp_path / "one", source)
+    same(load_file(tmp_path / "one" / "model.safetensors"), state())
+
+
+@pytest.mark.slow
+def test_transformers_reads_what_is_written(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=30
+    )
+    for name in "ab":
+        transformers.BertModel(config).save_pretrained(tmp_path / name)
+    a, b = open_state(tmp_path / "a"), open_state(tmp_path / "b")
+    write(tmp_path / "mean", merge.linear([a, b]), like=a, shard_bytes=3000)
+    found = transformers.BertModel.from_pretrained(tmp_path / "mean").state_dict()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, (a[name] + b[name]) / 2)
+
+
+@pytest.mark.parametrize("name", [*merge.METHODS])
+def test_lazy_states_are_merged_as_those_in_memory(tmp_path, name, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    states = [{"w": torch.randn(6, 5, generator=draw), "n": torch.tensor(k)} for k in range(4)]
+    for k, values in enumerate(states):
+        save_file(values, tmp_path / f"{k}.safetensors")
+    files = [open_state(tmp_path / f"{k}.safetensors") for k in range(4)]
+    method = merge.METHODS[name]
+    count = {"slerp": 2, "nearswap": 1}.get(name, 3)
+    own = {"t": 0.3} if name == "nearswap" else {"density": 0.5} if "density" in method.settings else {}
+    expected = method.function(states[:count], **own, **({"base": states[3]} if method.base == "needed" else {}))
+    monkeypatch.setattr(lazy, "SLAB", 7)
+    monkeypatch.setattr("surgery.merge.ranks.SLAB", 7)
+    found = method.function(files[:count], **own, **({"base": files[3]} if method.base == "needed" else {}))
+    assert isinstance(found, LazyState)
+    write(tmp_path / "out.safetensors", found)
+    written = load_file(tmp_path / "out.safetensors")
+    for tensor in expected:
+        torch.testing.assert_close(written[tensor], expected[tensor], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(written[tensor], found[tensor], rtol=0, atol=0)
+
+
+def safetensors_bytes(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+DAMAGED = {
+    "empty": b"",
+    "short": b"\x05",
+    "a header longer than the file": safetensors_bytes({}, length=10**9),
+    "a huge header": safetensors_bytes({}, length=2**64 - 1),
+    "no JSON": safetensors_bytes(b"{nonsense"),
+    "no text": safetensors_bytes(b"\xff\xfe{}"),
+    "a list": safetensors_bytes([]),
+    "nested": safetensors_bytes(b"[" * 100_000),
+    "twice": safetensors_bytes(b'{"w":%b,"w":%b}' % ((json.dumps(ONE).encode(),) * 2), bytes(8)),
+    "no offsets": safetensors_bytes({"w": {"dtype": "F32", "shape": [2]}}, bytes(8)),
+    "a text": safetensors_bytes({"w": "x"}),
+    "a negative size": safetensors_bytes({"w": ONE | {"shape": [-2]}}, bytes(8)),
+    "a size that is no number": safetensors_bytes({"w": ONE | {"shape": [True, 2]}}, bytes(8)),
+    "sizes that overflow": safetensors_bytes({"w": ONE | {"shape": [2**40, 2**40]}}, bytes(8)),
+    "offsets that go backwards": safetensors_bytes({"w": ONE | {"data_offsets": [8, 0]}}, bytes(8)),
+    "offsets of three": safetensors_bytes({"w": ONE | {"data_offsets": [0, 4, 8]}}, bytes(8)),
+    "another size than the shape": safetensors_bytes({"w": ONE | {"shape": [3]}}, bytes(8)),
+    "an end beyond the file": safetensors_bytes({"w": ONE}, bytes(4)),
+    "an end before that of the file": safetensors_bytes({"w": ONE}, bytes(12)),
+    "overlap": safetensors_bytes({"w": ONE, "v": ONE}, bytes(8)),
+    "a hole": safetensors_bytes({"w": ONE, "v": ONE | {"data_offsets": [12, 20]}}, bytes(20)),
+    "an unknown dtype": safetensors_bytes({"w": ONE | {"dtype": "F31"}}, bytes(8)),
+    "metadata of numbers": safetensors_bytes({"__metadata__": {"a": 1}, "w": ONE}, bytes(8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file_is_one_line(tmp_path, case):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(DAMAGED[case])
+    with pytest.raises(SurgeryError) as caught:
+        open_state(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 200
+
+
+def test_any_changed_byte_of_a_header_is_an_error_or_another_state(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.ones(3, 2), "v": torch.zeros(5)}, path)
+    good = path.read_bytes()
+    draw = random.Random(0)
+    for _ in range(100):
+        data = bytearray(good)
+        data[draw.randrange(len(good) - 44)] = draw.randrange(256)
+        path.write_bytes(data)
+        with contextlib.suppress(SurgeryError):  # and no other error
+            found = open_state(path)
+            for name in found:
+                found[name]
+
+
+def test_a_file_that_runs_code_is_refused(tmp_path):
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(ran), "w"))
+
+    torch.save({"w": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(SurgeryError, match=r"evil\.pt is damaged, or holds other objects than tensors"):
+        open_state(tmp_path / "evil.pt")
+    assert not ran.exists()
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.pt").write_text("no zip file")
+    torch.save({"w": torch.ones(3), "epoch": 2}, tmp_path / "mixed.pt")
+    torch.save([1], tmp_path / "list.pt")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../a.safetensors"}}')
+    (tmp_path / "b.index.json").write_text('{"weights": 3}')
+    (tmp_path / "c.index.json").write_text('{"weight_map": {"w": "good.safetensors"}}')
+    save_file({"v": torch.ones(1)}, tmp_path / "good.safetensors")
+    for name, text in [
+        ("none.pt", "there is no such file"),
+        ("folder", "holds no model.safetensors"),
+        ("text.pt", "damaged|cannot be read"),
+        ("mixed.pt", "holds a int as 'epoch'"),
+        ("list.pt", "holds no state dict"),
+        ("model.safetensors.index.json", "no file beside the index"),
+        ("b.index.json", "no index of shards"),
+        ("c.index.json", "'w' is not in good.safetensors"),
+    ]:
+        with pytest.raises(SurgeryError, match=text):
+            open_state(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a"])
+def test_what_fails_on_the_way_leaves_nothing(tmp_path, name):
+    def failing(start, stop):
+        raise SurgeryError("no more")
+
+    values = LazyState({"v": Pieces.of(torch.ones(9)), "w": Pieces((9,), torch.float32, failing)})
+    with pytest.raises(SurgeryError, match="no more"):
+        write(tmp_path / name, values)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_where_nothing_can_be_written(tmp_path, monkeypatch):
+    one = {"w": torch.ones(1)}
+    (tmp_path / "there.pt").write_text("x")
+    for name, text in [
+        ("there.pt", "exists already"),
+        ("a.onnx", "give a file"),
+        ("none/a.pt", "there is no folder"),
+        ("x" * 300, "cannot be written"),
+    ]:
+        with pytest.raises(SurgeryError, match=text):
+            write(tmp_path / name, one)
+    with pytest.raises(SurgeryError, match="float8_e8m0fnu, which safetensors files cannot hold"):
+        write(tmp_path / "c.safetensors", {"w": torch.ones(1).to(torch.float8_e8m0fnu)})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=3))
+    with pytest.raises(SurgeryError, match="of the disk are free"):
+        write(tmp_path / "full.pt", one)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
+
+
+def test_a_file_that_shrinks_is_named(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.ones(100)}, path)
+    found = open_state(path)
+    with open(path, "rb+") as file:
+        file.truncate(120)
+    with pytest.raises(SurgeryError, match="shorter than it was"):
+        found["w"]
