@@ -32,9 +32,11 @@ from surgery.variation import Variation, scale_variation
 from surgery.width.corner import corner
 from surgery.width.importance import importance
 from surgery.width.narrow import narrow
+from surgery.width.permute import permute, sort_by
 from surgery.width.roll import rolling
 from surgery.width.rules import register_rule
 from surgery.width.target import Target
+from surgery.width.widen import widen
 from surgery.width.widths import Width, widths
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "narrow",
     "percentile_norm",
     "permutations",
+    "permute",
     "register_block",
     "register_rule",
     "repeatable",
@@ -77,6 +80,7 @@ __all__ = [
     "sections",
     "segments",
     "shuffle",
+    "sort_by",
     "stack",
     "stack_size",
     "state",
@@ -85,5 +89,6 @@ __all__ = [
     "trimmed_mean_submodels",
     "ungraft",
     "unstack",
+    "widen",
     "widths",
 ]
