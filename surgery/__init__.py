@@ -1,6 +1,7 @@
 """Architecture manipulation on any `torch.nn.Module` or state dict."""
 
 from surgery.averaging import average
+from surgery.batch_statistics import repair
 from surgery.decomposition import Layer, layers
 from surgery.depth.adapters import register_block
 from surgery.depth.graft import graft, ungraft
@@ -29,6 +30,7 @@ from surgery.submodel import Submodel
 from surgery.submodel_average import average_submodels
 from surgery.submodel_scale import submodel_factors
 from surgery.variation import Variation, scale_variation
+from surgery.width.align import Aligned, Aligner, align
 from surgery.width.corner import corner
 from surgery.width.importance import importance
 from surgery.width.narrow import narrow
@@ -40,6 +42,8 @@ from surgery.width.widen import widen
 from surgery.width.widths import Width, widths
 
 __all__ = [
+    "Aligned",
+    "Aligner",
     "Layer",
     "Section",
     "SectionSimilarity",
@@ -50,6 +54,7 @@ __all__ = [
     "Target",
     "Variation",
     "Width",
+    "align",
     "average",
     "average_submodels",
     "block_similarity",
@@ -74,6 +79,7 @@ __all__ = [
     "permute",
     "register_block",
     "register_rule",
+    "repair",
     "repeatable",
     "rolling",
     "scale_variation",

@@ -79,7 +79,7 @@ def narrow(
     >>> small, plan = narrow(net, rate=0.5, example=torch.zeros(2, 3, 4, 4))
     >>> small[0], small[3]
     (Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1)), Linear(in_features=16, out_features=5, bias=True))
-    >>> torch.equal(plan.extract(state(net))["0.weight"], net[0].weight[:4])
+    >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
     if like is not None and rate is None:
