@@ -1,9 +1,9 @@
 """Batch norms' statistics set right after weights were averaged."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -27,6 +27,7 @@ def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
     Raises:
         SurgeryError: for a model without batch norms that keep statistics, and if it does not run on a batch.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     >>> _ = net[0].weight.data.fill_(2), net[0].bias.data.fill_(1)
     >>> repaired = repair(net, batches=[torch.tensor([[0.0], [1.0], [2.0]])])
@@ -43,14 +44,16 @@ def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
         raise SurgeryError(
             f"{type(model).__name__} has no batch norm that keeps statistics: there is nothing to repair"
         )
-    before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
+    before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
     number = -1
     with in_mode(twin, training=False):
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches
+            norm.num_batches_tracked = None
             norm.train()
         for number, batch in enumerate(batches):
+            for norm in norms:
+                norm.momentum = 1 / (number + 1)  # the mean over all batches
             try:
                 call(twin, copied(batch))
             except Exception as error:
@@ -60,8 +63,6 @@ def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
                 ) from error
     if number < 0:
         raise SurgeryError("repair needs `batches`, at least one")
-    with torch.no_grad():
-        for norm, (momentum, tracked) in zip(norms, before):
-            norm.momentum = momentum
-            norm.num_batches_tracked.copy_(tracked)
+    for norm, (momentum, tracked) in zip(norms, before):
+        norm.momentum, norm.num_batches_tracked = momentum, tracked
     return twin

@@ -161,6 +161,8 @@ class Aligner:
         )
         if any(tensor.is_meta for tensor in values.values()):
             raise SurgeryError(f"{what} has no weights to compare (meta device): load some first")
+        if odd := [n for n, t in values.items() if t.is_floating_point() and not t.isfinite().all()]:
+            raise SurgeryError(f"{odd[0]!r} of {what} is not finite: there is no order in which it matches")
         return dict(values)
 
     @staticmethod
