@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surgery.averaging import average
+    from surgery.batch_statistics import repair
     from surgery.decomposition import Layer, layers
     from surgery.depth.adapters import register_block
     from surgery.depth.graft import graft, ungraft
@@ -34,15 +35,20 @@ if TYPE_CHECKING:
     from surgery.submodel_average import average_submodels
     from surgery.submodel_scale import submodel_factors
     from surgery.variation import Variation, scale_variation
+    from surgery.width.align import Aligned, Aligner, align
     from surgery.width.corner import corner
     from surgery.width.importance import importance
     from surgery.width.narrow import narrow
+    from surgery.width.permute import permute, sort_by
     from surgery.width.roll import rolling
     from surgery.width.rules import register_rule
     from surgery.width.target import Target
+    from surgery.width.widen import widen
     from surgery.width.widths import Width, widths
 
 __all__ = [
+    "Aligned",
+    "Aligner",
     "Layer",
     "Section",
     "SectionSimilarity",
@@ -53,6 +59,7 @@ __all__ = [
     "Target",
     "Variation",
     "Width",
+    "align",
     "average",
     "average_submodels",
     "block_similarity",
@@ -74,14 +81,17 @@ __all__ = [
     "narrow",
     "percentile_norm",
     "permutations",
+    "permute",
     "register_block",
     "register_rule",
+    "repair",
     "repeatable",
     "rolling",
     "scale_variation",
     "sections",
     "segments",
     "shuffle",
+    "sort_by",
     "stack",
     "stack_size",
     "state",
@@ -90,10 +100,13 @@ __all__ = [
     "trimmed_mean_submodels",
     "ungraft",
     "unstack",
+    "widen",
     "widths",
 ]
 
 _WHERE = {
+    "Aligned": "surgery.width.align",
+    "Aligner": "surgery.width.align",
     "Layer": "surgery.decomposition",
     "Section": "surgery.depth.sections",
     "SectionSimilarity": "surgery.similarity",
@@ -104,6 +117,7 @@ _WHERE = {
     "Target": "surgery.width.target",
     "Variation": "surgery.variation",
     "Width": "surgery.width.widths",
+    "align": "surgery.width.align",
     "average": "surgery.averaging",
     "average_submodels": "surgery.submodel_average",
     "block_similarity": "surgery.similarity",
@@ -125,14 +139,17 @@ _WHERE = {
     "narrow": "surgery.width.narrow",
     "percentile_norm": "surgery.scale",
     "permutations": "surgery.recombine",
+    "permute": "surgery.width.permute",
     "register_block": "surgery.depth.adapters",
     "register_rule": "surgery.width.rules",
+    "repair": "surgery.batch_statistics",
     "repeatable": "surgery.depth.sections",
     "rolling": "surgery.width.roll",
     "scale_variation": "surgery.variation",
     "sections": "surgery.depth.sections",
     "segments": "surgery.recombine",
     "shuffle": "surgery.recombine",
+    "sort_by": "surgery.width.permute",
     "stack": "surgery.states",
     "stack_size": "surgery.states",
     "state": "surgery.states",
@@ -141,6 +158,7 @@ _WHERE = {
     "trimmed_mean_submodels": "surgery.robust",
     "ungraft": "surgery.depth.graft",
     "unstack": "surgery.states",
+    "widen": "surgery.width.widen",
     "widths": "surgery.width.widths",
 }
 """Names are imported when they are first used, so that `python -m surgery --help` does not wait for PyTorch."""

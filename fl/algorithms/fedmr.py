@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
+from fl.algorithms.parts.alignment import aligned, aligner_of
 from fl.algorithms.parts.secure_round import recombine
 from fl.base.errors import FLError, naming
 from fl.base.flags import Natural, Share, one_of
@@ -32,6 +33,9 @@ class FedMROptions:
     """repeats of secure recombination among the clients before they upload, so that the server receives recombined
     models only (Appendix B); 0: none; needs the extra `secure`; a client then uploads its number of pieces times the
     longest piece (VGG-16 for CIFAR-10: 14.5 times its model)"""
+    align: bool = False
+    """permute the hidden widths of the clients' models so that they match the first one's, before they are averaged and
+    recombined (Git Re-Basin, Ainsworth et al., 2023); each model computes what it did"""
 
 
 def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
@@ -45,6 +49,10 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     the same up to the order in which floats are added. The models that a round returns are those that the server
     received, so metrics of clients' models describe recombined models. A client uploads its number of pieces times the
     longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
+
+    With `align`, the server first permutes the hidden widths of each model so that its weights match those of the first
+    one (`surgery.align`): layers of models whose features lie in another order do not fit together. Metrics of clients'
+    models describe the models as they were trained.
     """
     METHOD.check(fed, options)
     with naming("--fedmr.unit"):
@@ -52,6 +60,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     with naming("--fedmr.fraction"):
         pieces = segments(every, fraction=options.fraction)
     _check_secure(options, fed.participants, len(pieces))
+    with naming("--fedmr.align"):
+        aligner = aligner_of(fed) if options.align else None
 
     def init():
         start = fed.initial()
@@ -63,12 +73,13 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
             trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
             if not any(trained.sizes):  # nobody could upload: a warning said why, and the next round may do better
                 return server, trained
-        mean = fed.average(trained.received, [size > 0 for size in trained.sizes])  # without those that were dropped
+        models = aligned(trained.received, trained.sizes, aligner) if aligner else trained.received
+        mean = fed.average(models, [size > 0 for size in trained.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
         else:
             shuffles = permutations(len(pieces), len(clients), generator=rng.torch("recombine"))
-            slots = shuffle(trained.received, segments=pieces, permutations=shuffles)
+            slots = shuffle(models, segments=pieces, permutations=shuffles)
         return {"global": mean, "slots": slots}, trained
 
     def predict(server, images, client=None):
@@ -80,6 +91,10 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 def _check_secure(options: FedMROptions, participants: int, pieces: int) -> None:
     if not options.secure:
         return
+    if options.align:
+        raise FLError(
+            "--fedmr.align needs the clients' models as they trained them, which --fedmr.secure hides: drop one"
+        )
     if participants < 2:
         raise FLError("--fedmr.secure needs two or more --participants: a single model cannot be hidden among others")
     if pieces < 2:

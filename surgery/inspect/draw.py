@@ -8,12 +8,14 @@ from typing import NamedTuple
 from surgery.errors import SurgeryError
 from surgery.inspect.describe import depth_text, macs, main_tensor
 from surgery.inspect.report import Place, Report, Row
+from surgery.inspect.shared import draw_shared, in_rows, shared
 
 _COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6b", "#b5488c", "#7a5cc4", "#b8a02e", "#2f9fb0", "#c14b4b")
 _OUTSIDE = "#6b7280"
 _DROPPED = {"fill": False, "hatch": "////", "alpha": 0.55}
 _ADDED = {"hatch": "....", "edgecolor": "white"}
 _SUFFIXES = ("png", "svg", "pdf")
+_ROWS = 24  # of widths that run one over another are drawn at most
 
 
 class Bar(NamedTuple):
@@ -24,10 +26,13 @@ class Bar(NamedTuple):
     layer: str
     before: int
     after: int
+    name: str = ""  # after; "" if it is dropped
 
 
 def draw(report: Report, path: str | Path) -> None:
     """Draw a report: for each layer with a matrix a bar as high as its output is wide. The solid part is what is kept.
+
+    Above the bars, a line joins the layers that share a width, which therefore shrink together.
 
     Args:
         path: a .png, .svg or .pdf file.
@@ -45,8 +50,12 @@ def draw(report: Report, path: str | Path) -> None:
     found = bars(report)
     if not found:
         raise SurgeryError(f"{report.model} has no layer with a matrix, so there is nothing to draw")
-    figure = Figure(figsize=(min(18, max(9, 2.5 + 0.17 * len(found))), 5.2), layout="constrained")
-    axes = figure.subplots()
+    kinds = {bar.name: _output_axis(row) for row in report.layers for bar in found if bar.layer == row.before.name}
+    packed = in_rows(shared(report, [bar.name for bar in found], kinds))[:_ROWS]
+    heights = [0.12 + 0.13 * len(packed), 5.2]
+    size = (min(18, max(9, 2.5 + 0.17 * len(found))), sum(heights) if packed else heights[1])
+    figure = Figure(figsize=size, layout="constrained")
+    above, axes = figure.subplots(2, sharex=True, height_ratios=heights) if packed else (None, figure.subplots())
     colours = {section.name: _COLOURS[i % len(_COLOURS)] for i, section in enumerate(report.sections)}
     top = max(max(bar.before, bar.after) for bar in found)
     low = 2 ** int(log2(max(1, min(min(b.before or top, b.after or top) for b in found)))) / 2
@@ -81,7 +90,9 @@ def draw(report: Report, path: str | Path) -> None:
     handles = [Patch(**style) for shown, style in legend if shown]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    axes.set_title(_title(report), loc="left", fontsize=11, color="#111827", linespacing=1.5)
+    if packed:
+        draw_shared(above, packed, x, [colours.get(bar.section, _OUTSIDE) for bar in found])
+    (above or axes).set_title(_title(report), loc="left", fontsize=11, color="#111827", linespacing=1.5)
     figure.savefig(path, dpi=150, format=kind)
 
 
@@ -106,10 +117,10 @@ def bars(report: Report) -> list[Bar]:
         rows = [row for row in layers if (name := main_tensor(row)) and len(row.before.shapes[name]) > 1]
         for copy in range(max((len(row.after) for row in rows), default=0) or 1):
             for row in rows:
-                after = _width(row, row.after[copy]) if copy < len(row.after) else 0
-                result.append(
-                    Bar(row.section, f"{block}+{copy}", row.before.name, 0 if copy else _width(row, row.before), after)
-                )
+                place = row.after[copy] if copy < len(row.after) else None
+                after, name = (_width(row, place), place.name) if place else (0, "")
+                before = 0 if copy else _width(row, row.before)
+                result.append(Bar(row.section, f"{block}+{copy}", row.before.name, before, after, name))
     return result
 
 
@@ -127,8 +138,12 @@ def positions(found: list[Bar]) -> list[float]:
 
 
 def _width(row: Row, place: Place) -> int:
-    shape = place.shapes[main_tensor(row)]
-    return shape[1] if row.kind == "Embedding" or "ConvTranspose" in row.kind else shape[0]
+    return place.shapes[main_tensor(row)][_output_axis(row)]
+
+
+def _output_axis(row: Row) -> int:
+    """The axis of a layer's weight that is its output."""
+    return 1 if row.kind == "Embedding" or "ConvTranspose" in row.kind else 0
 
 
 def _label(axes, report: Report, found: list[Bar], x: list[float], colours: dict[str, str]) -> None:

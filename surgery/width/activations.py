@@ -27,7 +27,7 @@ def read_activations(
     """
     try:
         twin = clone(model)
-        with _unfused():
+        with unfused():
             solution = solve(Trace(clone(model), copied(example), output=output))
     except (SurgeryError, InternalError):
         raise
@@ -37,7 +37,7 @@ def read_activations(
     for number, batch in enumerate(batches):
         try:
             reads = _Reads(solution, scores, 1 / len(batches))
-            with _unfused(), in_mode(twin, training=False), watching(twin), reads:
+            with unfused(), in_mode(twin, training=False), watching(twin), reads:
                 call(twin, copied(batch))
         except SurgeryError:
             raise
@@ -50,7 +50,7 @@ def read_activations(
 
 
 @contextmanager
-def _unfused() -> Iterator[None]:
+def unfused() -> Iterator[None]:
     """Recurrent layers run operation by operation, so that what they read is seen."""
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False

@@ -52,6 +52,7 @@ class Ledger:
         summed: by matrix product the axis that was summed to compute it.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        constants: axes of tensors that are neither the model's nor its input: constants of the code, say.
     """
 
     def __init__(self) -> None:
@@ -61,12 +62,19 @@ class Ledger:
         self.summed = WeakIdKeyDictionary()
         self.made: list[tuple[str, Axis]] = []
         self.ordered: list[Axis] = []
+        self.constants: list[Axis] = []
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
         if tensor not in self._axes:
             self._axes[tensor] = tuple(Axis(size) for size in tensor.shape)
         return self._axes[tensor]
+
+    def meet(self, tensors: Iterable[Tensor]) -> None:
+        """Note that an operation takes these; those that nothing is known of are constants."""
+        for tensor in tensors:
+            if tensor not in self._axes:
+                self.constants += self.axes_of(tensor)
 
     def learned(self, tensor: Tensor) -> bool:
         """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""

@@ -23,14 +23,15 @@ def named_widths(solution: Solution) -> dict[str, Atom]:
     found = {}
     for atom, members in solution.members.items():
         if atom.size > 1:
-            places = [(key, axis, _parts(solution.tensors[key][axis])) for key, axis in members]
+            places = [(key, axis, parts_of(solution.tensors[key][axis])) for key, axis in members]
             key, axis, parts = min(places, key=lambda place: len(place[2]))
             part = f":{parts.index(atom)}" if len(parts) > 1 else ""
             found[f"{joined(*key)}:{axis}{part}"] = atom
     return found
 
 
-def _parts(axis: Axis) -> list[Atom]:
+def parts_of(axis: Axis) -> list[Atom]:
+    """The widths that lie along an axis, from the left."""
     return [atom for atom in dict.fromkeys(atoms(axis)) if atom.size > 1]
 
 
@@ -93,7 +94,7 @@ class Followed:
             for axis in found
             for atom in axes.atoms(axis)
         }
-        self._found = [(raw[widths[name]], values) for name, values in _checked(scores, widths).items()]
+        self._found = [(raw[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
 
     def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
         """The scores of each atom of a solution of the trace."""
@@ -104,22 +105,23 @@ class Followed:
         return scores
 
 
-def _checked(scores: Any, widths: Mapping[str, Atom]) -> dict[str, Tensor]:
+def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "keep_top") -> dict[str, Tensor]:
+    """The scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
     if not isinstance(scores, Mapping):
-        raise SurgeryError(f"keep_top takes scores by width, as surgery.importance gives them, got {scores!r}")
+        raise SurgeryError(f"{what} takes scores by width, as surgery.importance gives them, got {scores!r}")
     found = {}
     for name, values in scores.items():
         if name not in widths:
             near = difflib.get_close_matches(str(name), widths, n=2)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "take surgery.importance of this model"
-            raise SurgeryError(f"keep_top has scores of {name!r}, and the model has no such width: {hint}")
+            raise SurgeryError(f"{what} has scores of {name!r}, and the model has no such width: {hint}")
         try:
             values = torch.as_tensor(values).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
             raise SurgeryError(f"scores of {name!r} are no numbers: {first_line(error)}") from error
         if tuple(values.shape) != (widths[name].size,):
             raise SurgeryError(
-                f"keep_top has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
+                f"{what} has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
                 "positions: take surgery.importance of this model"
             )
         if not values.isfinite().all():

@@ -157,6 +157,7 @@ class Solution:
         modes, outputs: for each forward pass whether it was in training mode, and the axes of the output's tensors.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        constants: atoms along which a tensor lies that is neither the model's nor its input.
         unused: state names of parameters that no operation used.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
@@ -168,9 +169,20 @@ class Solution:
     outputs: Sequence[Sequence[Axes]]
     made: Sequence[tuple[str, Axis]]
     ordered: Sequence[Axis]
+    constants: frozenset[Atom]
     unused: Sequence[str]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
+
+    def stuck(self, atom: Atom) -> str:
+        """Why the positions of an atom cannot be put in another order, or ""."""
+        if atom.why:
+            return atom.why.text
+        if atom.ordered:
+            return "a window or a range runs over it, so that the order of its positions matters"
+        if atom in self.constants:
+            return "a tensor lies along it that the model does not hold: register it as a buffer of its module"
+        return ""
 
 
 def solve(trace: Trace) -> Solution:
@@ -189,6 +201,7 @@ def solve(trace: Trace) -> Solution:
         [[freeze.all(found) for found in output] for output in trace.outputs],
         [(module, freeze(axis)) for module, axis in trace.made],
         [freeze(axis) for axis in trace.ordered],
+        frozenset(atom for axis in trace.constants for atom in atoms(freeze(axis))),
         trace.unused,
         members,
         freeze,

@@ -132,6 +132,7 @@ class _Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         trace, kwargs = self.trace, kwargs or {}
         given = tensors_in((args, kwargs))
+        trace.meet(given)
         before = [trace.axes_of(tensor) for tensor in given]
         result = func(*args, **kwargs)
         outputs, bound, rule = tensors_in(result), bind(func, args, kwargs), rule_for(func)

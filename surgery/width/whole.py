@@ -1,6 +1,9 @@
 """The hidden widths that stay whole although they were to shrink, and why."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from torch import nn
 
 from surgery.names import joined
 from surgery.width.choose import Chosen
@@ -13,6 +16,8 @@ from surgery.width.solved import (
     summed_over,
 )
 from surgery.width.why import Kind, Why, firmest, lost
+
+_TOLD = 5  # widths that stayed whole are listed up to this number
 
 
 class Whole(NamedTuple):
@@ -59,3 +64,12 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
             shape = tuple(axis.size for axis in solution.tensors[key])
             found[tuple(free)] = Whole(module, joined(*key), shape, position, axis.size, why)
     return list({str(width): width for width in found.values()}.values())  # an axis of several widths once
+
+
+def told(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
+    """Which widths stay whole, and why."""
+    lines = [f"  {width}" for width in whole[:_TOLD]]
+    if len(whole) > _TOLD:
+        lines.append(f"  and {len(whole) - _TOLD} more; surgery.widths lists all")
+    some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
+    return "\n".join([f"{some} of {type(model).__name__} cannot {what}:", *lines])

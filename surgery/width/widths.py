@@ -9,6 +9,7 @@ from surgery.deprecated import formerly
 from surgery.names import joined
 from surgery.width.choose import choose
 from surgery.width.demand import Demand, Heads, Rounding, checked
+from surgery.width.scores import named_widths
 from surgery.width.solved import Atom, size_of, solve
 from surgery.width.trace import traced
 
@@ -21,12 +22,19 @@ class Width(NamedTuple):
         kept: how many of them stay at the given rate; `size` if all of them must.
         reason: why all of them must stay, or "".
         members: (tensor name, axis) of every axis that they lie along.
+        name: by which `surgery.permute`, `importance` and `narrow(..., keep_top=)` know it.
+        grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
+            width, the same for all of them.
+        order: why the positions cannot be put in another order, or "".
     """
 
     size: int
     kept: int
     reason: str
     members: tuple[tuple[str, int], ...]
+    name: str = ""
+    grouping: str = ""
+    order: str = ""
 
 
 @formerly("model example rate")
@@ -40,14 +48,17 @@ def widths(
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
-    >>> for width in widths(net, example=torch.zeros(1, 4), rate=0.5): print(width)
-    Width(size=6, kept=3, reason='', members=(('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
-    Width(size=4, kept=4, reason='it is an axis of the input', members=(('0.weight', 1),))
-    Width(size=2, kept=2, reason='it is an axis of the output', members=(('2.weight', 0), ('2.bias', 0)))
+    >>> for width in widths(net, example=torch.zeros(1, 4), rate=0.5): print(width[:4])
+    (6, 3, '', (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
+    (4, 4, 'it is an axis of the input', (('0.weight', 1),))
+    (2, 2, 'it is an axis of the output', (('2.weight', 0), ('2.bias', 0)))
+    >>> [width.name for width in widths(net, example=torch.zeros(1, 4)) if not width.order]
+    ['0.weight:0']
     """
     demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
     solution = solve(traced(model, example).found)
     chosen = choose(solution, demand)
+    names = {atom: name for name, atom in named_widths(solution).items()}
 
     def reason(atom: Atom) -> str:
         why = chosen.why(atom)
@@ -63,6 +74,9 @@ def widths(
             size_of(atom, chosen.choice),
             reason(atom),
             tuple((joined(*key), axis) for key, axis in members),
+            names[atom],
+            atom.grouping,
+            solution.stuck(atom),
         )
         for atom, members in solution.members.items()
         if atom.size > 1

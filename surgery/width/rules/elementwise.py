@@ -52,6 +52,8 @@ def _order_matters(view, args, out):
     ]
 
 
+@rule("eye", sizes={"n", "m"})
+@rule("hann_window hamming_window", sizes={"window_length"})
 @rule("arange linspace", sizes={"start", "end", "step", "steps"})
 def _count(view, args, out):
     positions = fresh(out.shape)
@@ -69,11 +71,11 @@ def _glu(view, args, out):
 
 
 # What fills a tensor may be computed from a width, as a bound may.
-@rule("full eye randint randperm", sizes={"size", "fill_value", "n", "m", "low", "high"})
+@rule("full randint randperm", sizes={"size", "fill_value", "n", "m", "low", "high"})
 @rule(
     """
     zeros ones empty rand randn scalar_tensor new_zeros new_ones new_full new_empty tril_indices triu_indices
-    empty_strided new_empty_strided _efficientzerotensor empty_permuted hann_window hamming_window
+    empty_strided new_empty_strided _efficientzerotensor empty_permuted
     """,
     sizes={"size", "stride"},
 )

@@ -1,0 +1,153 @@
+"""The permutation symmetry of a network: its widths in another order, and its outputs as before."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError, first_line
+from surgery.names import joined
+from surgery.states import state
+from surgery.submodel import Submodel
+from surgery.width.plan import plan_of
+from surgery.width.scores import Scores, checked_scores, named_widths, parts_of
+from surgery.width.solved import Atom, Choice, Solution, solve
+from surgery.width.trace import traced
+
+
+def permute(
+    model: nn.Module,
+    permutations: Mapping[str, Sequence[int] | Tensor],
+    *,
+    example: Any,
+    output: Callable[[Any], Any] | None = None,
+) -> tuple[nn.Module, Submodel]:
+    """A copy of any module whose hidden widths have their positions in another order; it computes the same outputs.
+
+    Every tensor that lies along a width is put in order along it: what makes its features, the norm after it, what
+    reads them, and all that is added to it. Heads of an attention and groups of a convolution are a width, and the
+    positions within a head or a group are another one, the same for all of them.
+
+    Args:
+        model: any module; it is not changed.
+        permutations: by width the present positions in their new order: `[2, 0, 1]` puts position 2 first. A width is
+            named by an axis that it has for its own, `layer1.conv.weight:0`; of an axis along which several lie a third
+            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, example=...)` lists the names,
+            and why some widths cannot be put in another order. Other widths keep theirs.
+        example: an input, as for `surgery.narrow`. One forward pass shows the widths, on the meta device if possible.
+        output: what of the output has to stay the same, as for `surgery.narrow`.
+
+    Returns:
+        The permuted module, and the plan that maps its state to the model's. Permuting by the inverses
+        (`permutation.argsort()`) gives the model back bit for bit.
+
+    Raises:
+        SurgeryError: for a width that the model does not have or whose order matters, and for what is no permutation.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> x = torch.randn(5, 2)
+    >>> other, plan = permute(net, {"0.weight:0": [2, 0, 1]}, example=x)
+    >>> torch.allclose(other(x), net(x)), torch.equal(other[0].bias, net[0].bias[[2, 0, 1]])
+    (True, True)
+    >>> plan.entries["2.weight"][0].index
+    (None, ((2, 3), (0, 2)))
+    """
+    if not isinstance(permutations, Mapping):
+        raise SurgeryError(f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}")
+    seen = seen_for(model, example, output, "permute")
+    solution = solve(seen.found)
+    places, choice = _places(solution), {}
+    for name, order in permutations.items():
+        atom = _atom(name, places, solution)
+        if atom in choice:
+            raise SurgeryError(f"{name!r} is a width that has a permutation under another name already")
+        choice[atom] = _order(name, atom, order)
+    return permuted(model, seen.model, solution, choice)
+
+
+def sort_by(
+    model: nn.Module, scores: Scores, *, example: Any, output: Callable[[Any], Any] | None = None
+) -> tuple[nn.Module, Submodel]:
+    """A copy whose hidden widths have the positions with the highest scores first; it computes the same outputs.
+
+    The first positions are then the best ones, so that one network serves every width: `narrow(sorted, rate=r)` is
+    `narrow(model, rate=r, keep_top=scores)` up to the order of positions, for every rate (Cai et al., "Once-for-All",
+    ICLR 2020, section 3.3). Of equal scores the first comes first. Widths without scores keep their order, as do those
+    whose order matters.
+
+    Args:
+        model, example, output: as for `permute`.
+        scores: by width, as `surgery.importance` gives them.
+
+    Returns:
+        As `permute`.
+
+    >>> net = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
+    >>> _ = net[0].weight.data.copy_(torch.tensor([[1.], [3.], [2.]]))
+    >>> sort_by(net, {"0.weight:0": torch.tensor([1, 3, 2])}, example=torch.zeros(1, 1))[0][0].weight.flatten().tolist()
+    [3.0, 2.0, 1.0]
+    """
+    seen = seen_for(model, example, output, "sort_by")
+    solution = solve(seen.found)
+    widths = named_widths(solution)
+    choice = {
+        widths[name]: values.argsort(descending=True, stable=True).tolist()
+        for name, values in checked_scores(scores, widths, "sort_by").items()
+        if not solution.stuck(widths[name])
+    }
+    return permuted(model, seen.model, solution, choice)
+
+
+def seen_for(model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str):
+    """The trace of a model on an example; SurgeryError if one of them was not given."""
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}")
+    if example is None:
+        raise SurgeryError(f"{who} runs one forward pass: give an input as `example`")
+    return traced(model, example, output)
+
+
+def permuted(model: nn.Module, ghost: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Submodel]:
+    """The model with the positions of atoms in these orders, and its plan."""
+    plan = plan_of(ghost, state(model), solution, choice)
+    return plan.build(model), plan
+
+
+def _places(solution: Solution) -> dict[str, Atom]:
+    """The widths by every name that they could have: that of each axis where they lie."""
+    found = {}
+    for key, axes in solution.tensors.items():
+        for position, axis in enumerate(axes):
+            parts = parts_of(axis)
+            for number, atom in enumerate(parts):
+                found[f"{joined(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
+    return found
+
+
+def _atom(name: str, places: Mapping[str, Atom], solution: Solution) -> Atom:
+    if name not in places:
+        several = [place for place in places if str(place).startswith(f"{name}:")]
+        near = several or difflib.get_close_matches(str(name), places, n=2)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        why = "several widths lie along it" if several else "the model has no such width"
+        raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name")
+    if why := solution.stuck(places[name]):
+        raise SurgeryError(f"the {places[name].size} positions of {name!r} cannot be put in another order: {why}")
+    return places[name]
+
+
+def _order(name: str, atom: Atom, given: Any) -> list[int]:
+    try:
+        order = torch.as_tensor(given)
+        whole = not order.is_floating_point() and order.dtype != torch.bool
+        found = order.tolist() if whole else None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SurgeryError(f"the permutation of {name!r} is no list of positions: {first_line(error)}") from error
+    if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
+        raise SurgeryError(
+            f"the permutation of {name!r}, a width of {atom.size} positions, must hold each of 0 to {atom.size - 1} "
+            f"once, got {str(found if found is not None else given)[:60]}"
+        )
+    return found

@@ -1,0 +1,155 @@
+"""The search for a choice of positions with which the narrow model runs as the algebra of axes predicts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from surgery.errors import SurgeryError
+from surgery.forward import ghost_of
+from surgery.states import state
+from surgery.submodel import Submodel
+from surgery.width.axes import fix
+from surgery.width.choose import choose
+from surgery.width.cost import Cost
+from surgery.width.couple import Coupling, couple, couplings
+from surgery.width.demand import Demand
+from surgery.width.plan import plan_of
+from surgery.width.repair import Stuck, repaired
+from surgery.width.scores import Followed, Scores, best, scores_of
+from surgery.width.solved import solve
+from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
+from surgery.width.trace import Step, Trace, traced
+from surgery.width.whole import Whole, stayed_whole, told
+from surgery.width.why import Why, lost
+
+_PATIENCE = 6  # couplings that are tried to bring the narrow model further
+_MOST_LEFT = 8  # operations around which widths are left whole because the narrow model does not run
+
+
+class Search:
+    """The search for a choice of positions with which the narrow model runs as predicted."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        demand: Demand,
+        output: Callable[[Any], Any] | None,
+        strict: bool,
+        target: Target | None = None,
+        scores: Scores | None = None,
+    ):
+        self.model, self.given, self.asked, self.output, self.strict = model, example, demand, output, strict
+        self.target, self.scores = target, scores
+        self.values = state(model)
+        self.left: dict[int, Why] = {}  # by step why the axes that it sees stay whole
+        self.coupled: list[Coupling] = []
+        self.trace_anew()
+
+    def trace_anew(self) -> None:
+        """Trace the model, note what was found to stay whole and to be one width, and choose."""
+        self.trace, self.ghost, self.example, *_ = traced(self.model, self.given, self.output)
+        self.followed = None if self.scores is None else Followed(self.trace, self.scores)
+        for first, why in self.left.items():
+            for step in same_code(self.ghost, self.trace.steps, first):
+                for axis in step.axes():
+                    fix(axis, why)
+        for coupling in self.coupled:
+            couple(self.trace, coupling)
+        self.solve()
+
+    def whole(self) -> list[Whole]:
+        """The hidden widths that stay whole although they were to shrink."""
+        return stayed_whole(self.solution, self.demand, self.chosen)
+
+    def solve(self) -> None:
+        """Solve the trace, and choose."""
+        self.solution = solution = solve(self.trace)
+        self.demand, score = self.asked, None
+        if self.followed:
+            scores = self.followed(solution)
+            score = partial(scores_of, scores=scores, solution=solution)
+            self.demand = replace(self.demand, pick=best(score))
+        if self.target:
+            self.cost = Cost(self.ghost, solution, self.target.what, self.steps_of_first_pass())
+            numbers = partial(numbers_kept, self.target, self.cost, rounded=self.demand.share, scores=score)
+            self.demand = replace(self.demand, numbers=numbers)
+        try:
+            self.chosen = choose(solution, self.demand)
+        except Unreachable as error:
+            whole = stayed_whole(solution, self.asked, choose(solution, self.asked))
+            raise SurgeryError(f"{error}; {told(self.model, whole)}" if whole else str(error)) from None
+
+    def steps_of_first_pass(self) -> int:
+        """How many steps the forward pass in evaluation mode has; one in training mode may follow."""
+        once = len(self.trace.modes) == 1
+        return len((self.trace if once else Trace(ghost_of(self.model), self.example, output=self.output)).steps)
+
+    def missed(self) -> str:
+        """How far the target was missed; "" if it was not."""
+        if not self.target:
+            return ""
+        share = self.cost(self.chosen.choice) / max(self.cost.full, 1)
+        if abs(share - self.target.share) <= CLOSE * self.target.share:
+            return ""
+        return (
+            f"{self.target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {self.target.what} are left, and "
+            "one more position of a width, or one more step of `rounding`, would be too much"
+        )
+
+    def plan(self) -> Submodel:
+        """The plan of a narrow model that runs as predicted.
+
+        Where it does something else, code may take one width for another of the same size: two such become one if the
+        narrow model then runs further. If no two do, the widths around it stay whole.
+        """
+        outcome = self.attempt()
+        while isinstance(outcome, Stuck):
+            outcome = self.coupled_further(outcome) or self.left_whole(outcome)
+        return outcome
+
+    def attempt(self) -> Submodel | Stuck:
+        """What comes of the present choice."""
+        choice = self.chosen.choice
+        base = plan_of(self.ghost, self.values, self.solution, choice)
+        return repaired(self.ghost, base, self.solution, choice, self.example)
+
+    def coupled_further(self, stuck: Stuck) -> Submodel | Stuck | None:
+        """What comes of the first coupling with which the narrow model runs further; None if there is none."""
+        before = len(self.whole())
+        found = list(islice(couplings(self.trace, self.solution, stuck.step, self.chosen.choice), _PATIENCE))
+        for coupling in found:
+            self.coupled.append(coupling)
+            self.trace_anew()
+            if self.chosen.choice and len(self.whole()) <= before:
+                outcome = self.attempt()
+                if isinstance(outcome, Submodel) or outcome.step > stuck.step:
+                    return outcome
+            self.coupled.pop()
+        if found:
+            self.trace_anew()
+        return None
+
+    def left_whole(self, stuck: Stuck) -> Submodel | Stuck:
+        """What comes of it if the widths around the step stay whole."""
+        if self.strict or stuck.step in self.left or len(self.left) == _MOST_LEFT:
+            raise SurgeryError(stuck.message)
+        self.left[stuck.step] = lost(f"the code there does not run with fewer: {stuck.difference}")
+        self.trace_anew()
+        if not self.chosen.choice:
+            raise SurgeryError(stuck.message)
+        return self.attempt()
+
+
+def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
+    """The operations at the place in the code of its module where a step is, in all modules of that class."""
+    modules, calls, places = dict(model.named_modules()), Counter(), []
+    for one in steps:
+        places.append((type(modules[one.module]), calls[one.module], one.name))
+        calls[one.module] += 1
+    return [one for one, place in zip(steps, places) if place == places[number]]

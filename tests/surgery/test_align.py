@@ -1,0 +1,130 @@
+"""Permuted copies are found again exactly, and the statistics of averaged models are set right."""
+
+import pytest
+import torch
+from symmetric import IMAGE, SMALL, image, library_models, randomized, same_outputs
+from torch import nn
+
+from surgery import Aligner, SurgeryError, align, permute, repair, state, widths
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution in an inverted residual."""
+
+    def __init__(self, c=6, middle=12):
+        super().__init__()
+        self.stem, self.up = nn.Conv2d(3, c, 1), nn.Conv2d(c, middle, 1)
+        self.depthwise, self.down = nn.Conv2d(middle, middle, 3, padding=1, groups=middle), nn.Conv2d(middle, c, 1)
+        self.head = nn.Linear(c, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head((x + self.down(self.depthwise(self.up(x).relu()).relu())).mean((2, 3)))
+
+
+CASES = {**SMALL, "depthwise": Depthwise}
+
+
+def shuffled(net, example, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    found = {w.name: w.size for w in widths(net, example=example) if not w.order}
+    orders = {name: torch.randperm(size, generator=generator) for name, size in found.items()}
+    return permute(net, orders, example=example)[0], orders
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(state(one).values(), state(other).values()))
+
+
+@pytest.mark.parametrize("by", ["weights", "activations"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_permuted_copy_is_found_again(name, by):
+    net, x = randomized(CASES[name]()), image((8, 3, 6, 6))
+    other, orders = shuffled(net, x)
+    assert not equal(net, other)
+    models, permutations = align([net, other], example=x, by=by, batches=[image((8, 3, 6, 6), seed=2)])
+    assert equal(models[1], net)
+    assert permutations[0] == {}
+    assert all(torch.equal(permutations[1][name], order.argsort()) for name, order in orders.items())
+
+
+def test_noise_does_not_hide_the_copy():
+    net, x = randomized(SMALL["residual"](c=16, middle=12)), image()
+    other, orders = shuffled(net, x)
+    for tensor in state(other).values():
+        if tensor.is_floating_point():
+            tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0), dtype=tensor.dtype)
+    _, found = align([net, other], example=x)
+    assert all(torch.equal(found[1][name], order.argsort()) for name, order in orders.items())
+
+
+def test_models_compute_what_they_did_and_come_closer():
+    one, other, x = randomized(SMALL["attention"](), 0), randomized(SMALL["attention"](), 1), image()
+    for to in (0, 1):
+        models, permutations = align([one, other], example=x, to=to)
+        assert permutations[to] == {}
+        assert same_outputs(models[0], one, x)
+        assert same_outputs(models[1], other, x)
+        gap = [sum((state(a)[n] - state(b)[n]).square().sum() for n in state(a)) for a, b in ((one, other), models)]
+        assert gap[1] < gap[0]
+
+
+def test_states_are_aligned_by_plans():
+    net, x = randomized(SMALL["grouped"]()), image()
+    other, _ = shuffled(net, x)
+    with torch.device("meta"):
+        aligner = Aligner(SMALL["grouped"]().double(), example=IMAGE.double())
+    plan = aligner.plan(aligner.by_weights(state(net), state(other)))
+    assert all(torch.equal(tensor, state(net)[name]) for name, tensor in plan.extract(state(other)).items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnext", "mobilenetv2", "convnext", "vit", "bert", "llama"])
+def test_permuted_copies_of_library_models_are_found_again(name):
+    torch.manual_seed(0)
+    net, example = library_models()[name]()
+    net = net.eval()
+    for tensor in state(net).values():
+        if tensor.is_floating_point():
+            tensor += 0.1 * torch.rand_like(tensor)  # batch norms begin alike in all channels
+    other, _ = shuffled(net, example)
+    assert equal(align([net, other], example=example).models[1], net)
+
+
+def test_repaired_statistics_are_those_of_the_batches():
+    torch.manual_seed(0)
+    net, batches = SMALL["residual"](), [torch.randn(4, 3, 6, 6) + i for i in range(3)]
+    fixed = repair(net, batches=batches)
+    with torch.no_grad():
+        seen = [net.conv1(net.stem(batch)) for batch in batches]
+    mean = torch.stack([one.mean((0, 2, 3)) for one in seen]).mean(0)
+    variance = torch.stack([one.var((0, 2, 3)) for one in seen]).mean(0)
+    assert torch.allclose(fixed.norm1.running_mean, mean, atol=1e-5)
+    assert torch.allclose(fixed.norm1.running_var, variance, rtol=1e-4)
+    assert fixed.norm1.momentum == net.norm1.momentum
+    assert fixed.training == net.training
+    assert equal(net, net)
+    assert torch.equal(net.norm1.running_mean, torch.zeros(4))
+
+
+def test_wrong_arguments_are_refused():
+    net, other = SMALL["residual"](), SMALL["residual"](c=8)
+    for models, kwargs, why in [
+        ([net, other], {}, "shape"),
+        (net, {}, "a list of models"),
+        ([net, net], {"to": 2}, "number of one of 2"),
+        ([net, net], {"by": "names"}, "choose weights or activations"),
+        ([net, net], {"by": "activations"}, "needs `batches`"),
+        ([net, net], {"by": "activations", "batches": [torch.zeros(1, 7, 6, 6)]}, r"does not run on batches\[0\]"),
+        ([net, net], {"example": None}, "give an input"),
+    ]:
+        with pytest.raises(SurgeryError, match=why):
+            align(models, **{"example": IMAGE, **kwargs})
+    for model, batches, why in [
+        (net, [], "at least one"),
+        (net, IMAGE, "a list"),
+        (SMALL["attention"](), [IMAGE], "no batch norm"),
+        (net, [torch.zeros(1, 7, 6, 6)], r"batches\[0\]"),
+    ]:
+        with pytest.raises(SurgeryError, match=why):
+            repair(model, batches=batches)

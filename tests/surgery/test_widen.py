@@ -1,0 +1,151 @@
+"""Wide models compute what the old ones did, and narrow gives the old ones back."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from symmetric import IMAGE, SMALL, image, library_models, randomized, same_outputs
+from torch import nn
+
+from surgery import SurgeryError, narrow, state, widen
+from surgery.forward import arguments, tensors_in
+
+
+def equal(one, other):
+    one, other = state(one), state(other)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("mode", ["copy", "zero"])
+@pytest.mark.parametrize("name", SMALL)
+def test_outputs_stay_and_narrow_undoes_it(name, mode):
+    net, x = randomized(SMALL[name]()), image()
+    wide, plan = widen(net, rate=2, example=x, mode=mode, strict=True)
+    assert same_outputs(net, wide, x)
+    assert sum(p.numel() for p in wide.parameters()) > 2 * sum(p.numel() for p in net.parameters())
+    back, _ = narrow(wide, rate=0.5, example=x, heads="drop")
+    assert {n: t.shape for n, t in state(back).items()} == {n: t.shape for n, t in state(net).items()}
+    if mode == "zero":
+        assert equal(back, net)
+        assert equal(plan.build(wide), net)
+        assert same_outputs(plan.build(wide), net, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", library_models())
+def test_models_of_libraries(name):
+    torch.manual_seed(0)
+    net, example = library_models()[name]()
+    net = net.double().eval()
+    example = image(example.shape) if isinstance(example, torch.Tensor) else example
+    for mode, rate in (("copy", 2), ("zero", 1.5)):
+        wide, plan = widen(net, rate=rate, example=example, mode=mode)
+        args, kwargs = arguments(example)
+        one, two = (tensors_in(m(*args, **kwargs))[0] for m in (net, wide))
+        assert torch.allclose(one, two, rtol=1e-6, atol=1e-6 * one.abs().max().item())
+        assert sum(p.numel() for p in wide.parameters()) > sum(p.numel() for p in net.parameters())
+        if mode == "zero":
+            assert equal(plan.build(wide), net)
+
+
+def test_a_share_of_a_batch_normed_width_is_exact():
+    net, x = randomized(SMALL["residual"]()), image()
+    wide, _ = widen(net, rate=1.5, example=x)
+    assert wide.conv1.out_channels == 6
+    assert wide.stem.out_channels == 9
+    assert same_outputs(net, wide, x)
+    assert torch.equal(wide.conv2.weight[:6, 4:], net.conv2.weight[:, :2] / 2)
+
+
+def test_a_norm_over_a_width_allows_whole_multiples(caplog):
+    net, x = randomized(SMALL["grouped"]()), image()
+    wide, _ = widen(net, rate=1.5, example=x)
+    assert wide.stem.out_channels == 12
+    assert "group_norm in norm would compute something else" in caplog.text
+    assert same_outputs(net, wide, x)
+    with pytest.raises(SurgeryError, match="a whole number as rate"):
+        widen(net, rate=1.5, example=x, strict=True)
+
+
+def test_heads_grow_and_what_is_inside_them_does_not():
+    net, x = randomized(SMALL["attention"]()), image()
+    wide, _ = widen(net, rate=2, example=x)
+    assert wide.heads == 4
+    assert wide.up.out_features == 24
+    wide, _ = widen(net, rate=2, example=x, heads="inside")
+    assert wide.heads == 2
+    assert wide.proj.weight.shape == (16, 8)
+    assert same_outputs(net, wide, x)
+
+
+class Mixed(nn.Module):
+    """Widths of which operations need all positions, each in a way of its own; `plain` can grow."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.plain = (nn.Linear(4, 6) for _ in range(5))
+        self.head = nn.Linear(24, 2)
+
+    def forward(self, x):
+        soft, unit = self.a(x).softmax(-1), F.normalize(self.b(x), dim=-1)
+        total = self.c(x) * self.c(x).sum(-1, keepdim=True)
+        products = (self.d(x) * self.d(x)).sum(-1, keepdim=True) + self.plain(x).relu()
+        return self.head(torch.cat([soft, unit, total, products], -1))
+
+
+def test_what_would_change_stays_with_the_reason(caplog):
+    net, x = randomized(Mixed()), torch.randn(3, 4, dtype=torch.float64)
+    wide, _ = widen(net, rate=2, example=x)
+    assert same_outputs(net, wide, x)
+    sizes = {name: getattr(wide, name).out_features for name in ("a", "b", "c", "d", "plain")}
+    assert sizes == {"a": 6, "b": 6, "c": 6, "d": 6, "plain": 12}
+    assert "_softmax in the model itself would compute something else" in caplog.text
+
+
+def test_tied_weights_stay():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.up, self.down = nn.Embedding(9, 4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.embed(x)
+            return (x + self.down(self.up(x).relu())) @ self.embed.weight.T
+
+    net, x = randomized(Tied()), torch.tensor([[1, 2, 5]])
+    wide, _ = widen(net, rate=2, example=x)
+    assert wide.embed.embedding_dim == 4
+    assert wide.up.out_features == 16
+    assert same_outputs(net, wide, x)
+
+
+def test_copies_learn_apart_with_noise_only():
+    net, x = randomized(SMALL["residual"]()), image()
+    for noise, mode in ((0.0, "copy"), (0.05, "copy"), (0.05, "zero")):
+        wide, _ = widen(net, rate=2, example=x, noise=noise, mode=mode, generator=torch.Generator().manual_seed(0))
+        assert same_outputs(net, wide, x) == (noise == 0 or mode == "zero")
+        assert torch.allclose(wide(x), net(x), atol=0.5)
+        if mode == "copy":
+            optimizer = torch.optim.SGD(wide.parameters(), lr=0.01)
+            F.cross_entropy(wide(x), torch.tensor([0, 3])).backward()
+            optimizer.step()
+            old, new = wide.conv1.weight[:4], wide.conv1.weight[4:]
+            assert torch.allclose(old, new, rtol=1e-9, atol=1e-12) == (noise == 0)
+
+
+def test_wrong_arguments_are_refused():
+    net = SMALL["residual"]()
+    with torch.device("meta"):
+        empty = SMALL["residual"]()
+    for model, kwargs, why in [
+        (net, {"rate": 1}, "above 1"),
+        (net, {"rate": "2"}, "above 1"),
+        (net, {"rate": 2, "mode": "half"}, "choose copy or zero"),
+        (net, {"rate": 2, "noise": -1}, "noise"),
+        (net, {"rate": 2, "example": None}, "give an input"),
+        (net, {"rate": 2, "example": torch.zeros(1, 7, 6, 6)}, "does not run on the example"),
+        (net, {"rate": 1.1}, "no hidden width|cannot grow"),
+        (empty, {"rate": 2}, "no weights to repeat"),
+        (state(net), {"rate": 2}, "give a module"),
+    ]:
+        with pytest.raises(SurgeryError, match=why):
+            widen(model, **{"example": IMAGE, **kwargs})
