@@ -1,0 +1,197 @@
+"""Whether all ranks are alive: each lets its heart beat in the store, and rank 0 listens; all others listen to rank 0.
+
+A heart beats only while its process computes, or waits for others in plain sight. So a rank that is dead, stopped,
+or stuck in something else (a file system that does not answer, a lock that nobody opens) falls silent alike. A rank
+that computes for ever is not noticed.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from fl.base.errors import FLError
+
+SILENT = 20
+"""Seconds without a heartbeat after which a rank counts as lost. torchrun may take 30 more to end what hangs."""
+
+_EVERY = 0.5  # seconds between two beats
+_BUSY = 0.005  # of the time between two beats is computing
+_GRACE = 2  # seconds in which the main thread may notice by itself that a rank is lost
+_GIVE_UP = 10  # seconds after which a main thread that does not react is ended
+_ACCEPTED = 15  # seconds in which rank 0 is to react to a failure
+
+
+class Lost(FLError):
+    """A rank has failed, died or hangs."""
+
+
+class Watch:
+    """The heart of this rank, and what it knows of the others.
+
+    Args:
+        hosts: the machine of each rank.
+        store: where hearts beat.
+
+    Attributes:
+        saving: whether the main thread is at its end, perhaps saving what there is, and is not to be interrupted.
+    """
+
+    def __init__(self, rank: int, hosts: Sequence[str], store: Any) -> None:
+        self.rank, self.hosts = rank, hosts
+        self._store = store.clone()  # a connection of its own: the main thread's may be waiting
+        self._watched = [other for other in range(len(hosts)) if other != rank] if rank == 0 else [0]
+        self._waiting, self._over, self.saving, self._lost = 0, False, False, ""
+        self._pids: dict[int, int] = {}
+        self._store.set(f"pid/{rank}", str(os.getpid()))
+        self._main = threading.main_thread().ident
+        self._before = signal.signal(signal.SIGTERM, self._ended) if _in_main() else None
+        self._thread = threading.Thread(target=self._run, name="fl-heart", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it, this rank waits for others, which is no sign of hanging."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def check(self) -> None:
+        """Raise Lost if a rank is lost."""
+        if self._lost:
+            self.saving = True
+            raise Lost(self._lost)
+
+    def blamed(self) -> Lost | None:
+        """The rank that is lost, after a moment in which that can show."""
+        for _ in range(10):
+            if reason := self._lost or self._dead_here():
+                self._lost = reason
+                return Lost(reason)
+            time.sleep(0.2)
+        return None
+
+    def leave(self) -> None:
+        """This rank's heart stops without a fault."""
+        self._end("left")
+
+    def fail(self, reason: str) -> None:
+        """This rank's heart stops with a fault; returns when rank 0 has left, too, or has had time to."""
+        self._end(f"failed {reason}")
+        if self.rank and not self._lost:
+            limit = time.monotonic() + _ACCEPTED
+            with suppress(RuntimeError):
+                while time.monotonic() < limit and not self._beat_of(0).startswith(("left", "failed")):
+                    time.sleep(0.1)
+
+    def speaks(self) -> bool:
+        """Whether it is for this rank to tell the user: rank 0, or the first of the others that finds it lost."""
+        if self.rank == 0:
+            return True
+        if not self._lost:
+            return False
+        try:
+            return self._store.compare_set("speaker", "", str(self.rank)).decode() == str(self.rank)
+        except RuntimeError:  # the store is gone with the machine of rank 0
+            return self.rank == 1
+
+    def _end(self, last: str) -> None:
+        if self._over:
+            return
+        self._over = self.saving = True
+        self._thread.join()
+        with suppress(RuntimeError):
+            self._store.set(f"beat/{self.rank}", last)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def _run(self) -> None:
+        count, computed = 0, _computed()
+        heard = {rank: ("", time.monotonic()) for rank in self._watched}
+        while not self._over:
+            time.sleep(_EVERY)
+            now = _computed()
+            if self._waiting or now - computed > _BUSY * _EVERY:
+                count += 1
+            computed = now
+            try:
+                self._store.set(f"beat/{self.rank}", str(count))
+                for rank in self._watched:
+                    beat = self._beat_of(rank)
+                    if beat != heard[rank][0]:
+                        heard[rank] = beat, time.monotonic()
+                    if beat.startswith("failed"):
+                        self._lost = f"rank {rank} ({self.hosts[rank]}): {beat.removeprefix('failed ')}"
+                    elif beat == "left":
+                        self._lost = self._lost or ("rank 0 has left" if rank == 0 else "")
+                    elif time.monotonic() - heard[rank][1] > SILENT:
+                        what = "has not computed or answered"
+                        self._lost = f"rank {rank} ({self.hosts[rank]}) {what} for {SILENT} seconds"
+            except RuntimeError:
+                self._lost = self._lost or f"the machine of rank 0 ({self.hosts[0]}) does not answer any more"
+            if self._lost:
+                self._wake()
+                return
+
+    def _wake(self) -> None:
+        """Bring the main thread to its end."""
+        limit = time.monotonic() + _GIVE_UP
+        time.sleep(_GRACE)
+        while not self.saving and time.monotonic() < limit:
+            signal.pthread_kill(self._main, signal.SIGTERM)
+            time.sleep(_GRACE)
+        if not self.saving:
+            if self.speaks():
+                print(f"error: {self._lost}", file=sys.__stderr__, flush=True)
+            os._exit(2)
+
+    def _ended(self, number: int, frame: Any) -> None:
+        """SIGTERM: from torchrun, because a rank died, or from the thread above."""
+        if self.saving:
+            return
+        self.saving = True
+        raise self.blamed() or KeyboardInterrupt
+
+    def _dead_here(self) -> str:
+        """Which rank of this machine is no process any more."""
+        try:
+            for rank, host in enumerate(self.hosts):
+                if host == self.hosts[self.rank] and rank != self.rank and self._gone(rank):
+                    return f"rank {rank} ({host}) died"
+        except RuntimeError:
+            return f"the machine of rank 0 ({self.hosts[0]}) does not answer any more"
+        return ""
+
+    def _gone(self, rank: int) -> bool:
+        beat = self._beat_of(rank)
+        if beat == "left" or not self._store.check([f"pid/{rank}"]):
+            return False
+        pid = int(self._store.get(f"pid/{rank}"))
+        try:
+            os.kill(pid, 0)
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "Z"  # dead, and nobody has asked how it ended
+        except ProcessLookupError:
+            return True
+        except OSError:  # another system, or another user's process
+            return False
+
+    def _beat_of(self, rank: int) -> str:
+        key = f"beat/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+
+def _computed() -> float:
+    """Seconds that the process has computed, without the thread that asks."""
+    return time.process_time() - time.thread_time()
+
+
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
