@@ -4,8 +4,15 @@ import multiprocessing
 import os
 import socket
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import torch
+from rounds import SMALL
+
+from fl.algorithms import ALGORITHMS
+from fl.models.architectures import ArchitectureOptions
+from fl.runs import checkpoint, metrics
+from fl.simulation import simulate
 
 FORK = multiprocessing.get_context("fork")
 
@@ -35,11 +42,11 @@ def started(size, work, *arguments):
             process.join()
 
 
-def ran(size, work, *arguments, seconds=120):
-    """The exit codes of all ranks, which have to end in time."""
+def ran(size, work, *arguments, seconds=120, hung=()):
+    """The exit codes of all ranks, which have to end in time; None for those that hang."""
     with started(size, work, *arguments) as processes:
-        for process in processes:
-            process.join(seconds)
+        for rank, process in enumerate(processes):
+            process.join(0 if rank in hung else seconds)
         return [process.exitcode for process in processes]
 
 
@@ -47,3 +54,47 @@ def _rank(rank, environment, work, arguments):
     os.environ.update(environment)
     torch.manual_seed(0)
     work(rank, *arguments)
+
+
+TINY = replace(
+    SMALL,
+    samples=240,
+    clients=6,
+    participants=5,
+    model="cnn",
+    width=(0.1,),
+    rounds=2,
+    local_epochs=1,
+    batch_size=8,
+    backend="loop",
+    alpha=0.3,
+    local_valid=0.2,
+)
+"""Five of six clients, who hold very different numbers of samples."""
+
+
+def tiny(name, **changes):
+    config = replace(TINY, algorithm=(name,), **changes)
+    if ALGORITHMS[name].clients != "mixed":
+        return config
+    chosen = ArchitectureOptions(depths=("1", "2")) if name == "flexifed" else ArchitectureOptions(widths=(0.5, 1.0))
+    return replace(config, model="preresnet18", width=(0.05,), local_valid=0.0, architectures=chosen)
+
+
+def simulate_all(rank, configs, folder):
+    for name, config in configs.items():
+        simulate(config, folder / name)
+
+
+def left(folder):
+    """All that a run keeps, but the time that it took."""
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "bytes_ranks", "secure_seconds")}
+            for row in metrics.read(folder / metrics.FILE)]  # fmt: skip
+    return rows, checkpoint.flatten(checkpoint.read_parts(folder)[1])
+
+
+def assert_equal(one, other):
+    (rows, tensors), (more, others) = left(one), left(other)
+    assert rows == more
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())

@@ -131,6 +131,8 @@ class Watch:
                         self._lost = f"rank {rank} ({self.hosts[rank]}): {beat.removeprefix('failed ')}"
                     elif beat == "left":
                         self._lost = self._lost or ("rank 0 has left" if rank == 0 else "")
+                    elif self._gone(rank):
+                        self._lost = f"rank {rank} ({self.hosts[rank]}) died"
                     elif time.monotonic() - heard[rank][1] > SILENT:
                         what = "has not computed or answered"
                         self._lost = f"rank {rank} ({self.hosts[rank]}) {what} for {SILENT} seconds"
@@ -162,25 +164,24 @@ class Watch:
     def _dead_here(self) -> str:
         """Which rank of this machine is no process any more."""
         try:
-            for rank, host in enumerate(self.hosts):
-                if host == self.hosts[self.rank] and rank != self.rank and self._gone(rank):
-                    return f"rank {rank} ({host}) died"
+            gone = [rank for rank in range(len(self.hosts)) if rank != self.rank and self._gone(rank)]
         except RuntimeError:
             return f"the machine of rank 0 ({self.hosts[0]}) does not answer any more"
-        return ""
+        return f"rank {gone[0]} ({self.hosts[gone[0]]}) died" if gone else ""
 
     def _gone(self, rank: int) -> bool:
-        beat = self._beat_of(rank)
-        if beat == "left" or not self._store.check([f"pid/{rank}"]):
+        """Whether a rank is on this machine, and no process any more."""
+        if self.hosts[rank] != self.hosts[self.rank] or self._beat_of(rank) == "left":
             return False
-        pid = int(self._store.get(f"pid/{rank}"))
+        if rank not in self._pids and self._store.check([f"pid/{rank}"]):
+            self._pids[rank] = int(self._store.get(f"pid/{rank}"))
         try:
-            os.kill(pid, 0)
+            os.kill(pid := self._pids[rank], 0)
             with open(f"/proc/{pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] == "Z"  # dead, and nobody has asked how it ended
         except ProcessLookupError:
             return True
-        except OSError:  # another system, or another user's process
+        except (OSError, KeyError):  # another system, or another user's process, or one that is only starting
             return False
 
     def _beat_of(self, rank: int) -> str:
