@@ -7,10 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
+import torch.distributed.rendezvous  # here, and not in each of them
 from rounds import SMALL
 
 from fl.algorithms import ALGORITHMS
 from fl.models.architectures import ArchitectureOptions
+from fl.parallel import current
 from fl.runs import checkpoint, metrics
 from fl.simulation import simulate
 
@@ -53,7 +55,10 @@ def ran(size, work, *arguments, seconds=120, hung=()):
 def _rank(rank, environment, work, arguments):
     os.environ.update(environment)
     torch.manual_seed(0)
-    work(rank, *arguments)
+    try:
+        work(rank, *arguments)
+    finally:
+        current().leave()  # which forked processes do not do at their exit
 
 
 TINY = replace(

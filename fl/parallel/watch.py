@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ _EVERY = 0.5  # seconds between two beats
 _BUSY = 0.005  # of the time between two beats is computing
 _GRACE = 2  # seconds in which the main thread may notice by itself that a rank is lost
 _GIVE_UP = 10  # seconds after which a main thread that does not react is ended
-_ACCEPTED = 15  # seconds in which rank 0 is to react to a failure
+_ACCEPTED = 15  # seconds in which the others are to react to the end of this rank
 
 
 class Lost(FLError):
@@ -78,17 +78,28 @@ class Watch:
         return None
 
     def leave(self) -> None:
-        """This rank's heart stops without a fault."""
+        """This rank's heart stops without a fault. Rank 0, if the store is its own and not torchrun's, waits for the
+        others to leave, which need it to the end.
+        """
         self._end("left")
+        if self.rank == 0 and not self._lost and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            self._until(
+                lambda: all(
+                    self._beat_of(rank).startswith(("left", "failed")) or self._gone(rank) for rank in self._watched
+                )
+            )
 
     def fail(self, reason: str) -> None:
         """This rank's heart stops with a fault; returns when rank 0 has left, too, or has had time to."""
         self._end(f"failed {reason}")
         if self.rank and not self._lost:
-            limit = time.monotonic() + _ACCEPTED
-            with suppress(RuntimeError):
-                while time.monotonic() < limit and not self._beat_of(0).startswith(("left", "failed")):
-                    time.sleep(0.1)
+            self._until(lambda: self._beat_of(0).startswith(("left", "failed")))
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        limit = time.monotonic() + _ACCEPTED
+        with suppress(RuntimeError):
+            while time.monotonic() < limit and not done():
+                time.sleep(0.05)
 
     def speaks(self) -> bool:
         """Whether it is for this rank to tell the user: rank 0, or the first of the others that finds it lost."""
