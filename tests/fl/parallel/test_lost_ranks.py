@@ -79,7 +79,7 @@ def other(rank, bad, folder):
 
 @pytest.mark.slow
 def test_a_rank_with_other_settings_is_refused(tmp_path, capfd):
-    assert ran(3, other, 2, tmp_path / "run") == [2, 0, 0]
+    assert ran(3, other, 2, tmp_path / "run") == [2, 2, 2]
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert line == (
         "error: rank 2 has --lr 0.5, and rank 0 has 0.02: start all ranks with the same command on the same data"
@@ -88,14 +88,14 @@ def test_a_rank_with_other_settings_is_refused(tmp_path, capfd):
 
 
 def several_methods(rank, folder):
-    raise SystemExit(main(f"--out {folder} --name all --algorithm fedavg,fedmr --rounds 1 --samples 100".split()))
+    flags = f"--out {folder} --name all --algorithm fedavg,fedmr --rounds 1 --clients 3 --participants 2 --width 0.1"
+    raise SystemExit(main(flags.split()))
 
 
 @pytest.mark.slow
 def test_a_command_with_several_methods_prints_once(tmp_path, capfd):
     assert ran(2, several_methods, tmp_path) == [0, 0]
     said = capfd.readouterr()
-    assert said.out.count("fedmr-seed0") + said.out.count("fedmr") > 0
     assert said.out.count("results   ") == 1
     assert said.err.count("fedavg seed 0: 100%") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all"]
@@ -126,7 +126,7 @@ def test_ctrl_c_saves(tmp_path, capfd):
 @pytest.mark.slow
 def test_the_command_as_written(tmp_path):
     """torchrun itself, whose other ranks say nothing."""
-    flags = f"--out {tmp_path} --rounds 2 --samples 200 --backend loop".split()
+    flags = f"--out {tmp_path} --rounds 2 --clients 4 --participants 3 --width 0.1 --backend loop".split()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fl.run"]
     done = subprocess.run([*command, *flags, "--name", "two"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
