@@ -92,7 +92,7 @@ class Ranks:
         Args:
             result: see `Stopped`.
         """
-        if self.size == 1:
+        if self.size == 1 or self.watch.cut:
             return
         with suppress(FLError):  # where nobody hears it any more
             self._say({"stop": result})

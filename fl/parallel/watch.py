@@ -38,6 +38,7 @@ class Watch:
         store: where hearts beat.
 
     Attributes:
+        cut: whether the store does not answer any more; whoever asks it would wait for ever.
         saving: whether the main thread is at its end, perhaps saving what there is, and is not to be interrupted.
     """
 
@@ -50,8 +51,10 @@ class Watch:
         self._store.set(f"pid/{rank}", str(os.getpid()))
         self._main = threading.main_thread().ident
         self._before = signal.signal(signal.SIGTERM, self._ended) if _in_main() else None
+        self.cut, self._beats, self._looks = False, 0, 0
         self._thread = threading.Thread(target=self._run, name="fl-heart", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._guard, name="fl-guard", daemon=True).start()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -92,7 +95,7 @@ class Watch:
     def fail(self, reason: str) -> None:
         """This rank's heart stops with a fault; returns when rank 0 has left, too, or has had time to."""
         self._end(f"failed {reason}")
-        if self.rank and not self._lost:
+        if self.rank and not self._lost and not self.cut:
             self._until(lambda: self._beat_of(0).startswith(("left", "failed")))
 
     def _until(self, done: Callable[[], bool]) -> None:
@@ -107,51 +110,75 @@ class Watch:
             return True
         if not self._lost:
             return False
+        if self.cut:  # and the others cannot be asked
+            return self.rank == 1
         try:
             return self._store.compare_set("speaker", "", str(self.rank)).decode() == str(self.rank)
-        except RuntimeError:  # the store is gone with the machine of rank 0
+        except RuntimeError:
             return self.rank == 1
 
     def _end(self, last: str) -> None:
         if self._over:
             return
         self._over = self.saving = True
-        self._thread.join()
-        with suppress(RuntimeError):
-            self._store.set(f"beat/{self.rank}", last)
+        if not self.cut:
+            self._thread.join(SILENT)
+            with suppress(RuntimeError):
+                self._store.set(f"beat/{self.rank}", last)
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
 
     def _run(self) -> None:
-        count, computed = 0, _computed()
-        heard = {rank: ("", time.monotonic()) for rank in self._watched}
+        computed = _computed()
+        heard = {rank: ("", 0) for rank in self._watched}
         while not self._over:
             time.sleep(_EVERY)
             now = _computed()
             if self._waiting or now - computed > _BUSY * _EVERY:
-                count += 1
+                self._beats += 1
             computed = now
+            self._looks += 1
             try:
-                self._store.set(f"beat/{self.rank}", str(count))
+                self._store.set(f"beat/{self.rank}", str(self._beats))
                 for rank in self._watched:
                     beat = self._beat_of(rank)
-                    if beat != heard[rank][0]:
-                        heard[rank] = beat, time.monotonic()
-                    if beat.startswith("failed"):
-                        self._lost = f"rank {rank} ({self.hosts[rank]}): {beat.removeprefix('failed ')}"
-                    elif beat == "left":
-                        self._lost = self._lost or ("rank 0 has left" if rank == 0 else "")
-                    elif self._gone(rank):
-                        self._lost = f"rank {rank} ({self.hosts[rank]}) died"
-                    elif time.monotonic() - heard[rank][1] > SILENT:
-                        what = "has not computed or answered"
-                        self._lost = f"rank {rank} ({self.hosts[rank]}) {what} for {SILENT} seconds"
+                    heard[rank] = beat, (heard[rank][1] + 1 if beat == heard[rank][0] else 0)
+                    self._lost = self._lost or self._fault(rank, *heard[rank])
             except RuntimeError:
-                self._lost = self._lost or f"the machine of rank 0 ({self.hosts[0]}) does not answer any more"
+                self._lost, self.cut = self._lost or self._silent(), True
             if self._lost:
                 self._wake()
                 return
+
+    def _fault(self, rank: int, beat: str, same: int) -> str:
+        """What is wrong with a rank, if anything is.
+
+        Args:
+            same: how often its last beat was found again. Looks are counted, and not seconds, since the whole machine
+                may have slept.
+        """
+        name = f"rank {rank} ({self.hosts[rank]})"
+        if beat.startswith("failed"):
+            return f"{name}: {beat.removeprefix('failed ')}"
+        if beat == "left":
+            return "rank 0 has left" if rank == 0 else ""
+        if self._gone(rank):
+            return f"{name} died"
+        return f"{name} has not computed or answered for {SILENT} seconds" if same * _EVERY > SILENT else ""
+
+    def _guard(self) -> None:
+        """Notice that the store has fallen silent: then the thread above waits for it, and perhaps the main thread."""
+        looks, same = 0, 0
+        while not self._over and not self._lost:
+            time.sleep(_EVERY)
+            looks, same = self._looks, same + 1 if looks == self._looks else 0
+            if same * _EVERY > SILENT:
+                self._lost, self.cut = self._silent(), True
+                self._wake()
+
+    def _silent(self) -> str:
+        return f"the machine of rank 0 ({self.hosts[0]}) does not answer any more"
 
     def _wake(self) -> None:
         """Bring the main thread to its end."""
@@ -177,7 +204,7 @@ class Watch:
         try:
             gone = [rank for rank in range(len(self.hosts)) if rank != self.rank and self._gone(rank)]
         except RuntimeError:
-            return f"the machine of rank 0 ({self.hosts[0]}) does not answer any more"
+            return self._silent()
         return f"rank {gone[0]} ({self.hosts[gone[0]]}) died" if gone else ""
 
     def _gone(self, rank: int) -> bool:
