@@ -131,7 +131,7 @@ class Watch:
 
     def _run(self) -> None:
         computed = _computed()
-        heard = {rank: ("", 0) for rank in self._watched}
+        heard = dict.fromkeys(self._watched, ("", 0))
         while not self._over:
             time.sleep(_EVERY)
             now = _computed()
