@@ -95,7 +95,7 @@ def _failed(ranks: Ranks, error: BaseException, said: str) -> int:
             traceback.print_exception(error, file=sys.__stderr__)
     if isinstance(error, Lost):
         if ranks.watch.speaks():
-            print(f"error: {reason}", file=sys.__stderr__, flush=True)
+            print(f"\nerror: {reason}", file=sys.__stderr__, flush=True)  # rank 0 may have left a bar
         ranks.watch.leave()
     else:
         ranks.watch.fail(reason)

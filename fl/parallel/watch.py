@@ -16,7 +16,7 @@ from typing import Any
 
 from fl.base.errors import FLError
 
-SILENT = 20
+SILENT = 15
 """Seconds without a heartbeat after which a rank counts as lost. torchrun may take 30 more to end what hangs."""
 
 _EVERY = 0.5  # seconds between two beats
@@ -189,7 +189,7 @@ class Watch:
             time.sleep(_GRACE)
         if not self.saving:
             if self.speaks():
-                print(f"error: {self._lost}", file=sys.__stderr__, flush=True)
+                print(f"\nerror: {self._lost}", file=sys.__stderr__, flush=True)  # rank 0 may have left a bar
             os._exit(2)
 
     def _ended(self, number: int, frame: Any) -> None:
