@@ -18,6 +18,7 @@ from fl.base.tables import fitted
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.figures.comparison import compare
+from fl.parallel import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.summary import advice, describe
@@ -32,6 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: list[str]) -> int:
     """Run every method and seed of the command, and compare them if there are several."""
+    with joined():
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     config, folder = parse(argv)
     config.check()
     dataset = config.load().to(pick_device(config.device))
@@ -44,7 +50,8 @@ def run(argv: list[str]) -> int:
             failed = "failed" in summary
         else:
             failed = many(config, runs, folder, dataset)
-    print(advice(config, folder))
+    if not current().rank:
+        print(advice(config, folder))
     return int(failed)
 
 
@@ -54,6 +61,8 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
     """
     inside = {folder / run_name(one): one for one in runs}
     ended = train_all(inside, folder / "config.yaml", config.to_yaml(), bool(config.resume), lambda _: dataset)
+    if current().rank:
+        return bool(ended.failed)
     write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
     print(f"\n{table(group(find_runs(ended.done)), fitted)}")
     if ended.failed:

@@ -28,6 +28,7 @@ from fl.config import Config
 from fl.config.command_line import parse
 from fl.data import Dataset
 from fl.figures.sweep import report
+from fl.parallel import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder
 from fl.simulation.many_runs import resumable, train_all
@@ -50,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: list[str]) -> int:
     """Run all values, methods and seeds, and compare them."""
+    with joined():
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     sweep, folder, resume = command(argv)
     groups = sweep.runs(folder)
     runs = {path: one for members in groups.values() for path, one in members.items()}
@@ -67,6 +73,8 @@ def run(argv: list[str]) -> int:
 
     with resumable(folder, "sweep"):
         ended = train_all(runs, folder / FILE, sweep.write(), resume, load)
+    if current().rank:
+        return 0
     done = {key: [path for path in members if path in ended.done] for key, members in groups.items()}
     found = {key: find_runs(paths) for key, paths in done.items() if paths}
     where = shlex.quote(str(folder))

@@ -11,6 +11,7 @@ import tomllib
 import pytest
 import tyro
 from doc_pages import EXAMPLES, PAGES, ROOT, blocks
+from torch.distributed.run import get_args_parser as torchrun_arguments
 
 from fl.__main__ import commands as module_commands
 from fl.config import Config
@@ -87,7 +88,7 @@ RUNS = ((*MODULE, "fl.run"), (*MODULE, "fl.sweep"))
 
 def test_all_commands_are_known():
     assert len(EVERY) > 80
-    known = {*RUNS, MODULE, ("python",), ("pip", "install"), ("benchmarks/gpu.sh",)}
+    known = {*RUNS, MODULE, ("python",), ("pip", "install"), ("benchmarks/gpu.sh",), ("torchrun",)}
     tools = {("pytest",), ("ruff",), ("mkdocs",), (".ci/run",)}  # used by .ci/run, with the arguments of their own
     for words in EVERY:
         assert {words[:1], words[:2], words[:3]} & (known | tools), words
@@ -105,6 +106,14 @@ def test_settings_of_runs_are_valid(words, tmp_path, monkeypatch):
         parse(arguments, read=lambda _: Config())[0].check()
     else:
         parse_sweep(arguments)[0].config.check()
+
+
+@are(("torchrun",))
+def test_torchrun_starts_a_run_with_valid_settings(words):
+    said = torchrun_arguments().parse_args(list(words[1:]))
+    assert said.module
+    assert said.training_script == "fl.run"
+    parse(list(said.training_script_args), read=lambda _: Config())[0].check()
 
 
 @are(MODULE)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from fl.base.rng import Rng
 from fl.engine import Group, Job, Results, progress, train
-from fl.engine.batches import make_batches
+from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy
+from fl.engine.work import flops
 from fl.federation import traffic
 from fl.federation.attack import Attack
 from fl.federation.classes import classes_held
@@ -18,7 +19,9 @@ from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
 from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
+from fl.federation.shared import train_shared
 from fl.federation.trained import Trained
+from fl.parallel import current
 from surgery import Stack
 
 
@@ -95,8 +98,19 @@ def _train(
     population: Population, local: LocalTraining, cohort: Cohort, objective: LocalObjective, rng: Rng
 ) -> tuple[States, Tensor]:
     """The trained states, in the form of the cohort's, and the losses [K]."""
-    with progress.cohort(len(cohort.clients)):
-        return joined(_in_chunks(population, local, cohort, objective, rng), cohort.states)
+
+    def some(rows: Sequence[int]) -> tuple[States, Tensor]:
+        own, context = cohort.select(rows), select(objective.context, rows)
+        with progress.cohort(len(rows)):
+            parts = _in_chunks(population, local, own, objective._replace(context=context), rng)
+            return joined(parts, own.states)
+
+    if current().sharing:
+        size = local.size_of_batches(population.clients.train)
+        samples = [filled(len(population.clients.train[client]), size) for client in cohort.clients]
+        work = [n * max(1, flops(model, population.data)) for n, model in zip(samples, cohort.models)]
+        return train_shared(work, cohort.states, some)
+    return some(range(len(cohort.clients)))
 
 
 def _in_chunks(

@@ -23,6 +23,7 @@ from fl.models.create import check_shape
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
+from fl.parallel import current
 from fl.runs.given import said
 from fl.runs.memory import check_batch, check_models
 from zoo import Spec, ZooError
@@ -165,9 +166,11 @@ def model_spec(config: Config, dataset: data.Dataset, model: own.Model | None = 
 
 
 def pick_device(name: str) -> torch.device:
-    """A torch device by name; `auto` is the first GPU, or the CPU."""
+    """A torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and current().size > 1:
+        name = f"cuda:{current().local}"
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda"):

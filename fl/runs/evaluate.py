@@ -7,13 +7,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl.federation import Federation
 from fl.federation.cohort import Cohort, States, per_client, stacks
 from fl.federation.own import Own, predict_all
+from fl.federation.shared import each_shared
 from fl.partition import Parts
-from surgery import cosine
+from surgery import State, cosine
 from surgery.transfer import download, upload
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
@@ -146,8 +147,9 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """
     if not cohort.clients:
         return {}
-    text, sums = fed.data.text, []
-    for client, model, state, held in zip(*cohort[:2], per_client(cohort.states), fed.classes_of(cohort.clients)):
+    text = fed.data.text
+
+    def sums(client: int, model: nn.Module, state: State, held: Tensor) -> Tensor:
         state = state | fed.statistics(state, model, fed.clients.train[client])
         total = torch.zeros(3, dtype=torch.float64, device=held.device)
         predict = partial(fed.predict, state, model=model)
@@ -160,8 +162,12 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
                 among = logits.masked_fill(~held, -torch.inf).argmax(1) == labels
                 counts += [(among & own).sum(), own.sum()]
             total[: len(counts)] += torch.stack([count.double() for count in counts])
-        sums.append(total)
-    right, among, own = torch.stack(sums).cpu().T  # for text the second is the loss
+        return total
+
+    every = list(zip(*cohort[:2], per_client(cohort.states), fed.classes_of(cohort.clients)))
+    right, among, own = (
+        torch.stack(each_shared(every, lambda one: sums(*one))).cpu().T
+    )  # for text the second is the loss
     n = fed.data.test_y.numel()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:

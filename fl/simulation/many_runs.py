@@ -3,7 +3,7 @@
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from fl.base.console import program
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
+from fl.parallel import current
 from fl.runs.assembly import build
 from fl.runs.folder import begin, held, is_unused
 from fl.runs.kept_start import kept
@@ -75,14 +76,15 @@ def train_all(
     Raises:
         FLError: as `simulate` does, and if all runs diverge.
     """
-    ended = Ended()
-    with held(settings.parent, resume):
-        for path, one in runs.items():  # an error in the last of them must come before the first trains
+    ended, writes = Ended(), current().rank == 0
+    with held(settings.parent, resume) if writes else nullcontext():
+        for path, one in runs.items() if writes else ():  # an error in the last must come before the first trains
             require(one.log)
             dataset = load(one)
             fed, algorithm = build(one, dataset, start=kept(path, one))
             begin(one, path, algorithm, fed.spec)
-        write_text(settings, text)
+        if writes:
+            write_text(settings, text)
         for path, one in runs.items():
             try:
                 there, placed = path.exists(), replace(one, out=str(path.parent), name=path.name)

@@ -7,11 +7,14 @@ from fl.base.errors import Diverged, FLError, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
 from fl.models.own import Model
+from fl.parallel import current, joined
 from fl.runs.folder import SETTINGS, held
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
+from fl.simulation.follow import follow
 from fl.simulation.logs import OnRound, require, watched
 from fl.simulation.rounds import rounds
+from fl.simulation.together import greet
 
 
 def simulate(
@@ -50,16 +53,36 @@ def simulate(
             process works in it, it cannot be written to, or training diverges.
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
+    with joined() as ranks:
+        if ranks.rank:
+            return follow(config, Path(folder), resume, dataset, model)
+        try:
+            summary = _lead(config, Path(folder), resume, dataset, model, on_round)
+        except Diverged as error:
+            ranks.stop({"diverged": str(error)})
+            raise
+        ranks.stop({"summary": summary})
+        return summary
+
+
+def _lead(
+    config: Config,
+    folder: Path,
+    resume: bool,
+    dataset: data.Dataset | None,
+    model: Model | None,
+    on_round: OnRound | None,
+) -> dict:
     require(config.log, on_round)
-    folder = Path(folder)
     try:
         with held(folder, resume):
             run = Simulation.begin(config, folder, resume, dataset, model)
+            greet(run)
             leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
             write_text(folder / SETTINGS, run.config.to_yaml())
             diverged = ""
             try:
-                with watched(run, on_round) as stop:
+                with watched(run, on_round) as stop, current().together():
                     for number in rounds(run):
                         if number % config.checkpoint_every == 0:
                             run.save()

@@ -18,6 +18,7 @@ from fl.runs import evaluate
 from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
+from fl.simulation.together import agreed
 
 _LONG = 10  # seconds of a round after which the bar also counts clients
 _OFTEN = 0.5  # seconds between two such counts
@@ -70,7 +71,17 @@ class Within:
 
 
 def one_round(run: Simulation, number: int) -> Row:
-    """Train a cohort, apply the server's rule and evaluate what is due; returns the round's row of metrics."""
+    """Train a cohort, apply the server's rule, evaluate what is due and keep it; returns the round's row of metrics."""
+    run.server = agreed(run.server, number)
+    server, row, scores = measured_round(run, number)
+    run.metrics.add(row)
+    run.table.add(run.metrics.rows, scores)
+    run.advance(server, number)
+    return row
+
+
+def measured_round(run: Simulation, number: int) -> tuple[Server, Row, evaluate.Scores]:
+    """The server after a round, the round's row of metrics, and the clients' scores. It writes nothing."""
     fed, algorithm = run.fed, run.algorithm
     fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
     started = time.perf_counter()
@@ -89,11 +100,7 @@ def one_round(run: Simulation, number: int) -> Row:
     measured, scores = evaluate_round(
         run, server, evaluate.honest_cohort(fed, trained.states, clients, kept.tolist()), number
     )
-    row |= measured
-    run.metrics.add(row)
-    run.table.add(run.metrics.rows, scores)
-    run.advance(server, number)
-    return row
+    return server, row | measured, scores
 
 
 def evaluate_round(run: Simulation, server: Server, cohort: Cohort, number: int) -> tuple[Row, evaluate.Scores]:

@@ -1,0 +1,173 @@
+"""How a round gets faster with more processes: one with one thread against two with one thread each, under torchrun.
+
+    python benchmarks/scaling.py              # prints the tables, writes benchmarks/results/scaling-cpu.json
+    python benchmarks/scaling.py --quick      # few and small rounds, to see that it runs
+
+The setting is bound by computation: FedMR, ResNet-20, random images of CIFAR-10's shape, 8 clients a round of equal
+size. Sides take turns, and each turn is a command of its own: `one` process, `two` under torchrun, and `workers`, one
+process with two threads. Reported are the ratios of the time of a round (without evaluation; the first round of a turn
+warms up) to that of `one`, median and range.
+
+Below it stands what the measured costs say of more processes: how long a round takes on N of them is
+
+    compute x (largest share of the clients) + server + gather
+
+where each rank repeats the server's work, and receives the models that the others trained. That is arithmetic, not a
+measurement, and the rate of a GPU in it is an assumption (--gpu-rate).
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from report import write
+
+from fl.config import Config
+from fl.data import Dataset
+from fl.engine.work import flops
+from fl.models import create
+from fl.parallel import deal
+from surgery import average, broadcast, permutations, segments, shuffle
+from surgery.decomposition import layers
+
+ROOT = Path(__file__).parent.parent
+SIDES = {"one": (1, 1, "loop"), "two": (2, 1, "loop"), "workers": (1, 2, "workers")}
+"""Processes, threads of each, and the backend."""
+
+SETTINGS = {
+    "CNN, K=10": ("cnn", 10, 500, 5),
+    "ResNet-20, K=10": ("resnet20", 10, 500, 5),
+    "ResNet-20, K=100": ("resnet20", 100, 500, 5),
+    "VGG-16, K=10": ("vgg16", 10, 500, 5),
+    "ResNet-18, K=512": ("resnet18", 512, 500, 5),
+}
+"""Model, participants of a round, samples of a client, local epochs."""
+
+PLACES = {
+    "8 GPUs, one machine, 25 GB/s": (8, 25e9, "gpu"),
+    "64 machines, 10 Gbit/s": (64, 10e9 / 8, "cpu"),
+    "64 machines, 100 Gbit/s": (64, 100e9 / 8, "cpu"),
+    "64 GPUs, 100 Gbit/s": (64, 100e9 / 8, "gpu"),
+}
+"""Ranks, bytes a second that each of them sends, and what each computes with."""
+
+SHAPE = Dataset("shape", *(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)) * 2, 10)
+
+_WORDS = 5e-3  # seconds of a round for its words through the store
+
+
+def made(model: str) -> torch.nn.Module:
+    """The model for images of CIFAR-10."""
+    spec = Config(model=model).spec(10, 3, 32, text=False)
+    return create(torch.Generator().manual_seed(0), spec)
+
+
+def turn(side: str, samples: int, rounds: int, model: str) -> tuple[list[float], float]:
+    """(seconds of each round but the first, bytes between ranks in a round) of one command."""
+    ranks, threads, backend = SIDES[side]
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"""--dataset synthetic_images:load --model {model} --backend {backend} --rounds {rounds}
+            --samples {8 * samples} --clients 8 --participants 8 --partition iid --local-epochs 1 --batch-size 50
+            --eval-every {rounds + 1} --models-every 0 --checkpoint-every {rounds + 1} --device cpu
+            --out {folder} --name run""".split()
+        paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "sides"), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths}
+        command = [sys.executable, *run, "-m", "fl.run", *flags]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+        rows = list(csv.DictReader(Path(folder, "run", "metrics.csv").read_text().splitlines()))
+    return [float(row["seconds"]) for row in rows[1:]], float(rows[-1]["bytes_ranks"] or 0)
+
+
+def server_seconds(model: str, clients: int = 4) -> float:
+    """What FedMR's server takes for each byte of a cohort's models, with one thread: the mean, the shuffle, and the
+    look whether all numbers are finite.
+    """
+    net = made(model)
+    stack = {n: t.clone() for n, t in broadcast(net.state_dict(), clients).items() if t.is_floating_point()}
+    pieces = segments(layers(net))
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        average(stack)
+        orders = permutations(len(pieces), clients, generator=torch.Generator().manual_seed(0))
+        shuffle(stack, segments=pieces, permutations=orders)
+        all(tensor.flatten(1).sum(1).isfinite().all() for tensor in stack.values())
+        times.append(time.perf_counter() - began)
+    return min(times) / sum(tensor.nbytes for tensor in stack.values())
+
+
+def predicted(setting: str, place: str, rates: dict[str, float], server: float) -> dict[str, float | str]:
+    """The time of a round on one rank and on all of a place, and what limits it there."""
+    model, k, samples, epochs = SETTINGS[setting]
+    ranks, bandwidth, kind = PLACES[place]
+    net = made(model)
+    size = sum(tensor.nbytes for tensor in net.state_dict().values())
+    compute = k * 3 * samples * epochs * flops(net, SHAPE) / rates[kind]
+    most = max(map(len, deal([1] * k, ranks)))
+    parts = {
+        "few clients": compute * (most / k - 1 / ranks),
+        "server": server * k * size / (rates["gpu"] / rates["cpu"] if kind == "gpu" else 1),
+        "network": most * size * (ranks - 1) / bandwidth + _WORDS,
+    }
+    one, many = compute + parts["server"], compute / ranks + sum(parts.values())
+    return {"one": one, "many": many, "speedup": one / many, "limit": max(parts, key=parts.get)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet20")
+    parser.add_argument("--samples", type=int, default=500, help="of a client")
+    parser.add_argument("--rounds", type=int, default=3, help="of a turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--gpu-rate", type=float, default=5e12, help="assumed: floating-point operations a second")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    if args.quick:
+        args.model, args.samples, args.rounds, args.turns = "lenet", 50, 2, 1
+    torch.set_num_threads(1)
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    moved = 0.0
+    for number in range(args.turns):
+        order = list(SIDES)
+        for side in order[number % 3 :] + order[: number % 3]:
+            seconds, sent = turn(side, args.samples, args.rounds, args.model)
+            times[side].append(statistics.median(seconds))
+            moved = max(moved, sent)
+    net = made(args.model)
+    work = 8 * 3 * -(-args.samples // 50) * 50 * flops(net, SHAPE)
+    rates = {"cpu": work / statistics.median(times["one"]), "gpu": args.gpu_rate}
+    server = server_seconds("resnet20")
+    table = {s: {p: predicted(s, p, rates, server) for p in PLACES} for s in SETTINGS}
+    about = {"torch": torch.__version__, "cores": os.cpu_count(), "model": args.model, "samples": args.samples}
+    costs = {"rates": rates, "server seconds a byte": server, "bytes between ranks a round": moved}
+    result = {**about, "seconds": times, **costs, "predicted": table}
+    write(result, args.out, f"scaling-cpu{'-quick' if args.quick else ''}")
+    print(f"{args.model}, 8 clients of {args.samples} samples; {os.cpu_count()} cores, torch {torch.__version__}")
+    for side, values in times.items():
+        ratios = [a / b for a, b in zip(times["one"], values)]
+        print(
+            f"{side:10}{statistics.median(values):9.3f} s a round   one / {side} "
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    print(f"\nbetween ranks {moved / 1e6:.1f} MB a round; a thread computes {rates['cpu'] / 1e9:.1f} GFLOP/s")
+    print(f"computed from these, with {args.gpu_rate / 1e12:g} TFLOP/s assumed for a GPU: speedup, and what limits it")
+    for setting, places in table.items():
+        print(setting)
+        for place, said in places.items():
+            times = f"{said['one']:12.3f} s -> {said['many']:9.3f} s"
+            print(f"    {place:32}{times} {said['speedup']:7.1f}x   {said['limit']}")
+
+
+if __name__ == "__main__":
+    main()

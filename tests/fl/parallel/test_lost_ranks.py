@@ -1,0 +1,135 @@
+"""A rank that fails, dies or hangs ends the run in time, with one line that names it, and the run can be resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from ranks import assert_equal, ran, tiny
+
+from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.federation import training
+from fl.parallel import watch
+from fl.run import main
+from fl.simulation import simulate
+
+CONFIG = replace(tiny("fedavg"), rounds=4, local_valid=0.0, checkpoint_every=100)
+
+
+def refuse():
+    raise FLError("there is no such thing here")
+
+
+def crash():
+    raise RuntimeError("a fault of the program")
+
+
+ENDS = {
+    "refuses": (refuse, "there is no such thing here"),
+    "crashes": (crash, "RuntimeError: a fault of the program"),
+    "dies": (lambda: os.kill(os.getpid(), signal.SIGKILL), "died"),
+    "stops": (lambda: os.kill(os.getpid(), signal.SIGSTOP), "has not computed or answered for 8 seconds"),
+    "sleeps": (lambda: time.sleep(60), "has not computed or answered for 8 seconds"),
+}
+
+
+def one_ends(rank, bad, how, folder):
+    """A run in which a rank ends, or hangs, in the third round."""
+    honest, rounds = training.train, iter(range(1, 100))
+
+    def train(*arguments):
+        if next(rounds) == 3 and rank == bad:
+            ENDS[how][0]()
+        return honest(*arguments)
+
+    training.train = train
+    raise SystemExit(guarded(lambda: len(simulate(CONFIG, folder)) * 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ENDS)
+def test_a_lost_rank_is_named_and_nothing_is_lost(tmp_path, capfd, monkeypatch, how):
+    if how in ("stops", "sleeps"):
+        monkeypatch.setattr(watch, "SILENT", 8)  # shorter than it is, and long for a busy machine
+    simulate(CONFIG, tmp_path / "whole")
+    began = time.monotonic()
+    codes = ran(2, one_ends, 1, how, tmp_path / "run", seconds=50, hung=[1] if how in ("stops", "sleeps") else [])
+    assert time.monotonic() - began < 50
+    said = capfd.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    assert lines[0].startswith("error: rank 1 (")
+    assert lines[0].endswith(ENDS[how][1])
+    assert codes[0] == 2
+    assert ("Traceback" in said) == (how == "crashes")
+
+    simulate(CONFIG, tmp_path / "run", resume=True)  # with another number of ranks
+    assert_equal(tmp_path / "whole", tmp_path / "run")
+
+
+def other(rank, bad, folder):
+    """Rank `bad` has other settings."""
+    config = replace(CONFIG, lr=0.5) if rank == bad else CONFIG
+    raise SystemExit(guarded(lambda: len(simulate(config, folder)) * 0))
+
+
+@pytest.mark.slow
+def test_a_rank_with_other_settings_is_refused(tmp_path, capfd):
+    assert ran(3, other, 2, tmp_path / "run") == [2, 2, 2]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line == (
+        "error: rank 2 has --lr 0.5, and rank 0 has 0.02: start all ranks with the same command on the same data"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def several_methods(rank, folder):
+    flags = f"--out {folder} --name all --algorithm fedavg,fedmr --rounds 1 --clients 3 --participants 2 --width 0.1"
+    raise SystemExit(main(flags.split()))
+
+
+@pytest.mark.slow
+def test_a_command_with_several_methods_prints_once(tmp_path, capfd):
+    assert ran(2, several_methods, tmp_path) == [0, 0]
+    said = capfd.readouterr()
+    assert said.out.count("results   ") == 1
+    assert said.err.count("fedavg seed 0: 100%") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all"]
+
+
+def interrupted(rank, folder):
+    """Ctrl-C in the third round, which torchrun passes on to all ranks."""
+    honest, rounds = training.train, iter(range(1, 100))
+
+    def train(*arguments):
+        if next(rounds) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return honest(*arguments)
+
+    training.train = train
+    raise SystemExit(guarded(lambda: len(simulate(CONFIG, folder)) * 0))
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves(tmp_path, capfd):
+    assert ran(2, interrupted, tmp_path / "run")[0] == 130
+    assert "error" not in capfd.readouterr().err
+    simulate(CONFIG, tmp_path / "run", resume=True)
+    simulate(CONFIG, tmp_path / "whole")
+    assert_equal(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_command_as_written(tmp_path):
+    """torchrun itself, whose other ranks say nothing."""
+    flags = f"--out {tmp_path} --rounds 2 --clients 4 --participants 3 --width 0.1 --backend loop".split()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fl.run"]
+    done = subprocess.run([*command, *flags, "--name", "two"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy") == 1
+    assert main([*flags, "--name", "one"]) == 0
+    assert_equal(tmp_path / "one", tmp_path / "two")

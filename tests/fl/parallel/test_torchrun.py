@@ -1,0 +1,105 @@
+"""Several processes give what one gives, whatever the method, the number of processes, and who holds how much."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ranks import assert_equal, left, ran, simulate_all, tiny
+
+from fl.algorithms import ALGORITHMS
+from fl.parallel import deal
+from fl.runs import metrics
+from fl.simulation import simulate
+
+FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """A run of every method in one process, one thread."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("one")
+    simulate_all(0, {name: tiny(name) for name in ALGORITHMS}, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_method_has_the_same_bits_on_several_ranks(one, tmp_path, size):
+    assert ran(size, simulate_all, {name: tiny(name) for name in ALGORITHMS}, tmp_path) == [0] * size
+    for name in ALGORITHMS:
+        assert_equal(one / name, tmp_path / name)
+        assert all(row["bytes_ranks"] > 0 for row in metrics.read(tmp_path / name / metrics.FILE))
+
+
+def test_a_cohort_smaller_than_the_ranks_and_one_that_is_resumed_elsewhere(tmp_path):
+    """A single client on three ranks, and a run that goes from two ranks to one and to three."""
+    lonely = replace(FEDAVG, participants=1, rounds=2)
+    configs = {"whole": FEDAVG, "lonely": lonely}
+    simulate_all(0, configs, tmp_path / "one")
+    simulate(replace(FEDAVG, rounds=1), tmp_path / "whole")
+    assert ran(2, resumed, replace(FEDAVG, rounds=2), tmp_path / "whole") == [0, 0]
+    simulate(replace(FEDAVG, rounds=3), tmp_path / "whole", resume=True)
+    assert ran(3, resumed, FEDAVG, tmp_path / "whole", {"lonely": lonely}) == [0, 0, 0]
+    assert_equal(tmp_path / "one" / "whole", tmp_path / "whole")
+    assert_equal(tmp_path / "one" / "lonely", tmp_path / "lonely")
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("one", "whole", "lonely")] == []
+
+
+def resumed(rank, config, folder, more=None):
+    simulate(config, folder, resume=True)
+    simulate_all(rank, more or {}, folder.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["workers", "vmap", "auto"])
+def test_backends_that_train_clients_side_by_side(tmp_path, backend):
+    """`vmap` computes with one kernel for all clients of a rank, so its bits depend on how many there are."""
+    config = replace(FEDAVG, backend=backend)
+    simulate(config, tmp_path / "one")
+    assert ran(2, simulate_all, {"two": config}, tmp_path) == [0, 0]
+    if backend == "workers":
+        assert_equal(tmp_path / "one", tmp_path / "two")
+    (rows, tensors), (more, others) = left(tmp_path / "one"), left(tmp_path / "two")
+    for row, other in zip(rows, more, strict=True):
+        assert row.keys() == other.keys()
+        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, others[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_attacks_clips_and_divergence_are_the_same_on_several_ranks(tmp_path):
+    from fl.federation.attack import AttackOptions
+    from fl.federation.defence import Defence
+
+    configs = {
+        "attacked": replace(FEDAVG, attack=AttackOptions(share=0.4, amplify=3.0), defence=Defence(clip=1.0)),
+        "chunked": replace(FEDAVG, chunk=1, algorithm=("fedmr",)),
+        "diverging": replace(FEDAVG, lr=1e3, momentum=0.0, rounds=2),
+    }
+    for size in (1, 2):
+        folder = tmp_path / str(size)
+        if size == 1:
+            tolerant(0, configs, folder)
+        else:
+            assert ran(size, tolerant, configs, folder) == [0, 0]
+    for name in configs:
+        assert_equal(tmp_path / "1" / name, tmp_path / "2" / name)
+
+
+def tolerant(rank, configs, folder):
+    from fl.base.errors import Diverged
+
+    for name, config in configs.items():
+        try:
+            simulate(config, folder / name)
+        except Diverged:
+            assert name == "diverging"
+
+
+def test_the_longest_first_to_whoever_has_the_least():
+    assert deal([1, 5, 3, 3], 2) == [[0, 1], [2, 3]]
+    assert deal([2, 2], 3) == [[0], [1], []]
+    assert sorted(row for rows in deal([0] * 7, 3) for row in rows) == list(range(7))
+    assert max(map(len, deal([0] * 7, 3))) == 3
