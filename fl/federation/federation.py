@@ -104,7 +104,12 @@ class Federation(Population):
         """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
 
         Malicious clients also have those of their spoilt samples.
+
+        Raises:
+            FLError: for clients on other machines who were not asked for their labels.
         """
+        if self.elsewhere and not self.elsewhere.labels:
+            raise FLError("the labels of clients on other machines are not known: leave what needs them out")
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             table = torch.zeros(len(fresh), self.data.classes, dtype=torch.bool, device=self.data.y.device)
             self._mark(table, dict(enumerate(fresh)), self.data)
@@ -239,6 +244,11 @@ class Federation(Population):
         model = model or self.model
         if not lacks_statistics(model, state):
             return {}
+        if self.elsewhere:
+            raise FLError(
+                "static batch norms need a pass over all clients' data, which lie on other machines: take another "
+                "--norm than static_batch"
+            )
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)
         if (known := self._collected.of((model, state))) is None:
