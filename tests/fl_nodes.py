@@ -82,3 +82,39 @@ def tensors(folder: Path):
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def nan(answer):
+    name = next(iter(answer.tensors))
+    return answer._replace(tensors={**answer.tensors, name: torch.full_like(answer.tensors[name], torch.nan)})
+
+
+def reshaped(answer):
+    name = next(iter(answer.tensors))
+    return answer._replace(tensors={**answer.tensors, name: answer.tensors[name][None]})
+
+
+def said(**header):
+    return lambda answer: answer._replace(header={**answer.header, **header})
+
+
+def without(answer):
+    return answer._replace(tensors=dict(list(answer.tensors.items())[1:]))
+
+
+FAULTS = {
+    "no answer": (lambda answer: "no answer within 5 s", "no answer within 5 s"),
+    "NaN": (nan, "infinite or not a number"),
+    "shape": (reshaped, "has the shape"),
+    "dtype": (lambda a: a._replace(tensors={k: t.double() for k, t in a.tensors.items()}), "is torch.float64, and"),
+    "architecture": (without, "is missing: another architecture"),
+    "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
+    "an old round": (said(round=0), "answers for round 0"),
+    "another client": (said(client=2), "answers for client 2"),
+    "another letter": (said(ticket="00"), "answers another letter"),
+    "another kind": (said(kind="here"), "instead of a trained model"),
+    "samples": (said(samples=10**9), "trained on 1000000000 samples"),
+    "no header": (lambda a: a._replace(header=[]), "no table of names"),
+    "a header of other types": (said(round="1"), "round is a str"),
+    "no loss": (lambda a: a._replace(tensors={k: t for k, t in a.tensors.items() if k != "loss"}), "loss is"),
+}

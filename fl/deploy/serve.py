@@ -1,4 +1,4 @@
-"""A run whose clients are on other machines: the rounds, the run folder and the checkpoint are those of a simulation."""
+"""A run whose clients are on other machines: rounds, run folder and checkpoint are those of a simulation."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -4,10 +4,10 @@ import logging
 from dataclasses import replace
 
 import pytest
-import torch
-from fl_nodes import Direct, dealt, deployed, same, settings, simulated, tensors
+from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated, tensors
 
 from fl.algorithms.femam import FeMAMOptions
+from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
 from fl.deploy.letters import Letter
 from fl.deploy.remote import Waiting
@@ -28,8 +28,9 @@ DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
         ("fedrolex", {"architectures": WIDTHS}),
         *(
             pytest.param(name, {}, marks=slow)
-            for name in ("fedavg", "indep", "fedgen", "fesem", "fedexp", "fedasam", "fedmut", "clusamp")
+            for name in ("fedavg", "indep", "fedgen", "fedexp", "fedasam", "fedmut", "clusamp")
         ),
+        pytest.param("fesem", {"fesem": FeSEMOptions(clusters=2)}, marks=slow),
         pytest.param("fedavg", {"masked_loss": True}, marks=slow),
         pytest.param("fedavg", {"defence": replace(settings("fedavg").defence, clip=0.5)}, marks=slow),
         pytest.param("heterofl", {**DEEP, "architectures": WIDTHS}, marks=slow),
@@ -63,42 +64,6 @@ def test_nodes_report_what_they_can_afford(tmp_path):
     assert after
     with pytest.raises(FLError, match="client 1 reported no width"):
         deployed(config, tmp_path / "few", budgets=[{"width": 0.5}, {}, {}, {}])
-
-
-def nan(answer):
-    name = next(iter(answer.tensors))
-    return answer._replace(tensors={**answer.tensors, name: torch.full_like(answer.tensors[name], torch.nan)})
-
-
-def reshaped(answer):
-    name = next(iter(answer.tensors))
-    return answer._replace(tensors={**answer.tensors, name: answer.tensors[name][None]})
-
-
-def said(**header):
-    return lambda answer: answer._replace(header={**answer.header, **header})
-
-
-def without(answer):
-    return answer._replace(tensors=dict(list(answer.tensors.items())[1:]))
-
-
-FAULTS = {
-    "no answer": (lambda answer: "no answer within 5 s", "no answer within 5 s"),
-    "NaN": (nan, "infinite or not a number"),
-    "shape": (reshaped, "has the shape"),
-    "dtype": (lambda a: a._replace(tensors={k: t.double() for k, t in a.tensors.items()}), "is torch.float64, and"),
-    "architecture": (without, "is missing: another architecture"),
-    "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
-    "an old round": (said(round=0), "answers for round 0"),
-    "another client": (said(client=2), "answers for client 2"),
-    "another letter": (said(ticket="00"), "answers another letter"),
-    "another kind": (said(kind="here"), "instead of a trained model"),
-    "samples": (said(samples=10**9), "trained on 1000000000 samples"),
-    "no header": (lambda a: a._replace(header=[]), "no table of names"),
-    "a header of other types": (said(round="1"), "round is a str"),
-    "no loss": (lambda a: a._replace(tensors={k: t for k, t in a.tensors.items() if k != "loss"}), "loss is"),
-}
 
 
 @pytest.fixture(scope="module")
