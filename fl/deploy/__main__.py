@@ -52,9 +52,7 @@ def _main(argv: list[str]) -> int:
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):
-        data = Path("data") if options.only else root / "data"
-        folder = Path("run") if options.only else root / "run"
-        write_app(root / "app", _settings(options, flags, data, folder))
+        write_app(root / "app", _settings(options, flags, root / "data", root / "run"))
     if options.only:
         print(f"written: {root / options.only}")
         return 0

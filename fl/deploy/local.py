@@ -132,12 +132,14 @@ class Deployment:
         root: the folder with data, keys, app and logs.
         port: of the SuperLink.
         processes: by name: "superlink", "node-0", ...
+        env: the variables of the processes. more: arguments of `flwr run`.
     """
 
     root: Path
     port: int
     processes: dict[str, subprocess.Popen]
     env: dict[str, str]
+    more: tuple[str, ...] = ()
 
     def flwr(self, *words: str) -> str:
         """What `flwr` prints when it is given these words. Raises FLError with the last line if it fails."""
@@ -149,7 +151,7 @@ class Deployment:
 
     def run(self, app: Path) -> str:
         """Start the app; returns the run's id."""
-        return str(json.loads(self.flwr("run", str(app), "here", "--format", "json"))["run-id"])
+        return str(json.loads(self.flwr("run", str(app), "here", "--format", "json", *self.more))["run-id"])
 
     def status(self, run: str) -> str:
         """Of a run, such as "running" or "finished:completed"."""
@@ -218,22 +220,45 @@ def deployment(root: Path, nodes: int, budgets: Sequence[Mapping[str, Any]] = ()
     Args:
         budgets: what each node reports of the model that it can afford; see `fl.deploy.node.Node`.
     """
-    home = root / "flwr-home"
-    home.mkdir(parents=True, exist_ok=True)
     write_keys(root / "keys", nodes)
-    port = free_port()
-    connection = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
-    write_text(home / "config.toml", connection + f"root-certificates = {json.dumps(str(root / 'keys' / 'ca.crt'))}\n")
+    authority = f"root-certificates = {json.dumps(str(root / 'keys' / 'ca.crt'))}"
+    with _stopped_at_the_end(root, authority) as running:
+        running.start_superlink()
+        for number in range(nodes):
+            running.register(number)
+            running.start_node(number, **(budgets[number] if budgets else {}))
+        yield running
+
+
+@contextmanager
+def simulation(root: Path, nodes: int) -> Iterator[Deployment]:
+    """A SuperLink that simulates so many nodes in processes of Ray, for as long as the block lasts."""
+    with _stopped_at_the_end(root, "insecure = true") as running:
+        running._start(
+            "superlink",
+            *("flower-superlink", "--insecure", "--simulation", "--port", str(running.port)),
+            "--disable-runtime-dependency-installation",
+        )
+        _listens(running.port, running.processes["superlink"], root / "superlink.log")
+        running.more = ("--federation-config", f"num-supernodes={nodes}")
+        yield running
+
+
+@contextmanager
+def _stopped_at_the_end(root: Path, connection: str) -> Iterator[Deployment]:
+    """No process yet; those that are started end with the block."""
+    home, port = root / "flwr-home", free_port()
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(
+        home / "config.toml",
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n{connection}\n',
+    )
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     env = {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PYTHONPATH": path, "PATH": programs}
     running = Deployment(root, port, {}, env)
     with ExitStack() as stack:
         stack.callback(lambda: [running.stop(name) for name in list(running.processes)[::-1]])
-        running.start_superlink()
-        for number in range(nodes):
-            running.register(number)
-            running.start_node(number, **(budgets[number] if budgets else {}))
         yield running
 
 
