@@ -3,9 +3,9 @@
     python benchmarks/flower.py               # prints the table, writes benchmarks/results/flower.json
     python benchmarks/flower.py --quick       # a few rounds of few clients, to see that it runs
 
-FedAvg of the digits, all clients in every round. `simulator` is `fl.simulate`; `simulation` and `deployment` are the same
-run on Flower's simulation (Ray) and on a SuperLink and SuperNodes with TLS and node authentication, each a process of
-its own on this machine; `flower's simulation` and `flower's deployment` are Flower's own FedAvg strategy on the same
+FedAvg of the digits, all clients in every round. `simulator` is `fl.simulate`; `simulation` and `deployment` are the
+same run on Flower's simulation (Ray) and on a SuperLink and SuperNodes with TLS and node authentication, each a process
+of its own on this machine; `flower's simulation` and `flower's deployment` are Flower's own FedAvg strategy on the same
 data, model, epochs and batch size, with a plain PyTorch loop as its ClientApp. Times are between the ends of rounds, as
 the server sees them; the first round is left out, since it also starts processes. Bytes are those of the tensors of one
 client's model, down and up. Needs the extra `flower`.
@@ -18,6 +18,7 @@ import shlex
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from report import write
@@ -91,7 +92,7 @@ def ours(root: Path) -> list[float]:
 def theirs(root: Path) -> list[float]:
     """The same, of Flower's own strategy, which calls back before the first round and after each."""
     ends = json.loads((root / "ends.json").read_text())
-    return [after - before for before, after in zip(ends[1:], ends[2:])]
+    return [after - before for before, after in pairwise(ends[1:])]
 
 
 def on_flower(root: Path, config: fl.Config, how: str, own: bool, timeout: float) -> list[float]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated, tensors
 
-from fl.algorithms.femam import FeMAMOptions
 from fl.algorithms.fedmr import FedMROptions
+from fl.algorithms.femam import FeMAMOptions
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
 from fl.deploy.letters import Letter
