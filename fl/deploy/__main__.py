@@ -7,6 +7,7 @@ if __name__ == "__main__":  # before the imports below, which --help does not wa
 
 import argparse
 import itertools
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,13 @@ from pathlib import Path
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
+from fl.base.files import write_text
 from fl.base.help import program
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
-from fl.deploy.local import deployment, write_app, write_keys
+from fl.deploy.local import deployment, require, write_app, write_keys
+from fl.runs.summary import describe
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
 
@@ -46,6 +49,10 @@ def _main(argv: list[str]) -> int:
         flags = [*flags, "--participants", str(min(Config().participants, options.nodes))]
         config = replace(config, participants=min(Config().participants, options.nodes))
     config.check()
+    if len(config.runs()) > 1:
+        raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
+    if options.only in ("keys", None):
+        require()
     root = Path(options.folder or _new_folder()).resolve()
     if options.only == "keys":
         write_keys(root / "keys", options.nodes, options.host or ["127.0.0.1", "localhost"])
@@ -60,10 +67,17 @@ def _main(argv: list[str]) -> int:
         print(
             f"a SuperLink and {options.nodes} SuperNodes run on this machine; logs and data are in {root}", flush=True
         )
-        status = running.wait(running.run(root / "app"), timeout=float("inf"))
+        run = running.run(root / "app")
+        status = running.wait(run, timeout=float("inf"))
+        log = running.log(run)
+    write_text(root / "run.log", log)
+    said = {kind: [line for line in log.splitlines() if line.startswith(f"{kind}: ")] for kind in ("warning", "error")}
+    print("\n".join(said["warning"]), end="\n" * bool(said["warning"]), file=sys.stderr)
     if status != "finished:completed":
-        raise FLError(f"the run ended as {status}: {_last_error(root)}")
-    print(f"run folder: {root / 'run'}; compare it with `{program('compare')}`")
+        reason = said["error"][-1].removeprefix("error: ") if said["error"] else f"see {root / 'run.log'}"
+        raise FLError(f"the run ended as {status}: {reason}")
+    print(describe(json.loads((root / "run" / "summary.json").read_text())))
+    print(f"run folder: {root / 'run'}")
     return 0
 
 
@@ -101,9 +115,3 @@ def _settings(options: argparse.Namespace, flags: Sequence[str], data: Path, fol
 def _new_folder() -> str:
     names = (f"runs/deploy{number}" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
     return next(name for name in names if not Path(name).exists())
-
-
-def _last_error(root: Path) -> str:
-    log = root / "superlink.log"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-    return lines[-1].removeprefix("error: ") if lines else f"see {log}"

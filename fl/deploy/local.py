@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -52,6 +53,7 @@ _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "RAY_raylet_start_wait_time_s": "180",  # on a busy machine Ray takes longer to start than it waits by itself
 }
 
 
@@ -158,6 +160,10 @@ class Deployment:
         said = json.loads(self.flwr("ls", "here", "--run-id", run, "--format", "json"))
         return str(said["runs"][0]["status"])
 
+    def log(self, run: str) -> str:
+        """What the run's ServerApp has printed, such as the outcome of a round in which something went wrong."""
+        return self.flwr("log", run, "here", "--show")
+
     def wait(self, run: str, timeout: float) -> str:
         """Until the run is over; returns its status. Raises FLError if that takes longer, or a SuperLink has died."""
         end = time.monotonic() + timeout
@@ -167,7 +173,7 @@ class Deployment:
             if (status := self.status(run)).startswith("finished"):
                 return status
             time.sleep(0.5)
-        raise FLError(f"the run is not over after {timeout:g} s: see {self.root / 'superlink.log'}")
+        raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`")
 
     def start_superlink(self) -> None:
         """Start the SuperLink, and wait until it listens."""
@@ -269,12 +275,15 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
+def require() -> None:
+    """Raise FLError if Flower is not installed."""
+    if find_spec("flwr") is None:
+        raise FLError("real clients need Flower: install the extra, pip install 'layer-surgery[flower]'")
+
+
 def _command(name: str) -> str:
     """A program of the environment that this one runs in."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise FLError(f"{path} is not there: install the extra, pip install 'layer-surgery[flower]'")
-    return str(path)
+    return str(Path(sys.executable).with_name(name))
 
 
 def _listens(port: int, process: subprocess.Popen, log: Path) -> None:

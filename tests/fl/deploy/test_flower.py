@@ -159,10 +159,6 @@ def rows(folder):
     return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
 
-def log(running):
-    return (running.root / "superlink.log").read_text(errors="replace")
-
-
 @pytest.mark.slow
 def test_processes_with_tls_and_authentication_give_the_result_of_the_simulator(running, tmp_path):
     folder, run = start(running, "whole")
@@ -182,7 +178,7 @@ def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     assert running.wait(run, 900) == "finished:completed"
     for pid in group(hanging.pid):
         os.kill(pid, signal.SIGCONT)
-    said = log(running)
+    said = running.log(run)
     assert "client 1 is left out (no answer within 90 s)" in said
     assert "client 2 is left out (" in said
     running.start_node(2)
