@@ -20,7 +20,8 @@ def commands() -> dict[str, str]:
     """From each command to what it does, by the first line of its file.
 
     >>> list(commands())
-    ['analysis', 'compare', 'data', 'export', 'landscape', 'run', 'runs', 'structure', 'sweep', 'surgery', 'zoo']
+    ['analysis', 'compare', 'data', 'deploy', 'export', 'landscape', 'run', 'runs', 'structure', 'sweep', 'surgery',
+     'zoo']
     """
     files = {file.stem: file for file in HERE.glob("*.py") if not file.stem.startswith("_")}
     files |= {file.parent.name: file for file in HERE.glob("*/__main__.py")}

@@ -89,7 +89,8 @@ RUNS = ((*MODULE, "fl.run"), (*MODULE, "fl.sweep"))
 def test_all_commands_are_known():
     assert len(EVERY) > 80
     known = {*RUNS, MODULE, ("python",), ("pip", "install"), ("benchmarks/gpu.sh",), ("torchrun",)}
-    tools = {("pytest",), ("ruff",), ("mkdocs",), (".ci/run",)}  # used by .ci/run, with the arguments of their own
+    flower = {("flwr",), ("flower-superlink",), ("flower-supernode",)}
+    tools = {("pytest",), ("ruff",), ("mkdocs",), (".ci/run",)} | flower  # used by .ci/run, with arguments of their own
     for words in EVERY:
         assert {words[:1], words[:2], words[:3]} & (known | tools), words
 

@@ -45,4 +45,9 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
     return on_their_own(fed)._replace(round=round)
 
 
-METHOD = Method(ditto, DittoOptions(), clients="own")
+METHOD = Method(
+    ditto,
+    DittoOptions(),
+    clients="own",
+    refuses={"elsewhere": "would have to send each client's own model to the server"},
+)

@@ -197,4 +197,9 @@ def _ends(fed: Federation, module: nn.Linear) -> bool:
     return logits.shape == expected.shape and torch.allclose(logits, expected, rtol=1e-3, atol=1e-5)
 
 
-METHOD = Method(fedgen, FedGenOptions(), refuses={"masked": "adds a loss of logits that it does not mask"})
+METHOD = Method(
+    fedgen,
+    FedGenOptions(),
+    refuses={"masked": "adds a loss of logits that it does not mask"},
+    labels=lambda options: True,
+)

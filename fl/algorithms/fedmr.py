@@ -59,6 +59,11 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         every = layers(fed.model, unit=options.unit)
     with naming("--fedmr.fraction"):
         pieces = segments(every, fraction=options.fraction)
+    if options.secure and fed.elsewhere:
+        raise FLError(
+            "--fedmr.secure is simulated where the server runs, which sees the models of real clients before it: leave "
+            "it out"
+        )
     _check_secure(options, fed.participants, len(pieces))
     with naming("--fedmr.align"):
         aligner = aligner_of(fed) if options.align else None

@@ -77,4 +77,6 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     return Algorithm(init, round, predict, own=own)
 
 
-METHOD = Method(fedrep, FedRepOptions(), clients="own")
+METHOD = Method(
+    fedrep, FedRepOptions(), clients="own", refuses={"elsewhere": "would have to send each client's head to the server"}
+)

@@ -215,6 +215,11 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
             "1 or more, at most one for each level but the last, which trains to the end, or converged"
         )
+    if len(kinds) > 1 and fed.elsewhere:
+        raise FLError(
+            "FeMAM compares its levels on clients' data, and these lie on other machines: give --femam.levels a single "
+            "level, or take another --algorithm"
+        )
     if len(kinds) > 1 and options.start == "random" and fed.create is None:
         raise FLError(
             "femam starts each level from other weights, and one module has only one start: give a function that makes "

@@ -41,4 +41,11 @@ def on_their_own(fed: Federation) -> Algorithm:
     return Algorithm(init, round, predict, own=lambda server: personal(server["personal"]))
 
 
-METHOD = Method(local, clients="own", refuses={"tampering": "sends nothing that could be tampered with"})
+METHOD = Method(
+    local,
+    clients="own",
+    refuses={
+        "tampering": "sends nothing that could be tampered with",
+        "elsewhere": "sends nothing, so that each client can train on its own",
+    },
+)

@@ -30,6 +30,8 @@ class Method:
             clients are not "mixed" refuses several architectures by itself.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
+        labels: options -> whether the server has to know how many samples of each class every client has. Clients on
+            other machines are asked only then.
         validates: options -> whether clients need samples to validate on. Runs hold some out for it.
     """
 
@@ -40,6 +42,7 @@ class Method:
     refuses: Mapping[str, str] = field(default_factory=dict)
     pathways: Callable[[Any, Server], tuple[Sequence[str], Own]] | None = None
     validates: Callable[[Any], bool] = lambda options: False
+    labels: Callable[[Any], bool] = lambda options: False
 
     def __post_init__(self) -> None:
         name = getattr(self.make, "__name__", "")

@@ -72,4 +72,9 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     return on_their_own(fed)._replace(round=round)
 
 
-METHOD = Method(pfedme, PFedMeOptions(), clients="own")
+METHOD = Method(
+    pfedme,
+    PFedMeOptions(),
+    clients="own",
+    refuses={"elsewhere": "would have to send each client's own model to the server"},
+)

@@ -73,6 +73,8 @@ class Structure:
         if not run.algorithm.levels:
             return None
         (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
+        if run.fed.truth is None:  # of real clients
+            return None
         return cls(name, levels.names, run.fed.truth.tolist(), levels.models, levels.trained, seed, run.config.title())
 
     def save(self, folder: Path) -> None:

@@ -126,7 +126,13 @@ class Federation(Population):
         return held
 
     def held(self, clients: Sequence[int]) -> Tensor:
-        """The same, of their true samples alone."""
+        """The same, of their true samples alone.
+
+        Raises:
+            FLError: for clients on other machines who were not asked for their labels.
+        """
+        if self.elsewhere and not self.elsewhere.labels:
+            raise FLError("the labels of clients on other machines are not known: leave what needs them out")
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
         return torch.stack([self._classes[client] for client in clients])
@@ -247,6 +253,11 @@ class Federation(Population):
         model = model or self.model
         if not lacks_statistics(model, state):
             return {}
+        if self.elsewhere:
+            raise FLError(
+                "static batch norms need a pass over all clients' data, which lie on other machines: take another "
+                "--norm than static_batch"
+            )
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)
         if (known := self._collected.of((model, state))) is None:

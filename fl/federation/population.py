@@ -10,6 +10,7 @@ import surgery
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
+from fl.federation.elsewhere import Elsewhere
 from fl.federation.presence import Presence
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
@@ -35,6 +36,7 @@ class Population:
         presence: the rounds in which each client takes part; None: all are there in every round.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
+        elsewhere: the way to clients on other machines, who train there; None: all clients are here.
     """
 
     model: nn.Module
@@ -48,6 +50,7 @@ class Population:
     presence: Presence | None = None
     start: Start | None = None
     truth: Tensor | None = None
+    elsewhere: Elsewhere | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Splits.of(self.clients))

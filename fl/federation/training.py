@@ -58,6 +58,10 @@ def train_cohort(
         Diverged: if all clients have to be dropped.
     """
     clients, starts = cohort.clients, cohort.states
+    if population.elsewhere:
+        states, loss, arrived = population.elsewhere.train(population, local, cohort, objective, rng)
+        received = defence.clipped(states, starts, arrived, population.trainable) if defence.clip else states
+        return Trained(states, loss, tuple(arrived), traffic.count(starts, arrived), received)
     states, loss = _train(population, local, cohort, objective, rng)
     sent = states
     if rows := attack.rows(clients) if attack else []:

@@ -16,6 +16,7 @@ from fl.engine import Precision
 from fl.engine.augment import Augment
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
+from fl.federation.elsewhere import Elsewhere
 from fl.federation.presence import make_presence
 from fl.models import own
 from fl.models.architectures import choose
@@ -36,6 +37,7 @@ def build(
     dataset: data.Dataset | None = None,
     model: own.Model | None = None,
     start: Start | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[Federation, Algorithm]:
     """The federation and the method of a config with one algorithm and one seed.
 
@@ -48,6 +50,8 @@ def build(
             or a function that makes one, whose weights then depend on the seed. Methods that start several models from
             different weights need a function.
         start: the trained weights that --init names, if a run folder has kept them.
+        elsewhere: the way to clients on other machines, which have their data already; `dataset` stands in for these
+            and has a test set. None: the settings deal the data out to clients here.
 
     >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
     >>> len(fed.clients), list(algorithm.init())
@@ -61,18 +65,16 @@ def build(
     device = pick_device(config.device)
     if dataset is None:
         dataset = config.load()
-    else:
+    elif not elsewhere:
         dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
     rng = Rng(seed)
-    parts, truth = config.deal(dataset, rng.numpy("partition"))
-    augment = Augment(config.crop, config.flip)
-    if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
-        if not dataset.text:
-            raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
-        dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
-        augment = augment._replace(mask=_MASKED, token=dataset.classes)
-    splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    if config.pool:
+    parts, truth = (None, None) if elsewhere else config.deal(dataset, rng.numpy("partition"))
+    dataset, local = training(config, dataset)
+    if elsewhere:
+        splits = elsewhere.splits
+    else:
+        splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
+    if config.pool and not elsewhere:
         dataset = dataset.tested_on(splits.test.samples)
     dataset = dataset.to(device)
     malicious = draw_malicious(config.attack, config.clients, rng)
@@ -80,7 +82,7 @@ def build(
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     base = model_spec(config, dataset, model)
     take_largest = malicious if config.attack.architecture == "largest" else frozenset()
-    spec, specs = _specs(config, base, dataset, splits, rng, take_largest)
+    spec, specs = _specs(config, base, dataset, splits, rng, take_largest, elsewhere)
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
@@ -89,18 +91,6 @@ def build(
     net = create(rng.torch("weights")).to(device)
     if not isinstance(spec, own.OwnSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
-    local = LocalTraining(
-        epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        last_batch=config.last_batch,
-        optimizer=config.local_optimizer(),
-        schedule=config.schedule(),
-        augment=augment,
-        masked=config.masked_loss,
-        backend=config.backend,
-        chunk=config.chunk,
-        precision=Precision(config.precision, config.channels_last, config.deterministic),
-    )
     one_start = isinstance(getattr(spec, "source", None), nn.Module)
     fed = Federation(
         net,
@@ -116,12 +106,37 @@ def build(
         defence=config.defence,
         presence=presence,
         truth=truth,
+        elsewhere=elsewhere,
     )
+    if elsewhere:
+        elsewhere.meet(fed)
     check_batch(fed)
     method = ALGORITHMS[name]
     if isinstance(method, Method):
         return fed, method(fed, getattr(config, name, None))
     return fed, method(fed, config)  # a plain function, of all settings
+
+
+def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
+    """The data as clients train on them, and how these train."""
+    augment = Augment(config.crop, config.flip)
+    if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
+        if not dataset.text:
+            raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
+        dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
+        augment = augment._replace(mask=_MASKED, token=dataset.classes)
+    return dataset, LocalTraining(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        last_batch=config.last_batch,
+        optimizer=config.local_optimizer(),
+        schedule=config.schedule(),
+        augment=augment,
+        masked=config.masked_loss,
+        backend=config.backend,
+        chunk=config.chunk,
+        precision=Precision(config.precision, config.channels_last, config.deterministic),
+    )
 
 
 def _specs(
@@ -131,6 +146,7 @@ def _specs(
     clients: partition.Splits,
     rng: Rng,
     take_largest: frozenset[int],
+    elsewhere: Elsewhere | None,
 ) -> tuple[Spec, list[Spec]]:
     """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
     if all clients have the global one.
@@ -138,7 +154,13 @@ def _specs(
     (name,) = config.algorithm
     if not is_mixed(name):
         return base, []
-    chosen = choose(config.architectures, base, dataset, clients, config.batch_size, rng, take_largest)
+    chosen = elsewhere.specs(config.architectures.announce(base)) if elsewhere else None
+    if elsewhere and not chosen and config.architectures.choose == "zico":
+        raise FLError(
+            "--architectures.choose zico looks at clients' data, which lie on other machines here: give each node a "
+            "width, a depth or a budget, or --architectures.choose cycle, random, budget or given"
+        )
+    chosen = chosen or choose(config.architectures, base, dataset, clients, config.batch_size, rng, take_largest)
     if hasattr(options := getattr(config, name, None), "adapt"):
         chosen = list(map(options.adapt, chosen))
     return maximum(chosen), chosen

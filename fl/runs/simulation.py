@@ -12,6 +12,7 @@ from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.config.checks import check_registered
 from fl.federation import Federation
+from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, given
@@ -58,18 +59,20 @@ class Simulation:
         resume: bool,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> "Simulation":
         """From the settings, and where it is resumed from the checkpoint in its folder.
 
         Args:
             folder: there already, and `fl.runs.folder.held`.
+            elsewhere: the way to clients on other machines; None: they are simulated here.
 
         Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
         """
         config = given.said(config, dataset, model)
         if resume:
             check_registered(config, folder)
-        fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None)
+        fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None, elsewhere)
         if resume:
             given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
@@ -77,7 +80,7 @@ class Simulation:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
             given.keep(folder, config, fed, begun=False)
         used, known = fed.clients.total, len(fed.data.y)
-        if used < known and not KINDS[config.partition].partial:
+        if used < known and not elsewhere and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done)
         run.metrics = Metrics(folder / FILE, keep=done, wanted=lambda row: run.due(row["round"]))

@@ -6,6 +6,7 @@ from fl import data
 from fl.base.errors import Diverged, FLError, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
+from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
 from fl.parallel import current, joined
 from fl.runs.folder import SETTINGS, held
@@ -24,6 +25,7 @@ def simulate(
     dataset: data.Dataset | None = None,
     model: Model | None = None,
     on_round: OnRound | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
@@ -47,6 +49,7 @@ def simulate(
             run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
+        elsewhere: the way to clients on other machines, who train there (see `fl.deploy`); None: they are simulated.
 
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
@@ -54,10 +57,12 @@ def simulate(
         KeyboardInterrupt: on Ctrl-C, after what is done was saved.
     """
     with joined() as ranks:
+        if elsewhere and ranks.size > 1:
+            raise FLError("clients on other machines train there: start one process, without torchrun")
         if ranks.rank:
             return follow(config, Path(folder), resume, dataset, model)
         try:
-            summary = _lead(config, Path(folder), resume, dataset, model, on_round)
+            summary = _lead(config, Path(folder), resume, dataset, model, on_round, elsewhere)
         except Diverged as error:
             ranks.stop({"diverged": str(error)})
             raise
@@ -72,11 +77,12 @@ def _lead(
     dataset: data.Dataset | None,
     model: Model | None,
     on_round: OnRound | None,
+    elsewhere: Elsewhere | None,
 ) -> dict:
     require(config.log, on_round)
     try:
         with held(folder, resume):
-            run = Simulation.begin(config, folder, resume, dataset, model)
+            run = Simulation.begin(config, folder, resume, dataset, model, elsewhere)
             greet(run)
             leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
             write_text(folder / SETTINGS, run.config.to_yaml())

@@ -1,0 +1,117 @@
+"""Train with real clients on Flower: a SuperLink and SuperNodes on this machine, `python -m fl.deploy --nodes 3`."""
+
+if __name__ == "__main__":  # before the imports below, which --help does not wait for
+    from fl.__main__ import start
+
+    start("deploy")
+
+import argparse
+import itertools
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.base.files import write_text
+from fl.base.help import program
+from fl.config import Config
+from fl.config.command_line import parse
+from fl.deploy.folders import SERVER, deal_out
+from fl.deploy.local import deployment, require, write_app, write_keys
+from fl.runs.summary import describe
+
+_ABOUT = """Train with real clients on Flower (needs the extra `flower`).
+
+Without --only: deal the data set out into a folder for each node, start a SuperLink and SuperNodes on this machine,
+with TLS and node authentication, train, and stop them. The run folder is the same as that of `run`. All flags of `run`
+can be given as well; those of the data say what the nodes get.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code: 0, or 2 for what cannot be run, 130 on Ctrl-C."""
+    return guarded(lambda: _main([*(sys.argv[1:] if argv is None else argv)]))
+
+
+def _main(argv: list[str]) -> int:
+    options, flags = _parser().parse_known_args(argv)
+    if options.nodes < 1 or options.quorum < 1 or options.round_timeout <= 0:
+        raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0")
+    given = any(flag.split("=")[0] == "--participants" for flag in flags)
+    config, resumed = parse([*flags, "--clients", str(options.nodes)])
+    if resumed:
+        raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
+    if not given:
+        flags = [*flags, "--participants", str(min(Config().participants, options.nodes))]
+        config = replace(config, participants=min(Config().participants, options.nodes))
+    config.check()
+    if len(config.runs()) > 1:
+        raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
+    if options.only in ("keys", None):
+        require()
+    root = Path(options.folder or _new_folder()).resolve()
+    if options.only == "keys":
+        write_keys(root / "keys", options.nodes, options.host or ["127.0.0.1", "localhost"])
+    if options.only == "data" or (options.only is None and not (root / "data").exists()):
+        deal_out(config, root / "data")
+    if options.only in ("app", None):
+        write_app(root / "app", _settings(options, flags, root / "data", root / "run"))
+    if options.only:
+        print(f"written: {root / options.only}")
+        return 0
+    with deployment(root, options.nodes) as running:
+        print(
+            f"a SuperLink and {options.nodes} SuperNodes run on this machine; logs and data are in {root}", flush=True
+        )
+        run = running.run(root / "app")
+        status = running.wait(run, timeout=float("inf"))
+        log = running.log(run)
+    write_text(root / "run.log", log)
+    said = {kind: [line for line in log.splitlines() if line.startswith(f"{kind}: ")] for kind in ("warning", "error")}
+    print("\n".join(said["warning"]), end="\n" * bool(said["warning"]), file=sys.stderr)
+    if status != "finished:completed":
+        reason = said["error"][-1].removeprefix("error: ") if said["error"] else f"see {root / 'run.log'}"
+        raise FLError(f"the run ended as {status}: {reason}")
+    print(describe(json.loads((root / "run" / "summary.json").read_text())))
+    print(f"run folder: {root / 'run'}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("deploy"), description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="clients, each a SuperNode [3]")
+    parser.add_argument("--folder", metavar="FOLDER", help="of data, keys, logs and run [runs/deploy, or -2, ...]")
+    parser.add_argument("--quorum", type=int, default=1, metavar="N", help="clients of a round that must answer [1]")
+    parser.add_argument("--round-timeout", type=float, default=600, metavar="S", help="seconds to wait for them [600]")
+    parser.add_argument("--start-timeout", type=float, default=300, metavar="S", help="seconds to wait for nodes [300]")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads of a node [PyTorch's]")
+    parser.add_argument(
+        "--only", choices=["data", "keys", "app"], help="write this part of what other machines need, and start nothing"
+    )
+    parser.add_argument("--host", action="append", metavar="NAME", help="with --only keys: the SuperLink's name")
+    return parser
+
+
+def _settings(options: argparse.Namespace, flags: Sequence[str], data: Path, folder: Path) -> dict:
+    return {
+        "flags": shlex.join(flags),
+        "folder": str(folder),
+        "data": str(data),
+        "server-data": str(data / SERVER),
+        "nodes": options.nodes,
+        "quorum": options.quorum,
+        "round-timeout": options.round_timeout,
+        "start-timeout": options.start_timeout,
+        "threads": options.threads,
+    }
+
+
+def _new_folder() -> str:
+    names = (f"runs/deploy{number}" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
+    return next(name for name in names if not Path(name).exists())

@@ -1,0 +1,190 @@
+"""Letters as Flower's messages: the only file that knows these. It needs the extra `flower`."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from fl.base.errors import FLError
+from fl.deploy.letters import Letter, Refused, from_raw, raw
+
+Message: TypeAlias = Any
+"""`flwr.app.Message`. Flower is imported where it is used, so that everything else works without it."""
+RecordDict: TypeAlias = Any
+Grid: TypeAlias = Any
+
+_KIND = "layer-surgery"
+"""How tensors are written (`Array.stype`): their bytes as they lie in memory, which nothing has to unpickle."""
+_PAUSE = 0.05  # seconds between two looks for answers, at first
+_LONGEST = 0.5
+_LATE = 64  # letters without an answer that are still looked after, to say whose answer came late
+
+
+def packed(letter: Letter) -> RecordDict:
+    """A letter as the content of a message: an ArrayRecord with the tensors, a ConfigRecord with JSON."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    arrays = {
+        name: Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _KIND, raw(tensor))
+        for name, tensor in letter.tensors.items()
+    }
+    said = ConfigRecord({"header": json.dumps(letter.header)})
+    return RecordDict({"tensors": ArrayRecord(arrays), "letter": said})
+
+
+def unpacked(content: RecordDict, limit: int | None = None) -> Letter:
+    """The inverse of `packed`. Raises Refused for what is no letter, or has more bytes than the limit."""
+    from flwr.app import ArrayRecord, ConfigRecord
+
+    tensors, said = content.get("tensors"), content.get("letter")
+    if not isinstance(tensors, ArrayRecord) or not isinstance(said, ConfigRecord) or len(content) != 2:
+        raise Refused("it is no letter of this project: other records came")
+    text = said.get("header")
+    if not isinstance(text, str):
+        raise Refused("it has no header")
+    size = len(text) + sum(len(array.data) for array in tensors.values())
+    if limit is not None and size > limit:
+        raise Refused(_too_long(size, limit))
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Refused("its header is not JSON") from None
+    if strange := next((name for name, array in tensors.items() if array.stype != _KIND), None):
+        raise Refused(f"{strange} is written as {tensors[strange].stype!r}, which is not read")
+    return Letter(header, {name: from_raw(a.data, a.dtype, a.shape) for name, a in tensors.items()})
+
+
+class GridLink:
+    """Letters over a Flower grid, see `fl.deploy.remote.Link`. Nodes are Flower's random node ids."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._open: dict[str, tuple[int, str]] = {}  # letters without an answer: the node, and what it was asked
+
+    def nodes(self) -> list[int]:
+        """The ids of the nodes that are connected."""
+        return list(self._grid.get_node_ids())
+
+    def ask(
+        self, letters: Sequence[tuple[int, Letter]], timeout: float, limits: Sequence[int]
+    ) -> tuple[list[Letter | str], list[tuple[int, str]]]:
+        """See `fl.deploy.remote.Link`."""
+        from flwr.app import Message
+
+        sent: dict[str, int] = {}
+        answers: list[Letter | str | None] = [None] * len(letters)
+        notes: list[tuple[int, str]] = []
+        for k, (node, letter) in enumerate(letters):
+            kind = "query" if letter.header["kind"] == "hello" else "train"
+            # Flower throws answers away that come after their time; until then a late one is still seen, and named
+            message = Message(
+                packed(letter), node, kind, ttl=2 * timeout + 60, group_id=str(letter.header.get("round"))
+            )
+            (found,) = list(self._grid.push_messages([message])) or [None]
+            if found is None:
+                answers[k] = "Flower did not take the letter to it"
+            else:
+                sent[found] = k
+        end, pause, seen = time.monotonic() + timeout, _PAUSE, set()
+        while True:
+            for name in [name for name in sent if answers[sent[name]] is None]:
+                for reply in self._pull(name, limits[sent[name]]):
+                    if name in seen:
+                        notes.append((letters[sent[name]][0], "answered twice, and the first answer counts"))
+                    else:
+                        seen.add(name)
+                        answers[sent[name]] = _read(reply, limits[sent[name]])
+            if all(answer is not None for answer in answers) or time.monotonic() >= end:
+                break
+            time.sleep(min(pause, max(0.0, end - time.monotonic())))
+            pause = min(_LONGEST, pause * 1.2)
+        notes += self._late()
+        for name, k in sent.items():
+            if answers[k] is None:
+                node, letter = letters[k]
+                self._open[name] = (node, f"round {letter.header.get('round', 0)}")
+        for name in list(self._open)[:-_LATE]:
+            del self._open[name]
+        return [f"no answer within {timeout:g} s" if one is None else one for one in answers], notes
+
+    def _late(self) -> list[tuple[int, str]]:
+        notes = []
+        for name, (node, asked) in list(self._open.items()):
+            if list(self._pull(name, 0)):
+                del self._open[name]
+                notes.append((node, f"its answer of {asked} came late and is not used"))
+        return notes
+
+    def _pull(self, name: str, limit: int) -> Iterable[Message | str]:
+        """The answers to one letter; at most so many bytes of them are read."""
+        try:
+            with bounded(self._grid, limit):
+                return list(self._grid.pull_messages([name]))
+        except TooLong as error:
+            return [str(error)]
+
+
+class TooLong(Exception):
+    """An answer that is longer than what may be read of it."""
+
+
+class bounded:
+    """While it lasts, a grid reads no more than so many bytes of answers, and raises TooLong for more.
+
+    Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
+    them. A grid within one process has them already, and `unpacked` refuses them.
+    """
+
+    _MORE = 1 << 20  # for the names of the pieces
+
+    def __init__(self, grid: Grid, limit: int) -> None:
+        self._client = getattr(grid, "_runtime_client", None)
+        self._limit = limit
+
+    def __enter__(self) -> None:
+        if self._client is None:
+            return
+        fetch, read = self._client.PullObject, 0
+
+        def counted(request: Any) -> Any:
+            nonlocal read
+            if read > self._limit + self._MORE:
+                raise TooLong(_too_long(read, self._limit, "more than "))
+            response = fetch(request)
+            read += len(response.object_content)
+            return response
+
+        self._client.PullObject = counted
+
+    def __exit__(self, *_: Any) -> None:
+        if self._client is not None:
+            del self._client.PullObject  # the class has it
+
+
+def _read(reply: Message | str, limit: int) -> Letter | str:
+    if isinstance(reply, str):
+        return reply
+    if reply.has_error():
+        return f"its ClientApp failed: {reply.error.reason or f'code {reply.error.code}'}"
+    try:
+        letter = unpacked(reply.content, limit)
+    except Refused as error:
+        return str(error)
+    if isinstance(letter.header, dict) and set(letter.header) == {"kind", "refused"}:
+        return str(letter.header["refused"])[:300]
+    return letter
+
+
+def answered(message: Message, answer: Callable[[Letter], Letter]) -> Message:
+    """A node's reply to a message: its answer, or why there is none."""
+    from flwr.app import Message
+
+    try:
+        content = packed(answer(unpacked(message.content)))
+    except FLError as error:
+        content = packed(Letter({"kind": "refused", "refused": str(error)}, {}))
+    return Message(content, reply_to=message)
+
+
+def _too_long(size: int, limit: int, more: str = "") -> str:
+    return f"its answer has {more}{size:,} bytes, and at most {limit:,} were asked for"

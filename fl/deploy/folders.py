@@ -1,0 +1,113 @@
+"""Data folders: what a node and the server each have of a data set, in one file of tensors that is never unpickled."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fl import data
+from fl.base.errors import FLError
+from fl.base.files import replacing
+from fl.base.rng import Rng
+from fl.config import Config
+from fl.data import Dataset
+from fl.federation.attack import AttackOptions
+from fl.partition import Split, hold_out
+
+FILE = "data.safetensors"
+SERVER = "server"
+"""The server's folder among those that `deal_out` makes; a node's is named as `node_folder` says."""
+_FORMAT = "1"
+
+
+def node_folder(root: Path, client: int) -> Path:
+    """The folder of a node among those that `deal_out` makes.
+
+    >>> node_folder(Path("data"), 2)
+    PosixPath('data/node-2')
+    """
+    return root / f"node-{client}"
+
+
+def save_node(folder: Path, dataset: Dataset, split: Split) -> None:
+    """Write a node's samples, those that its split names; the test set of the data set is left out.
+
+    Args:
+        split: which samples the node trains on, validates on and tests on, as indices into the training part.
+    """
+    index = torch.cat(list(split))
+    sizes = [len(part) for part in split]
+    _write(folder, dataset, {"x": dataset.x[index], "y": dataset.y[index]}, sizes)
+
+
+def save_server(folder: Path, dataset: Dataset) -> None:
+    """Write the test set, which is all that the server has."""
+    _write(folder, dataset, {"x": dataset.test_x, "y": dataset.test_y}, [0, 0, len(dataset.test_y)])
+
+
+def read_node(folder: Path) -> tuple[Dataset, Split]:
+    """What `save_node` wrote: a data set whose test part is its first sample, and which samples are for what.
+
+    Raises FLError, which names the file, if it cannot be read.
+    """
+    x, y, said = _read(folder)
+    train, valid, _ = said["sizes"]
+    everything = torch.arange(len(y))
+    split = Split(everything[:train], everything[train : train + valid], everything[train + valid :])
+    return _dataset(x, y, x[:1], y[:1], said), split
+
+
+def read_server(folder: Path) -> Dataset:
+    """What `save_server` wrote: a data set whose training part is its first sample."""
+    x, y, said = _read(folder)
+    return _dataset(x[:1], y[:1], x, y, said)
+
+
+def deal_out(config: Config, root: Path) -> None:
+    """Write the folders of a server and of all clients, who get what they have in a simulation of these settings.
+
+    Raises FLError if there is something in the folder, and for malicious clients.
+    """
+    if config.attack != AttackOptions():
+        raise FLError("--attack simulates malicious clients: with real ones leave it out")
+    if root.exists() and any(root.iterdir()):
+        raise FLError(f"{root} exists already: choose another folder for the nodes' data")
+    rng = Rng(config.seeds[0])
+    dataset = config.load()
+    parts, _ = config.deal(dataset, rng.numpy("partition"))
+    splits = hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
+    save_server(root / SERVER, dataset.tested_on(splits.test.samples) if config.pool else dataset)
+    for client, split in enumerate(splits):
+        save_node(node_folder(root, client), dataset, split)
+
+
+def _write(folder: Path, dataset: Dataset, tensors: dict[str, torch.Tensor], sizes: list[int]) -> None:
+    said = {"format": _FORMAT, "sizes": sizes, "classes": dataset.classes, "top": dataset.top}
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / FILE) as temporary:
+        contiguous = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(contiguous, temporary, {"data": json.dumps(said)})
+
+
+def _read(folder: Path) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    path = folder / FILE
+    try:
+        with safe_open(path, "pt") as opened:
+            said = json.loads(opened.metadata()["data"])
+            x, y = opened.get_tensor("x"), opened.get_tensor("y")
+        if said["format"] != _FORMAT or sum(said["sizes"]) != len(x) or len(x) != len(y) or not len(x):
+            raise ValueError
+    except FileNotFoundError:
+        raise FLError(
+            f"{path} is not there: write the data of server and nodes with `layer-surgery deploy --only data`, or a "
+            "node's own with fl.deploy.folders.save_node"
+        ) from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise FLError(f"{path} is damaged, or of another version: {' '.join(str(error).split())}") from None
+    return x, y, said
+
+
+def _dataset(x: torch.Tensor, y: torch.Tensor, test_x: torch.Tensor, test_y: torch.Tensor, said: dict) -> Dataset:
+    return Dataset(data.GIVEN, x, y, test_x, test_y, said["classes"], said["top"])

@@ -1,0 +1,170 @@
+"""What server and nodes send each other: plain numbers and tensors. Nothing in it is ever unpickled."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fl.base.errors import FLError
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+"""Those that travel, by name."""
+
+Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Refused(FLError):
+    """A letter that cannot be used; the text says why, to follow "client 3: "."""
+
+
+class Letter(NamedTuple):
+    """A message.
+
+    Attributes:
+        header: strings, numbers, lists and dicts, as in JSON.
+        tensors: by name; on the CPU once they have arrived.
+    """
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        """The bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def flat(tree: Any, prefix: str) -> dict[str, Tensor]:
+    """Nested dicts of tensors as one dict, whose names are paths.
+
+    >>> list(flat({"anchor": {"w": torch.zeros(1)}, "share": torch.ones(())}, "context"))
+    ['context/anchor/w', 'context/share']
+    """
+    if isinstance(tree, Tensor):
+        return {prefix: tree}
+    if not isinstance(tree, Mapping):
+        raise FLError(f"an objective's input holds a {type(tree).__name__}: give tensors in dicts")
+    return {name: tensor for key, part in tree.items() for name, tensor in flat(part, f"{prefix}/{key}").items()}
+
+
+def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    """The inverse of `flat`: what lies below a prefix.
+
+    >>> nested({"context/anchor/w": 1, "context/share": 2, "state/w": 3}, "context")
+    {'anchor': {'w': 1}, 'share': 2}
+    """
+    tree: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        first, *path, last = name.split("/")
+        if first == prefix:
+            place = tree
+            for key in path:
+                place = place.setdefault(key, {})
+            place[last] = tensor
+    return tree
+
+
+def once(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors without those that are another one under a second name, and from these names to that one: an anchor
+    is often the model itself, which then travels once.
+
+    >>> w = torch.zeros(3)
+    >>> kept, same = once({"state/w": w, "context/anchor/w": w.view(3)})
+    >>> list(kept), same
+    (['state/w'], {'context/anchor/w': 'state/w'})
+    """
+    kept, same, seen = {}, {}, {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in seen:
+            same[name] = seen[key]
+        else:
+            seen[key] = name
+            kept[name] = tensor
+    return kept, same
+
+
+def repeated(tensors: Mapping[str, Tensor], same: Mapping[str, str]) -> dict[str, Tensor]:
+    """The inverse of `once`. Raises Refused for a name that leads nowhere."""
+    if lost := [name for name, other in same.items() if other not in tensors]:
+        raise Refused(f"{lost[0]} is said to be another tensor that did not come")
+    return {**tensors, **{name: tensors[other] for name, other in same.items()}}
+
+
+def check_tensors(tensors: Mapping[str, Tensor], expected: Shapes, start: Mapping[str, Tensor]) -> None:
+    """Raise Refused unless the tensors have the names, shapes and dtypes expected and are finite wherever the start is.
+
+    >>> w = {"w": torch.zeros(2)}
+    >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, shapes(w), w)
+    Traceback (most recent call last):
+    fl.deploy.letters.Refused: w holds a number that is infinite or not a number
+    """
+    if missing := [name for name in expected if name not in tensors]:
+        raise Refused(f"{missing[0]} is missing: another architecture, or another method's state")
+    if strange := [name for name in tensors if name not in expected]:
+        raise Refused(f"{strange[0]} was not asked for: another architecture, or another method's state")
+    for name, (shape, dtype) in expected.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise Refused(f"{name} has the shape {list(tensor.shape)}, and {list(shape)} was sent")
+        if tensor.dtype != dtype:
+            raise Refused(f"{name} is {tensor.dtype}, and {dtype} was sent")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            before = start.get(name)  # a mask of -inf, for example, is as it should be
+            if before is None or not (tensor.isfinite() | ~before.isfinite()).all():
+                raise Refused(f"{name} holds a number that is infinite or not a number")
+
+
+def shapes(state: Mapping[str, Tensor]) -> Shapes:
+    """What `check_tensors` compares with."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+
+
+def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    """The header, if it has these entries with values of these types. Raises Refused."""
+    if not isinstance(header, dict):
+        raise Refused("its header is no table of names and values")
+    for name, kind in wanted.items():
+        if name not in header:
+            raise Refused(f"its header lacks {name}")
+        if not isinstance(header[name], kind) or (isinstance(header[name], bool) and kind is int):
+            raise Refused(f"its header's {name} is a {type(header[name]).__name__}")
+    return header
+
+
+def whole(values: Any, least: int = 0) -> bool:
+    """Whether this is a list of whole numbers, none below the least."""
+    return isinstance(values, list) and all(type(value) is int and value >= least for value in values)
+
+
+def raw(tensor: Tensor) -> bytes:
+    """A tensor's numbers, as they lie in memory."""
+    if (name := str(tensor.dtype).removeprefix("torch.")) not in DTYPES:
+        raise FLError(f"a tensor of {name} cannot be sent to other machines: there are {', '.join(DTYPES)}")
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def from_raw(data: bytes, dtype: str, shape: Iterable[int]) -> Tensor:
+    """The inverse of `raw`. Raises Refused for a dtype that does not travel, and bytes of another number.
+
+    >>> from_raw(raw(torch.tensor([1.0, 2.0])), "float32", [2])
+    tensor([1., 2.])
+    """
+    shape = list(shape)
+    if dtype not in DTYPES or not whole(shape):
+        raise Refused(f"a tensor of dtype {dtype!r} and shape {shape!r} is none")
+    numbers = 1
+    for n in shape:
+        numbers *= n
+    if len(data) != numbers * DTYPES[dtype].itemsize:
+        raise Refused(f"a tensor of {dtype} {shape} came in {len(data)} bytes")
+    if not numbers:
+        return torch.empty(shape, dtype=DTYPES[dtype])
+    return torch.frombuffer(bytearray(data), dtype=DTYPES[dtype]).view(shape)

@@ -1,0 +1,40 @@
+"""Clients whose data lie on other machines: what a federation asks of whoever reaches them."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fl.base.rng import Rng
+from fl.federation.cohort import Cohort, States
+from fl.federation.local_training import LocalTraining
+from fl.models.search import Space
+from fl.partition import Splits
+from zoo import Spec
+
+
+class Elsewhere(Protocol):
+    """The way to clients elsewhere, see `fl.deploy.remote`.
+
+    Attributes:
+        splits: how many samples each client has. The numbers of the samples mean nothing here.
+        labels: whether the labels of the data that stand in for the clients' are as frequent as theirs.
+    """
+
+    splits: Splits
+    labels: bool
+
+    def specs(self, space: Space) -> list[Spec] | None:
+        """The architecture of each client by its own budget; None if the settings choose them."""
+
+    def meet(self, population: Any) -> None:
+        """The federation is complete: what its clients train, and how, is known from now on."""
+
+    def train(
+        self, population: Any, local: LocalTraining, cohort: Cohort, objective: Any, rng: Rng
+    ) -> tuple[States, Tensor, Sequence[int]]:
+        """The trained states, in the form of the cohort's, the losses [K] and the numbers of samples, 0 for a client
+        that sent nothing that can be used: it keeps its start.
+
+        Raises FLError if too few clients answered.
+        """

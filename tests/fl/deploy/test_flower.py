@@ -1,0 +1,206 @@
+"""Letters as Flower's messages: the apps that `flwr run` starts, called directly and as processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from fl_nodes import same, settings, simulated, tensors
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from fl.deploy.folders import deal_out
+from fl.deploy.letters import Letter, Refused
+
+FLAGS = "--participants 3 --rounds {rounds} --local-epochs 1 --width 0.1 --backend loop --checkpoint-every 1"
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
+
+
+class Grid:
+    """A grid whose nodes answer at once, with ids that are in no order."""
+
+    def __init__(self, app, config, ids=(77, 5, 99), spoil=lambda reply: [reply]):
+        from flwr.app import Context, RecordDict
+
+        self.contexts = {
+            node: Context(1, node, {"partition-id": k}, RecordDict(), config) for k, node in enumerate(ids)
+        }
+        self.app, self.spoil, self.replies = app, spoil, {}
+
+    def get_node_ids(self):
+        return sorted(self.contexts)
+
+    def push_messages(self, messages):
+        names = []
+        for message in messages:
+            names.append(name := str(len(self.replies)))
+            message.metadata.__dict__["_message_id"] = name
+            reply = self.app(message, self.contexts[message.metadata.dst_node_id])
+            self.replies[name] = self.spoil(reply) if message.metadata.message_type == "train" else [reply]
+        return names
+
+    def pull_messages(self, names):
+        found = [reply for name in names for reply in self.replies[name]]
+        self.replies |= {name: [] for name in names}
+        return found
+
+
+def run_config(folder, algorithm="fedavg", rounds=2, **more):
+    flags = f"--algorithm {algorithm} {FLAGS.format(rounds=rounds)}"
+    return {"flags": flags, "folder": str(folder / "run"), "data": str(folder / "data"), "nodes": 3, **more}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("fedmr", marks=pytest.mark.slow)])
+def test_apps_give_the_result_of_the_simulator(algorithm, tmp_path, messages):
+    from flwr.app import Context, RecordDict
+
+    from fl.deploy.app import client_app, server_app
+
+    config = settings(algorithm, clients=3)
+    deal_out(config, tmp_path / "data")
+    values = run_config(tmp_path, algorithm)
+    server_app()(Grid(client_app(), values), Context(1, 0, {}, RecordDict(), values))
+    assert same(tensors(tmp_path / "run"), simulated(config, tmp_path))
+
+
+def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
+    from flwr.app import ArrayRecord, RecordDict
+
+    from fl.deploy.flower import packed, unpacked
+
+    letter = Letter({"kind": "train", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)})
+    back = unpacked(packed(letter))
+    assert back.header == letter.header
+    assert all(torch.equal(back.tensors[name], tensor) for name, tensor in letter.tensors.items())
+    with pytest.raises(Refused, match="has 121 bytes, and at most 10"):
+        unpacked(packed(letter._replace(tensors={"w": torch.zeros(24)})), limit=10)
+    content = packed(letter)
+    content["tensors"] = ArrayRecord({"w": torch.zeros(2)})  # as NumPy writes them, perhaps with objects
+    with pytest.raises(Refused, match=r"written as 'numpy\.ndarray', which is not read"):
+        unpacked(content)
+    with pytest.raises(Refused, match="other records"):
+        unpacked(RecordDict())
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end():
+    from fl.deploy.flower import GridLink
+
+    class Client:
+        fetched = 0
+
+        def PullObject(self, request):
+            self.fetched += 1
+            return type("Response", (), {"object_content": bytes(2**20)})
+
+    class Grid:
+        _runtime_client = Client()
+
+        def get_node_ids(self):
+            return [1]
+
+        def push_messages(self, messages):
+            return ["a"]
+
+        def pull_messages(self, names):
+            return [self._runtime_client.PullObject(None) for _ in range(10_000)]
+
+    link = GridLink(Grid())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fl.deploy.flower.packed", lambda letter: None)
+        patch.setattr("flwr.app.Message", lambda *words, **more: None)
+        (answer,), _ = link.ask([(1, Letter({"kind": "train"}, {}))], 1.0, [2**20])
+    assert "more than" in answer
+    assert Grid._runtime_client.fetched < 5
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """A SuperLink and three SuperNodes with TLS, node authentication and a data folder each."""
+    from fl.deploy.local import deployment
+
+    root = tmp_path_factory.mktemp("deployed")
+    deal_out(settings("fedavg", clients=3), root / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with deployment(root, 3) as one:
+            yield one
+
+
+def start(running, name, **more):
+    from fl.deploy.local import write_app
+
+    folder = running.root / name
+    values = run_config(running.root, **more) | {"folder": str(folder / "run"), "threads": 1, "start-timeout": 200}
+    write_app(folder, values)
+    return folder, running.run(folder)
+
+
+def until(condition, seconds=400):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.2)
+    raise AssertionError("it did not happen in time")
+
+
+def rows(folder):
+    path = folder / "run" / "metrics.csv"
+    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_processes_with_tls_and_authentication_give_the_result_of_the_simulator(running, tmp_path):
+    folder, run = start(running, "whole")
+    assert running.wait(run, 900) == "finished:completed"
+    assert same(tensors(folder / "run"), simulated(settings("fedavg", clients=3), tmp_path))
+
+
+@pytest.mark.slow
+def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
+    """One SuperNode is stopped as by SIGSTOP, another is killed; the third goes on, and both are named in one line."""
+    folder, run = start(running, "faults", rounds=3, **{"round-timeout": 90.0})
+    until(lambda: rows(folder) >= 1)
+    hanging = running.processes["node-1"]
+    for pid in group(hanging.pid):
+        os.kill(pid, signal.SIGSTOP)
+    running.stop("node-2", kill=True)
+    assert running.wait(run, 900) == "finished:completed"
+    for pid in group(hanging.pid):
+        os.kill(pid, signal.SIGCONT)
+    said = running.log(run)
+    assert "client 1 is left out (no answer within 90 s)" in said
+    assert "client 2 is left out (" in said
+    running.start_node(2)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_its_superlink_was_killed(running):
+    folder, _ = start(running, "killed", rounds=3)
+    until(lambda: rows(folder) >= 1)
+    running.stop("superlink", kill=True)
+    done = rows(folder)
+    running.start_superlink()
+    until(lambda: running.flwr("supernode", "ls", "here").count("online") >= 1)
+    run = running.run(folder)
+    assert running.wait(run, 900) == "finished:completed"
+    table = (folder / "run" / "metrics.csv").read_text().splitlines()[1:]
+    assert [int(line.split(",")[0]) for line in table] == [1, 2, 3]
+    assert json.loads((folder / "run" / "summary.json").read_text())["complete"]
+    assert done >= 1
+
+
+def group(leader):
+    """The processes that a process has started, and itself."""
+    listed = subprocess.run(["ps", "-o", "pid=", "-g", str(leader)], capture_output=True, text=True, check=True)
+    return [int(word) for word in listed.stdout.split()]

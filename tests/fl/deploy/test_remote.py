@@ -1,0 +1,134 @@
+"""Clients on other machines train as those here, and what they send is checked before it is used."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated, tensors
+
+from fl.algorithms.fedmr import FedMROptions
+from fl.algorithms.femam import FeMAMOptions
+from fl.algorithms.fesem import FeSEMOptions
+from fl.base.errors import FLError
+from fl.deploy.letters import Letter
+from fl.deploy.remote import Waiting
+from fl.deploy.serve import serve
+from fl.models.architectures import ArchitectureOptions
+
+slow = pytest.mark.slow
+DEEP = {"model": "resnet20", "width": 0.25, "depth": 2}
+WIDTHS = ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
+DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("fedmr", {}),
+        ("fedprox", {}),
+        ("fedrolex", {"architectures": WIDTHS}),
+        *(
+            pytest.param(name, {}, marks=slow)
+            for name in ("fedavg", "indep", "fedgen", "fedexp", "fedasam", "fedmut", "clusamp")
+        ),
+        pytest.param("fesem", {"fesem": FeSEMOptions(clusters=2)}, marks=slow),
+        pytest.param("fedavg", {"masked_loss": True}, marks=slow),
+        pytest.param("fedavg", {"defence": replace(settings("fedavg").defence, clip=0.5)}, marks=slow),
+        pytest.param("heterofl", {**DEEP, "architectures": WIDTHS}, marks=slow),
+        pytest.param("fedfa", {**DEEP, "architectures": WIDTHS}, marks=slow),
+        pytest.param("nefl", {**DEEP, "architectures": DEPTHS}, marks=slow),
+        pytest.param("flexifed", {**DEEP, "architectures": DEPTHS}, marks=slow),
+    ],
+)
+def test_the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes, tmp_path):
+    config = settings(algorithm, **changes)
+    assert same(deployed(config, tmp_path)[0], simulated(config, tmp_path))
+
+
+@pytest.mark.parametrize("algorithm", ["local", "ditto", "fedrep", "pfedme", "fedavg_plus", "fesem_plus", "femam"])
+def test_methods_that_would_send_what_must_stay_are_refused(algorithm, tmp_path):
+    with pytest.raises(FLError, match=r"(?i)machines|send|fine-tunes"):
+        deployed(settings(algorithm, local_valid=0.1, femam=FeMAMOptions(levels=("global", "personal"))), tmp_path)
+
+
+def test_secure_recombination_that_would_not_be_secure_is_refused(tmp_path):
+    with pytest.raises(FLError, match=r"--fedmr\.secure is simulated where the server runs"):
+        deployed(settings("fedmr", fedmr=FedMROptions(secure=1)), tmp_path)
+
+
+def test_a_model_that_is_its_own_anchor_travels_once(tmp_path):
+    _, link = deployed(settings("fedprox", rounds=1), tmp_path)
+    letter = link.letters[-1]
+    assert all(name.startswith("state/") for name in letter.tensors)
+    assert any(name.startswith("context/anchor/") for name in letter.header["same"])
+
+
+def test_nodes_report_what_they_can_afford(tmp_path):
+    config = settings("fedfa", **DEEP, architectures=replace(WIDTHS, choose="zico"), rounds=1)
+    after, link = deployed(config, tmp_path, budgets=[{"width": w} for w in (0.5, 1.0, 0.5, 0.5)])
+    assert {letter.header["model"]["width"][0] for letter in link.letters[-3:]} == {0.125, 0.25}
+    assert after
+    with pytest.raises(FLError, match="client 1 reported no width"):
+        deployed(config, tmp_path / "few", budgets=[{"width": 0.5}, {}, {}, {}])
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    config = settings("fedavg", rounds=1, clients=3)
+    return config, *dealt(config, tmp_path_factory.mktemp("nodes") / "data")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepared, tmp_path, caplog):
+    """The round is that of the others: as if the client had not been drawn."""
+    (config, nodes, test), (spoil, reason) = prepared, FAULTS[fault]
+    link = Direct(nodes, lambda client, round, answer: spoil(answer) if client == 1 and round else answer)
+    with caplog.at_level(logging.WARNING, "fl"):
+        summary = serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "round 1: 2 of 3 clients answered: client 1 is left out" in line
+    assert reason in line
+    assert summary["final"]["dropped"] == 1
+    assert summary["final"]["models_up"] == pytest.approx(2 / 3)
+
+
+def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path):
+    config, nodes, test = prepared
+    config = replace(config, rounds=3)
+    waiting = Waiting(start=0, nodes=3, quorum=2)
+    deaf = Direct(nodes, lambda client, round, answer: "no answer within 5 s" if client and round == 2 else answer)
+    with pytest.raises(FLError, match=r"round 2: 1 of 3 clients answered, fewer than --quorum 2: client \d is left"):
+        serve(deaf, config, tmp_path / "run", test, waiting)
+    serve(Direct(nodes), config, tmp_path / "run", test, waiting)
+    serve(Direct(nodes), config, tmp_path / "whole", test, waiting)
+    assert same(tensors(tmp_path / "run"), tensors(tmp_path / "whole"))
+
+
+def test_a_second_answer_and_a_late_one_are_named(prepared, tmp_path, caplog):
+    config, nodes, test = prepared
+    link = Direct(nodes, notes=[("node-2", "answered twice, and the first answer counts")])
+    with caplog.at_level(logging.WARNING, "fl"):
+        serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+    assert "client 2: answered twice" in caplog.text
+
+
+def test_nodes_that_do_not_fit_are_refused(prepared, tmp_path):
+    config, nodes, test = prepared
+    for wrong, reason in (
+        (replace(nodes[2], number=1), "two nodes say that they are client"),
+        (replace(nodes[2], data=replace(nodes[2].data, classes=12)), "client 2's data have classes 12"),
+        (replace(nodes[2], number=7), "numbered from 0"),
+    ):
+        with pytest.raises(FLError, match=reason):
+            serve(Direct([*nodes[:2], wrong]), config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+
+
+def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
+    _, (node, *_), _ = prepared
+    for header, reason in (
+        ({"kind": "open"}, "does not know what to do with 'open'"),
+        ({}, "lacks kind"),
+        ({"kind": "train"}, "lacks config"),
+    ):
+        with pytest.raises(FLError, match=reason):
+            node.answer(Letter(header, {}))

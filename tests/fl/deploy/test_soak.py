@@ -1,0 +1,53 @@
+"""200 rounds with 8 nodes and a fault in every fifth message: a run ends as if those clients had been absent."""
+
+import random
+import tracemalloc
+
+import pytest
+import torch
+from fl_nodes import FAULTS, Direct, dealt, same, settings, tensors
+
+from fl.deploy.remote import Waiting
+from fl.deploy.serve import serve
+
+SHARE = 0.2
+
+
+def faulty(client, round, answer):
+    """One of the faults for a fifth of the letters, the same ones in every run."""
+    draw = random.Random(f"{client} {round}")
+    if not round or draw.random() >= SHARE:
+        return answer
+    spoil, _ = FAULTS[draw.choice(list(FAULTS))]
+    return spoil(answer)
+
+
+def absent(client, round, answer):
+    return "no answer" if faulty(client, round, answer) is not answer else answer
+
+
+@pytest.mark.slow
+def test_faults_change_nothing_but_who_takes_part(tmp_path):
+    config = settings("fedavg", clients=8, participants=8, rounds=200, eval_every=50, samples=160, momentum=0.0)
+    nodes, test = dealt(config, tmp_path / "data")
+    waiting = Waiting(start=0, nodes=8)
+    sizes = []
+
+    class Measured(Direct):
+        def ask(self, *words):
+            answers = super().ask(*words)
+            self.letters.clear()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+            return answers
+
+    tracemalloc.start()
+    try:
+        with_faults = serve(Measured(nodes, faulty), config, tmp_path / "faults", test, waiting)
+    finally:
+        tracemalloc.stop()
+    without = serve(Direct(nodes, absent), config, tmp_path / "absent", test, waiting)
+    assert with_faults["rounds"] == 200
+    assert with_faults["final"]["accuracy"] == without["final"]["accuracy"]
+    assert same(tensors(tmp_path / "faults"), tensors(tmp_path / "absent"))
+    grown = torch.tensor(sizes[-20:]).float().mean() - torch.tensor(sizes[30:50]).float().mean()
+    assert grown < 2 * 2**20, f"server and nodes grew by {grown:,.0f} bytes"  # rows of metrics.csv are kept

@@ -1,0 +1,120 @@
+"""Nodes that are called directly, by letters that were written as bytes and read again."""
+
+import json
+from pathlib import Path
+
+import torch
+
+import fl
+from fl.base.errors import FLError
+from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_server
+from fl.deploy.letters import Letter, from_raw, raw
+from fl.deploy.node import Node
+from fl.deploy.remote import Waiting
+from fl.deploy.serve import serve
+from fl.runs import checkpoint
+
+SMALL = {"clients": 4, "participants": 3, "rounds": 2, "local_epochs": 1, "samples": 80, "width": 0.1}
+SMALL |= {"backend": "loop", "models_every": 0}
+
+
+def settings(algorithm, **changes):
+    return fl.Config(algorithm=(algorithm,), **{**SMALL, **changes})
+
+
+def travelled(letter):
+    """A letter after its way over a network."""
+    name = lambda tensor: str(tensor.dtype).removeprefix("torch.")  # noqa: E731
+    tensors = {key: from_raw(raw(tensor), name(tensor), tensor.shape) for key, tensor in letter.tensors.items()}
+    return Letter(json.loads(json.dumps(letter.header)), tensors)
+
+
+class Direct:
+    """A link to nodes in this process, in reverse order, as Flower's random ids would have them.
+
+    Args:
+        spoil: (client, round, answer) -> what arrives in its place: a letter, or why there is none.
+    """
+
+    def __init__(self, nodes, spoil=None, notes=()):
+        self.clients, self.spoil, self.notes, self.letters = nodes, spoil or (lambda c, r, a: a), notes, []
+
+    def nodes(self):
+        return [f"node-{number}" for number in reversed(range(len(self.clients)))]
+
+    def ask(self, letters, timeout, limits):
+        self.letters += [letter for _, letter in letters]
+        answers = []
+        for place, letter in letters:
+            node = self.clients[int(place.removeprefix("node-"))]
+            try:
+                answer = travelled(node.answer(travelled(letter)))
+            except FLError as error:
+                answer = str(error)
+            answers.append(self.spoil(node.number, letter.header.get("round", 0), answer))
+        return answers, list(self.notes) if letters[0][1].header["kind"] == "train" else []
+
+
+def dealt(config, root: Path, budgets=None):
+    """The nodes of these settings, and the server's test set."""
+    deal_out(config, root)
+    budgets = budgets or [{}] * config.clients
+    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k]) for k in range(config.clients)]
+    return nodes, read_server(root / SERVER)
+
+
+def deployed(config, root: Path, spoil=None, waiting=Waiting(start=0), notes=(), budgets=None):
+    """The server's tensors after a run with nodes."""
+    nodes, test = dealt(config, root / "data", budgets)
+    link = Direct(nodes, spoil, notes)
+    serve(link, config, root / "remote", test, waiting._replace(nodes=config.clients))
+    return tensors(root / "remote"), link
+
+
+def simulated(config, root: Path):
+    fl.simulate(config, root / "here")
+    return tensors(root / "here")
+
+
+def tensors(folder: Path):
+    return checkpoint._read(folder)[0]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def nan(answer):
+    name = next(iter(answer.tensors))
+    return answer._replace(tensors={**answer.tensors, name: torch.full_like(answer.tensors[name], torch.nan)})
+
+
+def reshaped(answer):
+    name = next(iter(answer.tensors))
+    return answer._replace(tensors={**answer.tensors, name: answer.tensors[name][None]})
+
+
+def said(**header):
+    return lambda answer: answer._replace(header={**answer.header, **header})
+
+
+def without(answer):
+    return answer._replace(tensors=dict(list(answer.tensors.items())[1:]))
+
+
+FAULTS = {
+    "no answer": (lambda answer: "no answer within 5 s", "no answer within 5 s"),
+    "NaN": (nan, "infinite or not a number"),
+    "shape": (reshaped, "has the shape"),
+    "dtype": (lambda a: a._replace(tensors={k: t.double() for k, t in a.tensors.items()}), "is torch.float64, and"),
+    "architecture": (without, "is missing: another architecture"),
+    "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
+    "an old round": (said(round=0), "answers for round 0"),
+    "another client": (said(client=2), "answers for client 2"),
+    "another letter": (said(ticket="00"), "answers another letter"),
+    "another kind": (said(kind="here"), "instead of a trained model"),
+    "samples": (said(samples=10**9), "trained on 1000000000 samples"),
+    "no header": (lambda a: a._replace(header=[]), "no table of names"),
+    "a header of other types": (said(round="1"), "round is a str"),
+    "no loss": (lambda a: a._replace(tensors={k: t for k, t in a.tensors.items() if k != "loss"}), "loss is"),
+}
