@@ -7,12 +7,13 @@ Integer and boolean tensors (step counters, tables of positions) are never avera
 models that count, as in `surgery.average`. States of files (`surgery.files.open_state`) are merged piece by piece.
 """
 
-from surgery.merge.fisher import fisher
+from surgery.merge.assembly import passthrough, union
+from surgery.merge.curvature import fisher
+from surgery.merge.energy import sce
 from surgery.merge.information import fisher_information, input_grams
 from surgery.merge.interpolation import karcher, linear, multislerp, nearswap, slerp
 from surgery.merge.methods import METHODS
-from surgery.merge.regmean import regmean
-from surgery.merge.sce import sce
+from surgery.merge.regression import regmean
 from surgery.merge.soup import Soup, greedy_soup
 from surgery.merge.stock import model_stock
 from surgery.merge.task_vectors import breadcrumbs, dare, della, task_arithmetic, ties
@@ -32,9 +33,11 @@ __all__ = [
     "model_stock",
     "multislerp",
     "nearswap",
+    "passthrough",
     "regmean",
     "sce",
     "slerp",
     "task_arithmetic",
     "ties",
+    "union",
 ]

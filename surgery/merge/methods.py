@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from surgery.errors import SurgeryError
+from surgery.merge.energy import sce
 from surgery.merge.interpolation import karcher, linear, multislerp, nearswap, slerp
-from surgery.merge.sce import sce
 from surgery.merge.stock import model_stock
 from surgery.merge.task_vectors import breadcrumbs, dare, della, task_arithmetic, ties
 

@@ -1,0 +1,122 @@
+"""A network made of blocks of others, as mergekit's passthrough makes language models."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from surgery.depth.graft import graft, ungraft
+from surgery.depth.sections import sections
+from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, metas, pieces_of
+from surgery.lazy_plans import extract
+from surgery.names import is_inside, joined
+from surgery.states import State, as_state, load
+from surgery.submodel import Source, Submodel
+from surgery.width.demand import matches
+
+Blocks = Mapping[str, Sequence[tuple[int, int]]]
+"""By name of a section its new blocks in order, each as (model, block), both from 0."""
+
+
+def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
+    """All tensors of several models in one state, under "K.NAME" for model K: the full model of `passthrough`'s plan.
+
+    >>> import torch
+    >>> list(union([{"w": torch.zeros(2)}, {"w": torch.zeros(3)}]))
+    ['0.w', '1.w']
+    """
+    states = [values if isinstance(values, LazyState) else as_state(values) for values in models]
+    return LazyState({f"{k}.{name}": pieces_of(values, name) for k, values in enumerate(states) for name in values})
+
+
+def passthrough(
+    models: Sequence[Mapping[str, Tensor] | nn.Module],
+    *,
+    blocks: Blocks,
+    outside: Mapping[str, int] | None = None,
+    example: Any = None,
+) -> tuple[nn.Module | State | LazyState, Submodel]:
+    """A network whose sections are put together from the blocks of several models.
+
+    Args:
+        models: states or modules. What the sections look like, and all that `outside` does not name, is the first's.
+        blocks: by name of a section of the first model its blocks in order, (model, block of that section there).
+            Sections that are not named stay. A block is used once; to repeat one, list its model twice.
+        outside: for tensors outside of these sections by patterns of their names the model that they are taken from,
+            such as {"lm_head": 1}; the first pattern that matches counts.
+        example: an input for the first model, a module, by which the deeper or shallower network is tried.
+
+    Returns:
+        The network, a module if the first model is one, and the plan that cuts its state out of `union(models)`.
+
+    Raises:
+        SurgeryError: for sections, models and blocks that are not there, and for tensors of other shapes.
+
+    >>> import torch
+    >>> one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}
+    >>> two = {name: tensor + 10 for name, tensor in one.items()}
+    >>> net, plan = passthrough([one, two], blocks={"": [(0, 0), (0, 1), (1, 1), (1, 2)]})
+    >>> [net[f"{i}.a.weight"][0, 0].item() for i in range(4)]
+    [0.0, 1.0, 11.0, 12.0]
+    """
+    if not isinstance(models, list | tuple) or not models:
+        raise SurgeryError("passthrough takes a list of states or modules")
+    first = models[0]
+    skeleton = first if isinstance(first, nn.Module) else metas(first)
+    own = [sections(one if isinstance(one, nn.Module) else metas(one)) for one in models]
+    places = [{section.name: section.blocks for section in found} for found in own]
+    for name, chosen in blocks.items():
+        if name not in places[0]:
+            raise SurgeryError(f"the first model has no section {name!r}; it has {', '.join(map(repr, places[0]))}")
+        for k, i in chosen:
+            if not 0 <= k < len(models) or not 0 <= i < len(places[k].get(name, ())):
+                raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}")
+        if len(set(chosen)) < len(chosen):
+            raise SurgeryError(f"section {name!r} repeats a block: list its model twice, and take the second's")
+    resized, names = _resized(skeleton, {s: len(b) for s, b in blocks.items()}, places[0], example)
+    shapes = metas(resized) if not isinstance(resized, nn.Module) else metas(as_state(resized))
+    now = {name: _first(names, places[0][name][0]) for name in blocks}  # a single block is no section
+    now |= {section.name: section.blocks for section in sections(resized)}
+    whole = union(models)
+    entries = {}
+    for name, like in shapes.items():
+        source = _source(name, names, blocks, now, places, outside or {})
+        if source not in whole or pieces_of(whole, source).shape != tuple(like.shape):
+            there = f"the shape {pieces_of(whole, source).shape} there" if source in whole else "no counterpart there"
+            raise SurgeryError(f"{name!r} of shape {tuple(like.shape)} comes from {source!r}, and has {there}")
+        entries[name] = (Source(source, (None,) * like.ndim),)
+    every = {name: pieces_of(whole, name).shape for name in whole}
+    plan = Submodel(entries, every, dtypes={name: pieces_of(whole, name).dtype for name in whole})
+    result = extract(plan, whole)
+    if isinstance(resized, nn.Module):
+        return load(resized, dict(result)), plan
+    return (result if any(isinstance(one, LazyState) for one in models) else dict(result)), plan
+
+
+def _resized(
+    skeleton: Any, depths: Mapping[str, int], places: Mapping[str, Sequence[str]], example: Any
+) -> tuple[Any, dict[str, str]]:
+    """The first model with so many blocks in its sections, and where each tensor comes from by name."""
+    deeper, up = graft(
+        skeleton, depths={name: max(depth, len(places[name])) for name, depth in depths.items()}, example=example
+    )
+    result, down = ungraft(deeper, keep=dict(depths), example=example)
+    origin = {source.name: name for name, sources in up.entries.items() for source in sources}
+    return result, {name: origin[sources[0].name] for name, sources in down.entries.items()}
+
+
+def _first(names: Mapping[str, str], block: str) -> tuple[str, ...]:
+    """What the first block of a section is called in the resized model, alone in a tuple."""
+    new, old = next((new, old) for new, old in names.items() if is_inside(old, block))
+    return (new.removesuffix(old.removeprefix(block)),)
+
+
+def _source(name: str, names, blocks: Blocks, now, places, outside: Mapping[str, int]) -> str:
+    """The name in the union of the tensor that becomes `name`."""
+    for section, chosen in blocks.items():
+        for (k, i), block in zip(chosen, now[section]):
+            if is_inside(name, block):
+                return joined(str(k), places[k][section][i] + name.removeprefix(block))
+    k = next((k for pattern, k in outside.items() if matches(name, pattern)), 0)
+    return f"{k}.{names[name]}"

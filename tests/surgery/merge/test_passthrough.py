@@ -1,0 +1,71 @@
+"""Networks made of blocks of others compute what the blocks compute one after another."""
+
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery import SurgeryError, merge
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+
+def body(depth):
+    return nn.Sequential(*(Block() for _ in range(depth)))
+
+
+def nets(k=2, depth=3):
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(3, 4), body(depth), nn.Linear(4, 2)) for _ in range(k)]
+
+
+X = torch.ones(5, 3)
+
+
+@pytest.mark.parametrize(
+    "chosen", [[(0, 0), (1, 1)], [(1, 2), (0, 0), (1, 0)], [(0, 0), (0, 1), (1, 1), (1, 2), (0, 2)]], ids=len
+)
+def test_blocks_run_one_after_another(chosen):
+    a, b = models = nets()
+    before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in models]
+    x = a[0](X)
+    for k, i in chosen:
+        x = models[k][1][i](x)
+    net, plan = merge.passthrough(models, blocks={"1": chosen}, outside={"2": 1}, example=X)
+    torch.testing.assert_close(net(X), b[2](x))
+    found = plan.extract(merge.union(models))
+    assert all(torch.equal(found[name], tensor) for name, tensor in surgery.state(net).items())
+    state, again = merge.passthrough([surgery.state(net) for net in models], blocks={"1": chosen}, outside={"2": 1})
+    assert again.entries == plan.entries
+    assert all(torch.equal(state[name], found[name]) for name in found)
+    assert surgery.Submodel.from_json(plan.to_json()).entries == plan.entries
+    for net, then in zip(models, before):
+        assert all(torch.equal(then[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_a_model_may_be_listed_twice():
+    (a,) = nets(1)
+    net, _ = merge.passthrough([a, a], blocks={"1": [(0, 0), (0, 1), (1, 1), (1, 2)]}, example=X)
+    torch.testing.assert_close(net(X), a[2](a[1][2](a[1][1](a[1][1](a[1][0](a[0](X)))))))
+
+
+def test_what_is_not_there_is_named():
+    a, b = nets()
+    wide = nn.Sequential(nn.Linear(3, 4), body(3), nn.Linear(4, 5))
+    for call, text in [
+        (lambda: merge.passthrough([a, b], blocks={"x": [(0, 0)]}), "no section 'x'; it has '1'"),
+        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 3)]}), "no block 3 of model 0"),
+        (lambda: merge.passthrough([a, b], blocks={"1": [(2, 0)]}), "no block 0 of model 2"),
+        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0), (0, 0)]}), "repeats a block: list its model twice"),
+        (lambda: merge.passthrough([a, wide], blocks={"1": [(0, 0)]}, outside={"2": 1}), "'2.weight' of shape"),
+        (lambda: merge.passthrough(a, blocks={}), "a list of states or modules"),
+    ]:
+        with pytest.raises(SurgeryError, match=text):
+            call()
