@@ -6,6 +6,11 @@ from symmetric import IMAGE, SMALL, image, library_models, randomized, same_outp
 from torch import nn
 
 from surgery import Aligner, SurgeryError, align, permute, repair, state, widths
+from surgery.names import joined
+from surgery.width.matching import Weights, assignment
+from surgery.width.scores import named_widths
+from surgery.width.solved import solve
+from surgery.width.trace import traced
 
 
 class Depthwise(nn.Module):
@@ -128,3 +133,14 @@ def test_wrong_arguments_are_refused():
     ]:
         with pytest.raises(SurgeryError, match=why):
             repair(model, batches=batches)
+
+
+def test_the_start_does_not_depend_on_the_order_of_other_widths():
+    """Every width of a permuted copy is found by itself, while all others are still in another order."""
+    net, x = randomized(SMALL["attention"]()), image()
+    other, orders = shuffled(net, x)
+    solution = solve(traced(net, x).found)
+    places = {joined(*key): axes for key, axes in solution.tensors.items()}
+    likeness, names = Weights(places, state(net), state(other)), named_widths(solution)
+    for name, order in orders.items():
+        assert assignment(likeness.first(names[name])) == order.argsort().tolist()

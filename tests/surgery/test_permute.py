@@ -19,12 +19,12 @@ def shuffled(found, seed):
     return {name: torch.randperm(width.size, generator=generator) for name, width in found.items()}
 
 
-def check(net, example, x, seed):
+def check(net, example, x, seed, near=1e-10):
     found = movable(net, example)
     assert found
     orders = shuffled(found, seed)
     other, plan = permute(net, orders, example=example)
-    assert same_outputs(net, other, x)
+    assert same_outputs(net, other, x, near)
     assert any(not torch.equal(a, b) for a, b in zip(state(net).values(), state(other).values()))
     assert all(torch.equal(t, plan.extract(state(net))[name]) for name, t in state(other).items())
     back, inverse = permute(other, {name: order.argsort() for name, order in orders.items()}, example=example)
@@ -47,8 +47,9 @@ def test_models_of_libraries(name):
     net = net.double().eval()
     if isinstance(example, torch.Tensor):
         example = example.double()
+    near = 1e-6 if name == "llama" else 1e-10  # its norms compute in float32 whatever the weights are
     for seed in range(2):
-        check(net, example, example if isinstance(example, dict) else image(example.shape), seed)
+        check(net, example, example if isinstance(example, dict) else image(example.shape), seed, near)
 
 
 def test_heads_and_groups_are_widths_of_their_own():
