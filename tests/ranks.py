@@ -44,7 +44,7 @@ def started(size, work, *arguments):
             process.join()
 
 
-def ran(size, work, *arguments, seconds=120, hung=()):
+def ran(size, work, *arguments, seconds=600, hung=()):
     """The exit codes of all ranks, which have to end in time; None for those that hang."""
     with started(size, work, *arguments) as processes:
         for rank, process in enumerate(processes):
@@ -82,8 +82,11 @@ def tiny(name, **changes):
     config = replace(TINY, algorithm=(name,), **changes)
     if ALGORITHMS[name].clients != "mixed":
         return config
-    chosen = ArchitectureOptions(depths=("1", "2")) if name == "flexifed" else ArchitectureOptions(widths=(0.5, 1.0))
-    return replace(config, model="preresnet18", width=(0.05,), local_valid=0.0, architectures=chosen)
+    if name == "flexifed":
+        config, chosen = replace(config, model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))
+    else:
+        chosen = ArchitectureOptions(widths=(0.5, 1.0))
+    return replace(config, local_valid=0.0, architectures=chosen)
 
 
 def simulate_all(rank, configs, folder):

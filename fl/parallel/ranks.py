@@ -117,13 +117,17 @@ class Ranks:
         for tensor, start in zip(mine, places[self.rank][0]):
             flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
             own[start : start + len(flat)] = flat
-        buffers = [torch.empty_like(own) for _ in range(self.size)]
+        givers = [rank for rank, each in enumerate(kinds) if each]
+        buffers = [torch.empty_like(own) for _ in range(self.size)] if givers[1:] else [own] * self.size
         self._connect()
         with self.watch.waiting(), self._named():
             for first in range(0, longest, _AT_ONCE):
-                pieces = [buffer[first : first + _AT_ONCE] for buffer in buffers]
-                torch.distributed.all_gather(pieces, own[first : first + _AT_ONCE])
-        self.moved += longest * self.size * (self.size - 1)
+                piece = own[first : first + _AT_ONCE]
+                if givers[1:]:
+                    torch.distributed.all_gather([buffer[first : first + _AT_ONCE] for buffer in buffers], piece)
+                else:
+                    torch.distributed.broadcast(piece, givers[0])
+        self.moved += longest * (self.size - 1) * (self.size if givers[1:] else 1)
         return [
             [_view(buffer, start, *kind) for start, kind in zip(starts, each)]
             for buffer, (starts, _), each in zip(buffers, places, kinds)
@@ -142,11 +146,6 @@ class Ranks:
             torch.distributed.destroy_process_group()
             self._grouped = False
 
-    def fail(self, reason: str) -> None:
-        """Let rank 0 know that this process cannot go on, and why; returns when it knows."""
-        if self.watch is not None:
-            self.watch.fail(reason)
-
     def _connect(self) -> None:
         """Make the group through which tensors move, if there is none yet."""
         if self._grouped:
@@ -155,7 +154,7 @@ class Ranks:
         group = torch.distributed.PrefixStore("group", self.store)
         with self.watch.waiting(), self._named():
             torch.distributed.init_process_group(
-                backend, store=group, rank=self.rank, world_size=self.size, timeout=timedelta(seconds=SILENT)
+                backend, store=group, rank=self.rank, world_size=self.size, timeout=timedelta(seconds=2 * SILENT)
             )
         self._grouped = True
 

@@ -9,6 +9,7 @@ from fl.config import Config
 from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
 from fl.parallel import current, joined
+from fl.runs import lock
 from fl.runs.folder import SETTINGS, held
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
@@ -38,6 +39,9 @@ def simulate(
     A run that was interrupted at any moment, by Ctrl-C or for good, is continued with `resume`, and ends as it would
     have without the interruption: bit for bit on a CPU with the same backend and as many threads, on a GPU as far as
     its kernels are deterministic.
+
+    Under torchrun every process calls this with the same arguments: the first writes the folder, and all return the
+    summary.
 
     Args:
         config: with one algorithm and one seed.
@@ -83,7 +87,12 @@ def _lead(
     try:
         with held(folder, resume):
             run = Simulation.begin(config, folder, resume, dataset, model, elsewhere)
-            greet(run)
+            try:
+                greet(run)
+            except FLError:  # also where another rank is lost before the first round
+                if not resume:
+                    _empty(folder)
+                raise
             leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
             write_text(folder / SETTINGS, run.config.to_yaml())
             diverged = ""
@@ -105,3 +114,10 @@ def _lead(
         if not (folder / SETTINGS).exists():
             raise
         raise FLError(f"{error}; then go on with --resume {folder}, which loses no round of its checkpoint") from None
+
+
+def _empty(folder: Path) -> None:
+    """Delete what a run that was refused has written into its new folder."""
+    for one in folder.iterdir():
+        if one.is_file() and one.name != lock.FILE:
+            one.unlink()

@@ -51,6 +51,7 @@ def greet(run: Simulation) -> None:
             raise FLError(f"rank {rank} {reason}: start all ranks with the same command on the same data")
     run.done = words[0]["round"]
     run.server = agreed(run.server, run.done + 1)
+    ranks.read_moved()  # is no part of a round
 
 
 def agreed(server: Server, number: int) -> Server:

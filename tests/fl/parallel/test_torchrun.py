@@ -32,6 +32,15 @@ def test_every_method_has_the_same_bits_on_several_ranks(one, tmp_path, size):
         assert all(row["bytes_ranks"] > 0 for row in metrics.read(tmp_path / name / metrics.FILE))
 
 
+def test_a_run_goes_on_in_two_processes(tmp_path):
+    config = replace(FEDAVG, rounds=2)
+    simulate(config, tmp_path / "whole")
+    simulate(replace(config, rounds=1), tmp_path / "run")
+    assert ran(2, resumed, config, tmp_path / "run") == [0, 0]
+    assert_equal(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_cohort_smaller_than_the_ranks_and_one_that_is_resumed_elsewhere(tmp_path):
     """A single client on three ranks, and a run that goes from two ranks to one and to three."""
     lonely = replace(FEDAVG, participants=1, rounds=2)
