@@ -109,30 +109,35 @@ def _text(mode: str) -> Cell:
     )  # fmt: skip
 
 
-def ablation() -> Iterator[Cell]:
-    """FedFA's parts on digits, IID, beside NeFL: grafting on and off, each scale, the clients' depths and the full one.
+_IID = {"partition": "iid", "masked_loss": False}
+_BASES = {
+    "digits": replace(SMALL["digits"], **_IID, rounds=15, eval_every=1),
+    "digits-noniid": replace(SMALL["digits"], eval_every=2),
+    "fashion-mnist": replace(SMALL["fashion-mnist"], **_IID, unequal=True, eval_every=2),
+    "fashion-mnist-noniid": replace(SMALL["fashion-mnist"], eval_every=2),
+}
+"""Settings of this project, small enough for a CPU."""
 
-    Settings of this project, small enough for a CPU.
-    """
-    base = replace(
-        SMALL["digits"], partition="iid", masked_loss=False, rounds=15, eval_every=1, models_every=0, seeds=(0, 1)
-    )
-    for full, depths in ((2, ("1", "2")), (3, ("2", "3")), (3, ("1", "3"))):
-        config = replace(base, depth=(full,), architectures=replace(base.architectures, depths=depths))
-        name = f"depths{'-'.join(depths)}of{full}"
-        folder = f"fedfa.ablation.digits.{name}"
+
+def ablation() -> Iterator[Cell]:
+    """FedFA's parts beside NeFL: grafting on and off, each scale, the depths of the clients and of the full model."""
+    for (data, base), (full, depths) in product(_BASES.items(), ((2, ("1", "2")), (3, ("2", "3")), (3, ("1", "3")))):
+        config = replace(
+            base, models_every=0, seeds=(0, 1), depth=(full,), architectures=replace(base.architectures, depths=depths)
+        )
+        folder = f"fedfa.ablation.{data}.depths{'-'.join(depths)}of{full}"
         arms = {"fedfa": replace(config, algorithm=("fedfa",)), "nefl": replace(config, algorithm=("nefl",))}
         for scale, graft in product(("norm", "rms", "none"), (True, False)):
             if (scale, graft) != ("norm", True):
                 options = FedFAOptions(graft=graft, scale=scale)
-                arms[f"fedfa-{scale}{'' if graft else '-nograft'}"] = replace(
-                    config, algorithm=("fedfa",), fedfa=options
-                )
+                name = f"fedfa-{scale}{'' if graft else '-nograft'}"
+                arms[name] = replace(config, algorithm=("fedfa",), fedfa=options)
+        said = f"{data.removesuffix('-noniid')}, {'non-IID' if 'noniid' in data else 'IID'}"
         yield Cell(
             folder, "not in the paper", "which of FedFA's parts matter, and at which depths",
-            tuple(Arm(f"{folder}/{arm}", one) for arm, one in arms.items()),
+            tuple(Arm(f"{folder}/{name}", one) for name, one in arms.items()),
             (Comparison("test accuracy in %, last five evaluations", "end5", "first", tuple(arms)),),
-            pattern="fedfa.ablation.digits.DEPTHS", settings=f"digits, IID, depths {' and '.join(depths)} of {full}",
+            pattern="fedfa.ablation.DATA.DEPTHS", settings=f"{said}, depths {' and '.join(depths)} of {full}",
         )  # fmt: skip
 
 

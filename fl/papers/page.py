@@ -9,7 +9,7 @@ from fl.papers.cells import cells
 from fl.papers.claims import CLAIMS, verdict
 from fl.papers.results import Result, result
 from fl.papers.stored import ROOT
-from fl.papers.verdict import NOT_RUN, VERDICTS, ratio_of, spread
+from fl.papers.verdict import NOT_RUN, ratio_of, spread
 
 PAGE = ROOT / "docs/results/papers.md"
 _INTRO = """# What of the papers stands
@@ -26,15 +26,17 @@ python -m fl.reproduce --page                                           # only m
 
 A verdict is one of these, decided by numbers alone:
 
-- **reproduced**: every method that was run is within one point of the paper's number, or within both standard
-  deviations; a ratio is within the range of the paper's text, give or take 0.01.
+- **reproduced**: the paper's method and at least one other were run, and every one of them is within one point of the
+  paper's number, or within the sum of both standard deviations if that is more; a ratio is within the range of the
+  paper's text, give or take 0.01.
 - **ordering reproduced**: the paper's method is ahead of the others, or behind them, as in the paper.
 - **not reproduced**: neither.
 - **not run**: not yet, or with fewer rounds than the paper's; what fewer rounds show stands beside it.
 - **cannot be known**: the paper has an image there, and no number in its text.
 
-`(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's. They do
-not decide about its numbers.
+A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
+these. `(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's.
+They do not decide about its numbers.
 """
 _LEGEND = {
     "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
@@ -121,9 +123,6 @@ def _command(members: Sequence[Cell], pattern: str) -> str:
 def _rows(one: Result) -> list[tuple[str, ...]]:
     """A line for each comparison of a cell."""
     cell, rows = one.cell, []
-    dates = sorted({run.date for run in one.stored})
-    devices = ", ".join(sorted({run.device for run in one.stored}))
-    made = f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {devices}"
     failed = [run for run in one.stored if run.failed]
     for comparison, values, word in zip(cell.comparisons, one.values, one.verdicts):
         if not values:
@@ -134,9 +133,16 @@ def _rows(one: Result) -> list[tuple[str, ...]]:
         where = f"{cell.place}<br>`python -m fl.reproduce {cell.id}`"
         rounds = str(one.rounds) if not one.short else f"{one.rounds} of {one.asked}"
         rows.append(
-            (where, what, _published(comparison, values), _ours(comparison, values), rounds, made, shown + note)
+            (where, what, _published(comparison, values), _ours(comparison, values), rounds, _made(one), shown + note)
         )
     return rows
+
+
+def _made(one: Result) -> str:
+    """When, and on what."""
+    dates = sorted({run.date for run in one.stored})
+    devices = ", ".join(sorted({run.device for run in one.stored}))
+    return f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {devices}"
 
 
 def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
@@ -169,11 +175,10 @@ def _mean(values: Sequence[float]) -> str:
 def _ablation(one: Result) -> str:
     """A table of our own: a line for each arm."""
     (comparison,), (values,) = one.cell.comparisons, one.values
-    dates = ", ".join(sorted({run.date for run in one.stored}))
-    devices = ", ".join(sorted({run.device for run in one.stored}))
     head = (
-        f"Our own, {one.cell.settings}: {one.cell.claim}. `python -m fl.reproduce {one.cell.id}`, {one.rounds} rounds, "
-        f"{dates}, {devices}; means of {comparison.what.split(', ')[-1]}, standard deviation and number of seeds.\n\n"
+        f"Our own, {one.cell.settings}: {one.cell.claim}. `python -m fl.reproduce {one.cell.id}`, {one.rounds} of "
+        f"{one.asked} rounds, {_made(one)}. Mean of the {comparison.what.partition(', ')[2]}, standard deviation and "
+        "number of seeds:\n\n"
     )
     rows = [(name, _mean(values[name]), ", ".join(f"{v:.2f}" for v in values[name])) for name in values]
     return head + _table(("runs", comparison.what.split(",")[0], "seeds"), rows)
@@ -182,9 +187,3 @@ def _ablation(one: Result) -> str:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines) + "\n"
-
-
-def overview(results: dict[str, Result]) -> str:
-    """How many cells have each verdict."""
-    words = [one.verdict for one in results.values()]
-    return ", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words)

@@ -1,8 +1,10 @@
 """What the stored runs say of a cell."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from fl.base.errors import FLError
 from fl.papers.cell import Arm, Cell, Comparison
 from fl.papers.measures import measure
 from fl.papers.stored import Stored, extendable, runs
@@ -84,8 +86,9 @@ def _at(stored: Sequence[Stored], arm: Arm, rounds: int) -> list[Stored]:
 
 
 def _values(comparison: Comparison, chosen: dict[str, list[Stored]]) -> dict[str, list[float]]:
-    return {
-        name: [measure(comparison.measure, one.rows) for one in chosen[name]]
-        for name in comparison.arms
-        if chosen[name]
-    }
+    found: dict[str, list[float]] = {}
+    for name in comparison.arms:
+        with suppress(FLError):  # an interrupted run may not have measured it yet
+            if values := [measure(comparison.measure, one.rows) for one in chosen[name]]:
+                found[name] = values
+    return found
