@@ -19,9 +19,10 @@ HELP = ("-h", "--help")
 def commands() -> dict[str, str]:
     """From each command to what it does, by the first line of its file.
 
-    >>> list(commands())
-    ['analysis', 'compare', 'data', 'deploy', 'export', 'landscape', 'run', 'runs', 'structure', 'sweep', 'surgery',
-     'zoo']
+    >>> list(commands())[:6]
+    ['analysis', 'compare', 'data', 'deploy', 'export', 'landscape']
+    >>> list(commands())[6:]
+    ['reproduce', 'run', 'runs', 'structure', 'sweep', 'surgery', 'zoo']
     """
     files = {file.stem: file for file in HERE.glob("*.py") if not file.stem.startswith("_")}
     files |= {file.parent.name: file for file in HERE.glob("*/__main__.py")}

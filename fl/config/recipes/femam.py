@@ -101,8 +101,8 @@ _RELEASED = {
     "--femam.compare classifier": "only the last layer tells who is near",
 }
 LEFT_OUT = (
-    "the released code's pruning, which compares losses averaged over up to 50 rounds, and its rule of convergence, the "
-    "deviation of the loss"
+    "the released code's pruning, which compares losses averaged over up to 50 rounds, and its rule of convergence, "
+    "the deviation of the loss"
 )
 """What the released code does and no option here."""
 _DISPUTED = """
@@ -192,7 +192,7 @@ def _released(data: str, split: str, numbers: list[tuple[str, str]]) -> tuple[st
         return released(data, split)
 
     recipe.__name__ = recipe.__qualname__ = name.replace("-", "_").replace(".", "")
-    recipe.__doc__ = f"""femam-{data}-{split} with the released code's options; the paper has FeMAM at {numbers[-1][0]}%.
+    recipe.__doc__ = f"""femam-{data}-{split} with the released code's options; the paper's FeMAM has {numbers[-1][0]}%.
 
     python -m fl.run {name}
 

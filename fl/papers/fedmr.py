@@ -1,0 +1,128 @@
+"""FedMR's Table 1 and figures as cells."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fl.algorithms.fedmr import FedMROptions
+from fl.config import Config
+from fl.config.recipes.fedmr import METHODS, NUMBERS, released, row
+from fl.papers.cell import Arm, Cell, Comparison, Published
+
+_LATE = "test accuracy in %, mean of the last ten evaluations"
+_CURVES = {"resnet20": "ResNet-20", "vgg16": "VGG-16"}
+_SPREADS = ("dir0.1", "dir0.5", "dir1.0", "iid")
+_ORDER = ("fedmr", *(name for name in METHODS if name != "fedmr"))
+
+
+def cells() -> Iterator[Cell]:
+    """All of them."""
+    for (data, model, spread), numbers in NUMBERS.items():
+        yield from _row(data, model, spread, numbers)
+    yield from _figures()
+
+
+def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterator[Cell]:
+    """A row of Table 1 in the settings that are in question: the text's, momentum 0.5, and the released code's."""
+    text = row(data, model, spread)
+    code = released(data, model, spread)
+    base, end = f"fedmr.table1.{data}", "" if data == "femnist" else f".{spread}"
+    own = "lenet" if code.model == "lenet" else model
+    short = replace(text, momentum=0.5, model=code.model)
+    network = "LeNet, " if own == "lenet" else ""
+    settings = {
+        f"{model}{end}": (text, ""),
+        f"{own}{'' if own == 'lenet' else '-momentum0.5'}{end}": (short, f"{network}momentum 0.5"),
+        f"{own}-released{end}": (
+            code, f"{network}momentum 0.5, units of tensors" + ", coarse labels" * (data == "cifar100"),
+        ),
+    }  # fmt: skip
+    if data == "cifar100":  # coarse labels in the paper's units of layers
+        coarse = replace(short, dataset=code.dataset)
+        settings[f"{own}-coarse{end}"] = (coarse, f"{network}momentum 0.5, coarse labels")
+    for name, (config, said) in settings.items():
+        arms = _arms(f"{base}.{name}", replace(config, eval_every=10), _ORDER)
+        yield Cell(
+            f"{base}.{name}", "Table 1", "FedMR has the highest test accuracy", arms,
+            (Comparison(_LATE, "late", "numbers", _ORDER, tuple(Published.read(numbers[m]) for m in _ORDER)),),
+            pattern=_pattern(name), settings=said, row=f"{base}.{model}{end}",
+        )  # fmt: skip
+
+
+def _pattern(name: str) -> str:
+    """The ids of the rows with the same settings.
+
+    >>> _pattern("lenet.dir0.5"), _pattern("resnet20-released.iid")
+    ('fedmr.table1.DATA.MODEL-momentum0.5.SPREAD (CNN: lenet)', 'fedmr.table1.DATA.MODEL-released.SPREAD')
+    """
+    kinds = [kind for kind in ("-momentum0.5", "-released", "-coarse") if kind in name]
+    kind = kinds[0] if kinds else "-momentum0.5" if name.startswith("lenet") else ""
+    return f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5")
+
+
+def _arms(folder: str, config: Config, methods: tuple[str, ...]) -> tuple[Arm, ...]:
+    return tuple(Arm(f"{folder}/{method}", replace(config, algorithm=(method,))) for method in methods)
+
+
+def _figures() -> Iterator[Cell]:
+    both = ("fedmr", "fedavg")
+    first = _plain("resnet20", "dir1.0")
+    yield Cell(
+        "fedmr.figure5", "Fig. 5", "Indep, which shuffles whole models, stays far behind FedAvg",
+        _arms("fedmr.figure5", first, ("fedavg", "indep")),
+        (Comparison(_LATE, "late", "first", ("fedavg", "indep")),),
+    )  # fmt: skip
+    for spread in _SPREADS:
+        plain = _arms(f"fedmr.figure8.{spread}", _plain("resnet20", spread), both)
+        yield Cell(
+            f"fedmr.figure6.{spread}", "Fig. 6", "the models' cosine falls first and rises later", plain[:1],
+            (Comparison("rise of the cosine from its lowest tenth to the last", "cosine_rise", "above", ("fedmr",),
+                        band=(0.01, 2.0)),),
+            pattern="fedmr.figure6.SPREAD",
+        )  # fmt: skip
+        yield Cell(
+            f"fedmr.figure8.{spread}", "Fig. 8", "FedMR's test loss is lower than FedAvg's", plain,
+            (Comparison("test loss, mean of the last ten evaluations", "late_loss", "first", both, larger=False),),
+            pattern="fedmr.figure8.SPREAD",
+        )  # fmt: skip
+        folder = f"fedmr.table1.cifar100.resnet20.{spread}"
+        table = replace(row("cifar100", "resnet20", spread), eval_every=10)
+        yield Cell(
+            f"fedmr.figure9.{spread}", "Fig. 9", "FedMR's curve is the highest and the smoothest (the runs of Table 1)",
+            _arms(folder, table, _ORDER),
+            (Comparison(_LATE, "late", "first", _ORDER),
+             Comparison("step between evaluations in points, last half", "roughness", "first", _ORDER, larger=False)),
+            pattern="fedmr.figure9.SPREAD",
+        )  # fmt: skip
+    for number in (5, 10, 20, 50, 100):
+        config = replace(row("cifar10", "resnet20", "dir0.1"), eval_every=10, participants=number)
+        yield Cell(
+            f"fedmr.figure10.k{number}", "Fig. 10", f"FedMR is the best, with {number} clients a round",
+            _arms(f"fedmr.figure10.k{number}", config, _ORDER), (Comparison(_LATE, "late", "first", _ORDER),),
+            pattern="fedmr.figure10.kK",
+        )  # fmt: skip
+    for model, title in _CURVES.items():
+        config = replace(_plain(model, "dir1.0"), algorithm=("fedmr",))
+        shares = {"layers": 0.0, **{f"p{share}": share for share in (0.1, 0.2, 0.5, 1.0)}}
+        folder = f"fedmr.figure11.{model}"
+        yield Cell(
+            folder, "Fig. 11", f"{title}: the finer the segments, the better; single layers are best",
+            tuple(Arm(f"{folder}/{p}", replace(config, fedmr=FedMROptions(fraction=x))) for p, x in shares.items()),
+            (Comparison(_LATE, "late", "first", tuple(shares)),), settings="the fractions are ours",
+            pattern="fedmr.figure11.MODEL",
+        )  # fmt: skip
+        folder, lengths = f"fedmr.figure12.{model}", (100, 0, 20, 50)
+        yield Cell(
+            folder, "Fig. 12", f"{title}: first stages of 50 and 100 rounds are best",
+            tuple(Arm(f"{folder}/n{n}", replace(config, fedmr=FedMROptions(stage1_rounds=n))) for n in lengths),
+            (Comparison(_LATE, "late", "first", ("n100", "n0", "n20")),), settings="the lengths between are ours",
+            pattern="fedmr.figure12.MODEL",
+        )  # fmt: skip
+    yield Cell(
+        "fedmr.figure7", "Fig. 7", "FedMR's model lies in a flatter place than FedAvg's",
+        command="python -m fl.landscape runs/pair",
+    )  # fmt: skip
+
+
+def _plain(model: str, spread: str) -> Config:
+    """CIFAR-10 without a first stage."""
+    return replace(row("cifar10", model, spread), eval_every=10, fedmr=FedMROptions(stage1_rounds=0))

@@ -1,0 +1,189 @@
+"""docs/results/papers.md: what of each paper's tables and figures stands, made of the stored runs alone."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from fl.base.files import write_text
+from fl.papers.cell import PAPERS, Cell, Comparison
+from fl.papers.cells import cells
+from fl.papers.claims import CLAIMS, verdict
+from fl.papers.results import Result, result
+from fl.papers.stored import ROOT
+from fl.papers.verdict import NOT_RUN, ratio_of, spread
+
+PAGE = ROOT / "docs/results/papers.md"
+_INTRO = """# What of the papers stands
+
+`python -m fl.reproduce` makes this page from the runs in
+[benchmarks/results/papers](../../benchmarks/results/papers); nothing in it is typed by hand.
+
+```sh
+python -m fl.reproduce                                                  # all cells, and what is there of each
+python -m fl.reproduce fedmr.table1.cifar10.lenet.dir0.5 --minutes 60   # run a part of one, or go on with it
+python -m fl.reproduce femam.figure5a --seeds 0
+python -m fl.reproduce --page                                           # only make this page again
+```
+
+A verdict is one of these, decided by numbers alone:
+
+- **reproduced**: the paper's method and at least one other were run, and every one of them is within one point of the
+  paper's number, or within the sum of both standard deviations if that is more; a ratio is within the range of the
+  paper's text, give or take 0.01.
+- **ordering reproduced**: the paper's method is ahead of the others, or behind them, as in the paper.
+- **not reproduced**: neither.
+- **not run**: not yet, or with fewer rounds than the paper's; what fewer rounds show stands beside it.
+- **cannot be known**: the paper has an image there, and no number in its text.
+
+A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
+these. `(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's.
+They do not decide about its numbers.
+"""
+_LEGEND = {
+    "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
+    "units, 500 rounds, of which the text does not speak); the released code has momentum 0.5, LeNet and tensors as "
+    "units.",
+    "femam": "`-released` are the released code's options. With fewer rounds than 700 its levels become shorter in "
+    "proportion, and all methods have as many.",
+    "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
+    "reconstruction, and ranges are those of the text over all models and data sets.",
+}  # fmt: skip
+
+
+def page() -> str:
+    """The page. Raises FLError for a stored run that is damaged or of other settings."""
+    results = {name: result(cell) for name, cell in cells().items()}
+    parts = [_INTRO, _claims(results)]
+    for paper, title in PAPERS.items():
+        parts.append(_paper(title, paper, [one for one in results.values() if one.cell.paper == paper]))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def write_page() -> None:
+    """Write it, atomically."""
+    write_text(PAGE, page())
+
+
+def said(one: Result) -> str:
+    """The verdict on a cell, and what fewer rounds than the paper's show.
+
+    >>> said(result(cells()["fedfa.table5"]))
+    'cannot be known'
+    """
+    if not one.short or not one.begun:
+        return one.verdict
+    if not one.rounds:
+        return f"{NOT_RUN} (begun)"
+    seen = "; ".join(dict.fromkeys(word for word in one.verdicts if word != NOT_RUN))
+    return f"{NOT_RUN} ({seen} at {one.rounds} of {one.asked} rounds)"
+
+
+def _claims(results: dict[str, Result]) -> str:
+    rows = [(PAPERS[claim.paper], claim.text, *verdict(claim, results)) for claim in CLAIMS]
+    return "## The abstracts' claims\n\n" + _table(("paper", "claim", "verdict", "measured"), rows)
+
+
+def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
+    begun = [one for one in results if one.begun and one.rounds]
+    own = [one for one in begun if "not in the paper" in one.cell.place]
+    parts = [f"## {title}\n\n{_LEGEND[paper]}\n"]
+    if shown := [one for one in begun if one not in own]:
+        rows = [row for one in shown for row in _rows(one)]
+        heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
+        parts.append(_table(heads, rows))
+    parts += [_ablation(one) for one in own]
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for one in results:
+        if one not in begun:
+            cell = one.cell
+            groups.setdefault((cell.pattern or cell.command or cell.id, said(one)), []).append(cell)
+    rows = [
+        (_places(members), _claim(members), str(len(members)), f"`{_command(members, pattern)}`", word)
+        for (pattern, word), members in groups.items()
+    ]
+    parts.append(_table(("where", "claim", "cells", "command", "verdict"), rows))
+    return "\n".join(parts)
+
+
+def _places(members: Sequence[Cell]) -> str:
+    return ", ".join(dict.fromkeys(cell.place for cell in members))
+
+
+def _claim(members: Sequence[Cell]) -> str:
+    """That of one cell, or of several what they have in common."""
+    texts = list(dict.fromkeys(cell.claim for cell in members))
+    own = list(dict.fromkeys(cell.settings for cell in members if cell.settings))
+    settings = f" ({own[0]}{', ...' if len(own) > 1 else ''})" if own else ""
+    return (texts[0] if len(texts) == 1 else f"{texts[0]}, ...") + settings
+
+
+def _command(members: Sequence[Cell], pattern: str) -> str:
+    return members[0].command or f"python -m fl.reproduce {pattern.partition(' ')[0]}"
+
+
+def _rows(one: Result) -> list[tuple[str, ...]]:
+    """A line for each comparison of a cell."""
+    cell, rows = one.cell, []
+    failed = [run for run in one.stored if run.failed]
+    for comparison, values, word in zip(cell.comparisons, one.values, one.verdicts):
+        if not values:
+            continue
+        shown = f"{NOT_RUN} ({word} at {one.rounds} of {one.asked} rounds)" if one.short else word
+        note = f"; {len(failed)} of the runs diverged" if failed else ""
+        what = f"{cell.claim}{f' ({cell.settings})' if cell.settings else ''}: {comparison.what}"
+        where = f"{cell.place}<br>`python -m fl.reproduce {cell.id}`"
+        rounds = str(one.rounds) if not one.short else f"{one.rounds} of {one.asked}"
+        rows.append(
+            (where, what, _published(comparison, values), _ours(comparison, values), rounds, _made(one), shown + note)
+        )
+    return rows
+
+
+def _made(one: Result) -> str:
+    """When, and on what."""
+    dates = sorted({run.date for run in one.stored})
+    devices = ", ".join(sorted({run.device for run in one.stored}))
+    return f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {devices}"
+
+
+def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
+    if comparison.kind == "numbers":
+        numbers = dict(zip(comparison.arms, comparison.published))
+        return "<br>".join(f"{name} {numbers[name]}" for name in comparison.arms if name in values)
+    if comparison.band and comparison.kind != "above":
+        return f"{comparison.band[0]:.2f} to {comparison.band[1]:.2f}"
+    return "in words"
+
+
+def _ours(comparison: Comparison, values: dict[str, list[float]]) -> str:
+    lines = [f"{name} {_mean(values[name])}" for name in comparison.arms if name in values]
+    if comparison.kind in ("ratio", "drop") and len(values) == len(comparison.arms):
+        means = {name: fmean(those) for name, those in values.items()}
+        lines.insert(0, f"{ratio_of(comparison, means):.2f}")
+    return "<br>".join(lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+    """Mean, spread and how many seeds.
+
+    >>> _mean([50.0, 52.0]), _mean([50.0])
+    ('51.00±1.41 (2)', '50.00 (1)')
+    """
+    wide = f"±{spread(values):.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{wide} ({len(values)})"
+
+
+def _ablation(one: Result) -> str:
+    """A table of our own: a line for each arm."""
+    (comparison,), (values,) = one.cell.comparisons, one.values
+    head = (
+        f"Our own, {one.cell.settings}: {one.cell.claim}. `python -m fl.reproduce {one.cell.id}`, {one.rounds} of "
+        f"{one.asked} rounds, {_made(one)}. Mean of the {comparison.what.partition(', ')[2]}, standard deviation and "
+        "number of seeds:\n\n"
+    )
+    rows = [(name, _mean(values[name]), ", ".join(f"{v:.2f}" for v in values[name])) for name in values]
+    return head + _table(("runs", comparison.what.split(",")[0], "seeds"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines) + "\n"

@@ -1,0 +1,155 @@
+"""Run a cell, or a part of it; what was done before is kept."""
+
+import datetime
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from fl.analysis.costs import totals
+from fl.base.checks import role
+from fl.base.errors import Diverged, FLError
+from fl.config import Config
+from fl.data import Dataset
+from fl.papers.cell import Arm, Cell
+from fl.papers.stored import COLUMNS, ROOT, Stored, path, read, settings, shortened, write
+from fl.runs import metrics
+from fl.runs.assembly import pick_device
+from fl.runs.folder import SETTINGS
+from fl.runs.summary import failure
+
+Simulate = Callable[..., dict]
+"""`fl.simulation.simulate`, which commands hand over: this room lies below simulation."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a cell is run.
+
+    Attributes:
+        arms: names of its arms; none stands for all of them.
+        seeds: none stands for those of the paper.
+        rounds: 0 stands for the cell's.
+        minutes: when to stop; 0 is never.
+        device: as in `fl.run`.
+        out: where run folders are made, which interrupted runs are resumed in.
+    """
+
+    arms: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    rounds: int = 0
+    minutes: float = 0.0
+    device: str = "auto"
+    out: Path = Path("runs/papers")
+
+
+def play(cell: Cell, part: Part, simulate: Simulate, say: Callable[[str], None] = print) -> bool:
+    """Run a cell seed by seed, each seed with all arms, and store each run as far as it got. Finished runs are kept,
+    interrupted ones are resumed. Returns whether all of the part is done.
+
+    Raises:
+        FLError: for a cell without runs, arms that it does not have, and as `fl.simulation.simulate` does.
+        KeyboardInterrupt: on Ctrl-C, after what is done was stored.
+    """
+    if not cell.arms:
+        raise FLError(
+            f"{cell.id} is an image, and the paper's text has no number to compare with: nothing is run. What computes "
+            f"the like of a run of yours is: {cell.command}"
+        )
+    end = time.monotonic() + 60 * part.minutes if part.minutes else float("inf")
+    arms = [cell.arm(name) for name in part.arms] or list(cell.arms)
+    loaded: dict[tuple, Dataset] = {}
+    for arm, seed in _order(arms, part.seeds):
+        config = replace(shortened(arm.config, part.rounds or arm.config.rounds), seeds=(seed,), device=part.device)
+        file = path(arm.run, seed, config.rounds, arm.config)
+        if file.exists() and read(file).over and read(file).done >= config.rounds:
+            continue
+        if time.monotonic() >= end:
+            return False
+        config.check()
+        key = tuple(getattr(config, field.name) for field in fields(config) if role(field).data)
+        if key not in loaded:
+            loaded = {key: config.load().to(pick_device(config.device))}
+        stored = _run(cell, arm, config, file, part, end, loaded[key], simulate)
+        say(
+            f"{arm.run} seed {seed}: {stored.done} of {stored.rounds} rounds{', ' * bool(stored.failed)}{stored.failed}"
+        )
+        if not stored.over:
+            return False
+    return True
+
+
+def _order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
+    """Each arm with its first seed, then each with its second, ..."""
+    longest = max(len(seeds or arm.config.seeds) for arm in arms)
+    for at in range(longest):
+        yield from ((arm, (seeds or arm.config.seeds)[at]) for arm in arms if at < len(seeds or arm.config.seeds))
+
+
+def _run(
+    cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: float, dataset: Dataset, simulate: Simulate
+) -> Stored:
+    """Train one run until it is done or the time is over, and store it."""
+    folder = part.out / Path(arm.run).parent / file.stem
+    placed = replace(config, out=str(folder.parent), name=folder.name)
+    there, failed = (folder / SETTINGS).exists(), ""
+    try:
+        summary = simulate(placed, folder, there, dataset, on_round=lambda _: time.monotonic() >= end)
+        failed = summary.get("failed", "") if summary["rounds"] == config.rounds else ""
+    except Diverged as error:
+        failed = str(error)
+    finally:
+        stored = _stored(cell, arm, config, folder, failed, part)
+        if stored.rows and not (file.exists() and read(file).done > stored.done):  # whose run folder is gone
+            write(file, stored)
+    return stored
+
+
+def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, part: Part) -> Stored:
+    """What a run folder holds now."""
+    table = folder / metrics.FILE
+    rows = metrics.read(table) if table.exists() else []
+    rounds = f" --rounds {part.rounds}" if part.rounds else ""
+    return Stored(
+        run=arm.run, seed=config.seeds[0], rounds=config.rounds, done=len(rows),
+        command=f"python -m fl.reproduce {cell.id} --algorithm {arm.name} --seeds {config.seeds[0]}{rounds}",
+        device=_device(config.device), torch=torch.__version__, version=_version(),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(), settings=settings(config),
+        failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condensed(config, rows),
+    )  # fmt: skip
+
+
+def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
+    """The evaluated rounds of metrics.csv, with the columns that are stored, and costs summed up from the start."""
+    spent = totals(config, rows) if rows else {}
+    spent["seconds"] = spent.pop("elapsed", [])
+    every = [row | {name: sums[k] for name, sums in spent.items()} for k, row in enumerate(rows)]
+    return [{name: row[name] for name in COLUMNS if name in row} for row in every if "accuracy" in row]
+
+
+def _device(asked: str) -> str:
+    device = pick_device(asked)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+
+
+def _version() -> str:
+    """Of this project: number and commit."""
+    try:
+        number = metadata.version("layer-surgery")
+    except metadata.PackageNotFoundError:
+        number = "not installed"
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return number
+    return f"{number}, commit {found.stdout.strip()}"

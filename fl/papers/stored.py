@@ -1,0 +1,194 @@
+"""What is kept of a run: a small CSV file of its evaluated rounds, under a line of JSON that says where it is from."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fl.algorithms import is_mixed
+from fl.base.checks import flag_of, unread
+from fl.base.errors import FLError
+from fl.base.files import regular, write_text
+from fl.config import Config
+from fl.data import is_text
+from fl.papers.cell import Arm
+from fl.runs.fixed_settings import fixed
+
+ROOT = Path(__file__).resolve().parents[2]
+STORE = ROOT / "benchmarks/results/papers"
+"""Where a checkout keeps the runs of all cells."""
+
+SUMS = ("seconds", "tmac", "megabytes")
+COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_own_accuracy", "models_perplexity",
+           "local_valid_loss", "local_test_accuracy", "local_test_f1")  # fmt: skip
+"""SUMS are from the first round on. A column that a run does not have is left out."""
+_SHARES = {"accuracy", "models_own_accuracy", "local_test_accuracy", "local_test_f1"}
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run as it is stored.
+
+    Attributes:
+        run: its arm's name. seed: its seed.
+        rounds, done: how many rounds were asked for, and done.
+        command: what makes it. device, torch, version, date: on what, with what and when it was made.
+        settings: the flags that it read, see `settings`.
+        failed: why training could not go on, or ended with a loss that is not finite; "" if neither.
+        rows: evaluated rounds.
+    """
+
+    run: str
+    seed: int
+    rounds: int
+    done: int
+    command: str
+    device: str
+    torch: str
+    version: str
+    date: str
+    settings: dict[str, Any]
+    failed: str
+    rows: Sequence[Row]
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.done == self.rounds or bool(self.failed)
+
+
+def extendable(config: Config) -> bool:
+    """Whether a run with fewer rounds is the beginning of one with more."""
+    return "rounds" not in fixed(config) and not (config.algorithm == ("femam",) and config.femam.level_rounds)
+
+
+def shortened(config: Config, rounds: int) -> Config:
+    """The same with so many rounds. If they are fewer, ten evaluations are left, and FeMAM's levels become shorter in
+    proportion.
+
+    >>> from fl.algorithms.femam import FeMAMOptions
+    >>> config = Config(algorithm=("femam",), rounds=700, eval_every=10, femam=FeMAMOptions(level_rounds=(400, 50)))
+    >>> short = shortened(config, 70)
+    >>> short.femam.level_rounds, short.eval_every
+    ((40, 5), 7)
+    """
+    short = replace(config, rounds=rounds)
+    if rounds < config.rounds:
+        levels = tuple(max(1, round(length * rounds / config.rounds)) for length in config.femam.level_rounds)
+        every = min(config.eval_every, max(1, rounds // 10))
+        short = replace(short, eval_every=every, femam=replace(config.femam, level_rounds=levels))
+    return short
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """The flags that a run of one method reads and that decide what it computes, without its seed and its rounds.
+
+    >>> said = settings(Config(alpha=0.1))
+    >>> said["alpha"], "rounds" in said, "attack.amplify" in said, "architectures.widths" in said
+    (0.1, False, False, False)
+    """
+    skipped, groups = {"algorithm", "seeds", "rounds"}, set()
+    groups |= set() if is_text(config.dataset) else {"text"}
+    groups |= set() if is_mixed(config.algorithm[0]) else {"architectures"}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        inner = [(value, one.name, field.name) for one in fields(value)] if is_dataclass(value) else []
+        for owner, name, group in inner or [(config, field.name, "")]:
+            if group in groups or unread(owner, name, group):
+                skipped.add(flag_of(name, group))
+    return {flag: value for flag, value in json.loads(json.dumps(fixed(config))).items() if flag not in skipped}
+
+
+def path(run: str, seed: int, rounds: int, config: Config) -> Path:
+    """The file of a run. Runs of fewer rounds have one of their own if they cannot become longer ones."""
+    apart = rounds != config.rounds and not extendable(config)
+    return STORE / f"{run}-seed{seed}{f'-rounds{rounds}' if apart else ''}.csv"
+
+
+def write(file: Path, stored: Stored) -> None:
+    """Write a run, atomically."""
+    table = io.StringIO()
+    columns = [name for name in COLUMNS if any(name in row for row in stored.rows)]
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([f"{row[name]:.6g}" if name in row else "" for name in columns] for row in stored.rows)
+    said = {key: value for key, value in asdict(stored).items() if key != "rows"}
+    said["sha256"] = _digest(said, table.getvalue())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, f"# {json.dumps(said)}\n{table.getvalue()}")
+
+
+def read(file: Path) -> Stored:
+    """A run. Raises FLError, which names the file, for one that was not written by `write`, or was changed since."""
+    try:
+        first, _, table = regular(file).read_text().partition("\n")
+        said = json.loads(first.removeprefix("# "))
+        digest = said.pop("sha256")
+        rows = [
+            {key: float(value) for key, value in row.items() if value} for row in csv.DictReader(io.StringIO(table))
+        ]
+        stored = Stored(**said, rows=rows)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise FLError(f"{file} is not a stored run ({' '.join(str(error).split())}): run its cell again") from None
+    if wrong := _wrong(stored, file) or ("it was changed by hand" if digest != _digest(said, table) else ""):
+        raise FLError(f"{file} is not what a run left: {wrong}; put the file back, or delete it and run its cell again")
+    return stored
+
+
+def runs(arm: Arm) -> list[Stored]:
+    """All stored runs of an arm, by seed.
+
+    Raises FLError for a file that is damaged, or is of other settings than the arm's.
+    """
+    folder, found = STORE / Path(arm.run).parent, []
+    pattern = re.compile(rf"{re.escape(arm.name)}-seed\d+(-rounds\d+)?\.csv")
+    for file in sorted(folder.glob("*.csv")) if folder.is_dir() else ():
+        if pattern.fullmatch(file.name):
+            stored = read(file)
+            _check(stored, arm, file)
+            found.append(stored)
+    return sorted(found, key=lambda one: (one.seed, one.rounds))
+
+
+def _check(stored: Stored, arm: Arm, file: Path) -> None:
+    config = shortened(arm.config, stored.rounds)
+    if stored.run != arm.run or file != path(arm.run, stored.seed, stored.rounds, arm.config):
+        raise FLError(f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back")
+    expected = settings(config)  # flags that only one version of this package has are not compared
+    if different := sorted(
+        flag for flag in expected.keys() & stored.settings if expected[flag] != stored.settings[flag]
+    ):
+        raise FLError(
+            f"{file} was made with another --{different[0]} than {arm.run} has now: delete it and run the cell again"
+        )
+
+
+def _digest(said: dict, table: str) -> str:
+    return hashlib.sha256(f"{json.dumps(said, sort_keys=True)}\n{table}".encode()).hexdigest()[:16]
+
+
+def _wrong(stored: Stored, file: Path) -> str:
+    kinds = {field.name: field.type for field in fields(Stored) if field.type in (int, str)}
+    if bad := [name for name, kind in kinds.items() if type(getattr(stored, name)) is not kind]:
+        return f"{bad[0]} must be a {kinds[bad[0]].__name__}"
+    if type(stored.settings) is not dict or not 0 <= stored.done <= stored.rounds or stored.seed < 0:
+        return "settings, seed or rounds are none"
+    numbers = [row.get("round", 0) for row in stored.rows]
+    if not numbers or any(a >= b for a, b in zip([0, *numbers], numbers)) or numbers[-1] > stored.done:
+        return f"its rounds do not rise from 1 to at most {stored.done}"
+    for row in stored.rows:
+        if strange := row.keys() - set(COLUMNS):
+            return f"there is no column {sorted(map(str, strange))[0]!r}"
+        for name, value in row.items():
+            if name in _SHARES and not 0 <= value <= 1:
+                return f"{name} must be from 0 to 1, got {value:g} in round {row['round']:g}"
+            if name in SUMS and not (math.isfinite(value) and value >= 0):
+                return f"{name} must be 0 or more, got {value:g} in round {row['round']:g}"
+    return ""

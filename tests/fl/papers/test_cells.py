@@ -1,0 +1,102 @@
+"""The papers' cells: what they are called, and that they can be run."""
+
+from dataclasses import replace
+
+import pytest
+
+from fl.base.errors import FLError
+from fl.config.recipes import fedmr, femam
+from fl.papers.cell import PAPERS, Arm, Cell, Comparison, Published
+from fl.papers.cells import cells, find
+from fl.papers.measures import MEASURES
+from fl.papers.stored import settings
+
+
+def test_ids_say_where_a_cell_stands_and_name_one_cell():
+    found = cells()
+    assert {name.split(".")[0] for name in found} == {*PAPERS}
+    for name, cell in found.items():
+        assert find(name) is cell
+        assert cell.id == name
+        assert (cell.row or name) in found
+    for name in (
+        "fedmr.table1.cifar10.lenet.dir0.5", "femam.table1.cifar100.client0.1", "femam.figure5a",
+        "fedfa.table1.fashion-mnist.preresnet.noniid.both", "fedfa.table1.cifar10.preresnet.iid.both-depths2-3",
+    ):  # fmt: skip
+        assert find(name).arms
+    with pytest.raises(FLError, match=r"no cell is called 'fedmr.figure55': did you mean fedmr.figure5\? "):
+        find("fedmr.figure55")
+    with pytest.raises(FLError, match="no id of a cell"):
+        Cell("FedMR.table1", "Table 1", "")
+
+
+def test_all_tables_and_figures_with_results_have_a_cell():
+    places = {paper: {cell.place for cell in cells().values() if cell.paper == paper} for paper in PAPERS}
+    assert {"Table 1", *(f"Fig. {k}" for k in range(5, 13))} <= places["fedmr"]
+    assert {"Table 1", "Table 2", "Table C.2", "Table C.3", "Table C.4", "Fig. 3", "Fig. 4", "Fig. 5a", "Fig. 5b",
+            "Fig. A.1", "Fig. C.2", "Fig. C.4", "Fig. C.6", "Fig. C.8"} <= places["femam"]  # fmt: skip
+    assert {f"Table {k}" for k in range(1, 11)} <= places["fedfa"] | {"Table 1, Fig. 3"}
+    assert {"Fig. 7", "Fig. 8", "Fig. 9"} <= places["fedfa"]
+
+
+def test_settings_of_all_runs_pass_the_checks():
+    """Each once: runs of one table are alike but for their method."""
+    seen = set()
+    for cell in cells().values():
+        for arm in cell.arms:
+            key = repr(replace(arm.config, algorithm=("fedavg",)) if cell.paper != "fedfa" else arm.config)
+            if (arm.config.algorithm, key) not in seen and key not in seen:
+                arm.config.check()
+                seen.add(key)
+
+
+def test_runs_of_one_name_are_the_same_runs():
+    known = {}
+    for cell in cells().values():
+        for arm in cell.arms:
+            assert known.setdefault(arm.run, arm.config) == arm.config, arm.run
+            assert len(arm.config.algorithm) == 1
+    assert len({run.rpartition("/")[0] for run in known}) > 100
+
+
+def test_comparisons_fit_their_cells():
+    for cell in cells().values():
+        for one in cell.comparisons:
+            assert one.measure in MEASURES or one.measure.startswith("tmac")
+            assert len(one.published) == (len(one.arms) if one.kind == "numbers" else 0)
+            assert (one.band is not None) == (one.kind in ("ratio", "drop", "above"))
+            assert len(one.arms) == {"ratio": 2, "drop": 4, "above": 1}.get(one.kind, len(one.arms))
+    with pytest.raises(FLError, match="can only name arms"):
+        Cell("fedmr.a", "", "", (), (Comparison("", "late", "first", ("fedmr",)),))
+
+
+def test_numbers_are_those_of_the_recipes():
+    cell = find("fedmr.table1.cifar10.lenet.dir0.5")
+    (comparison,) = cell.comparisons
+    numbers = dict(zip(comparison.arms, comparison.published))
+    assert (numbers["fedmr"], numbers["fedavg"]) == (Published(59.81, 0.60), Published(54.42, 0.76))
+    config = cell.arm("fedmr").config
+    assert (config.model, config.momentum, config.fedmr.unit, config.rounds) == ("lenet", 0.5, "layer", 500)
+    accuracy, f1 = find("femam.table1.cifar100.client0.1").comparisons
+    assert dict(zip(accuracy.arms, accuracy.published))["femam"] == Published(61.96, 0.48)
+    assert dict(zip(f1.arms, f1.published))["ditto"] == Published(30.71, 0.34)
+    for (data, model, spread), row in fedmr.NUMBERS.items():
+        end = "" if data == "femnist" else f".{spread}"
+        (one,) = find(f"fedmr.table1.{data}.{model}{end}").comparisons
+        assert {name: str(number) for name, number in zip(one.arms, one.published)} == row
+    assert sum(cell.id.startswith(("femam.table1", "femam.tablec")) for cell in cells().values()) == 2 * len(
+        femam.TABLE
+    )
+
+
+def test_settings_are_told_from_each_other():
+    names = ("cnn", "lenet", "lenet-released")
+    text, short, code = (find(f"fedmr.table1.cifar100.{name}.iid").arm("fedmr") for name in names)
+    assert settings(text.config)["lr"] == 0.01
+    assert settings(text.config)["momentum"] == 0.9
+    assert settings(short.config)["momentum"] == settings(code.config)["momentum"] == 0.5
+    assert settings(code.config)["dataset"] == "cifar100-coarse"
+    assert settings(code.config)["fedmr.unit"] == "tensor"
+    deep = find("fedfa.table1.cifar10.preresnet.iid.both-depths2-3").arm("fedfa").config
+    assert (deep.depth, deep.architectures.depths) == ((3,), ("2", "3"))
+    assert isinstance(text, Arm)
