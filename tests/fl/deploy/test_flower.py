@@ -175,10 +175,12 @@ def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     for pid in group(hanging.pid):
         os.kill(pid, signal.SIGSTOP)
     running.stop("node-2", kill=True)
-    assert running.wait(run, 900) == "finished:completed"
-    for pid in group(hanging.pid):
-        os.kill(pid, signal.SIGCONT)
-    said = running.log(run)
+    try:
+        status, said = running.wait(run, 900), running.log(run)
+    finally:
+        for pid in group(hanging.pid):
+            os.kill(pid, signal.SIGCONT)
+    assert status == "finished:completed", said
     assert "client 1 is left out (no answer within 90 s)" in said
     assert "client 2 is left out (" in said
     running.start_node(2)

@@ -1,7 +1,7 @@
 """200 rounds with 8 nodes and a fault in every fifth message: a run ends as if those clients had been absent."""
 
 import random
-import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +28,9 @@ def absent(client, round, answer):
 
 @pytest.mark.slow
 def test_faults_change_nothing_but_who_takes_part(tmp_path):
-    config = settings("fedavg", clients=8, participants=8, rounds=200, eval_every=50, samples=160, momentum=0.0)
+    config = settings(
+        "fedavg", clients=8, participants=8, rounds=200, eval_every=100, checkpoint_every=100, partition="iid"
+    )
     nodes, test = dealt(config, tmp_path / "data")
     waiting = Waiting(start=0, nodes=8)
     sizes = []
@@ -37,17 +39,13 @@ def test_faults_change_nothing_but_who_takes_part(tmp_path):
         def ask(self, *words):
             answers = super().ask(*words)
             self.letters.clear()
-            sizes.append(tracemalloc.get_traced_memory()[0])
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)  # resident bytes
             return answers
 
-    tracemalloc.start()
-    try:
-        with_faults = serve(Measured(nodes, faulty), config, tmp_path / "faults", test, waiting)
-    finally:
-        tracemalloc.stop()
+    with_faults = serve(Measured(nodes, faulty), config, tmp_path / "faults", test, waiting)
     without = serve(Direct(nodes, absent), config, tmp_path / "absent", test, waiting)
     assert with_faults["rounds"] == 200
     assert with_faults["final"]["accuracy"] == without["final"]["accuracy"]
     assert same(tensors(tmp_path / "faults"), tensors(tmp_path / "absent"))
     grown = torch.tensor(sizes[-20:]).float().mean() - torch.tensor(sizes[30:50]).float().mean()
-    assert grown < 2 * 2**20, f"server and nodes grew by {grown:,.0f} bytes"  # rows of metrics.csv are kept
+    assert grown < 2**24, f"server and nodes grew by {grown:,.0f} bytes in 150 rounds"
