@@ -37,6 +37,7 @@ PICTURES = {
     "recombination": Picture(f"python {DOCS}/recombination.py recombination.png", "recombination.png"),
     "curves": Picture("python -m fl.run --name run", "runs/run/curves.png"),
     "comparison": Picture(PAIR, "runs/pair/comparison.png"),
+    "alignment": Picture(f"python {DOCS.parent}/benchmarks/alignment.py --figure alignment.png", "alignment.png"),
     "landscape-digits": Picture(f"{PAIR} && python -m fl.landscape runs/pair", "landscape.png"),
     "inspect-resnet50": Picture(
         "python -m surgery inspect timm:resnet50 --width 0.5 --depth 2,2,4,2 --plot resnet50.png", "resnet50.png"

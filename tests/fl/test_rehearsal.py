@@ -34,7 +34,7 @@ STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
 ANY = {
     "fl/federation/divergence.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
-    "fl/simulation/rounds.py one_round": 1,  # the loss
+    "fl/simulation/rounds.py measured_round": 1,  # the loss
     "fl/runs/evaluate.py mean_cosine": 1,
     "fl/runs/evaluate.py evaluate_models": 1,
     "fl/runs/evaluate.py _scores": 2,  # of the clients, and of the common test set

@@ -76,6 +76,7 @@ OTHER = {
 
 UNSEEN = {
     ("fedmr", "secure"): "the models are the same; tests/fl/secure is about who sees them",
+    ("fedmr", "align"): "models of the same start are in one order already; tests of fedmr permute them",
 }
 """Options that change no result, and why."""
 

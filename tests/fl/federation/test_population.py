@@ -204,6 +204,16 @@ def calls_of(work):
     return calls
 
 
+def peak_of(work):
+    """The peak of Python's memory, in bytes."""
+    gc.collect()
+    tracemalloc.start()
+    work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
 def cost_of_a_round(clients):
     """Operations, the largest tensor, Python calls and the peak of Python's memory in round 2 of FedAvg."""
     fed = population(clients)
@@ -218,12 +228,7 @@ def cost_of_a_round(clients):
     work(1)
     with Watch() as watch:
         work(2)
-    gc.collect()
-    tracemalloc.start()
-    work(2)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return watch.operations, watch.largest, calls_of(lambda: work(2)), peak
+    return watch.operations, watch.largest, calls_of(lambda: work(2)), min(peak_of(lambda: work(2)) for _ in range(2))
 
 
 def test_a_round_costs_the_same_among_a_million_clients():

@@ -316,9 +316,9 @@ def broken():
     ("model", "said"),
     [
         (3, "model= is an int: give an nn.Module, or a function"),
-        (broken, r"model=, called without arguments, fails: OSError: no such file \(test_given.py, line \d+\)"),
+        (broken, r"model=broken, called without arguments, fails: OSError: no such file \(test_given.py, line \d+\)"),
         (lambda size: Net(size), "called without arguments, fails: TypeError: .*missing 1 required"),
-        (dict, "model= returns a dict"),
+        (dict, "model=dict returns a dict"),
         (nn.Flatten(), "a Flatten, has no parameters to train"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "has lazy modules"),
         (nn.Linear(64, 10), r"model=Linear does not take samples of 1x8x8 numbers"),
