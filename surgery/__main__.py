@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 import tyro
 
@@ -17,6 +18,14 @@ _EXAMPLES = """\
   python -m surgery inspect timm:vit_tiny_patch16_224 --width 0.5 --heads drop --json
   python -m surgery merge ties a.safetensors b.safetensors --base base.safetensors --set density=0.3 --out c.safetensors
   python -m surgery diff a.safetensors c.safetensors"""
+
+
+_MODULE, _SCRIPT = "python -m surgery", "layer-surgery surgery"
+
+
+def called(text: str) -> str:
+    """A text in which this command is called in the way in which the user called it."""
+    return text.replace(_MODULE, _SCRIPT) if Path(sys.argv[0]).stem == "layer-surgery" else text
 
 
 def overview() -> str:
@@ -43,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: that of the command, or 2 if it cannot be carried out."""
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("-h", "--help"):
-        print(overview())
+        print(called(overview()))
         return 0
     code = None
     try:
@@ -53,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise SurgeryError(f"unknown command {name!r}: {hint}")
         command = COMMANDS[name]
         kind = getattr(import_module(command.module), command.arguments)
-        code = tyro.cli(kind, prog=f"python -m surgery {name}", args=rest).run()
+        code = tyro.cli(kind, prog=called(f"{_MODULE} {name}"), args=rest).run()
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (SurgeryError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(called(f"error: {error}"), file=sys.stderr)
         return 2
     except MemoryError:
         print("error: out of memory: give a smaller model or a smaller --input", file=sys.stderr)

@@ -58,7 +58,8 @@ def save_roster(fed: Federation, folder: Path) -> None:
         if before != [{key: str(value) for key, value in row.items()} for row in roster(fed)]:
             raise FLError(
                 f"{folder / FILE} gives the clients other architectures than the settings do now: restore the content "
-                "of --architectures.file, or start a new run"
+                "of --architectures.file (or, if malicious clients took the largest model when the run began, write "
+                "`architecture: largest` under `attack:` in its config.yaml), or start a new run"
             )
         return
     write_csv(folder / FILE, COLUMNS, ([row[name] for name in COLUMNS] for row in roster(fed)))

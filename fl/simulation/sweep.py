@@ -16,6 +16,7 @@ from fl.base.checks import unread
 from fl.base.errors import FLError
 from fl.base.flags import choice
 from fl.config import Config
+from fl.config.held_out import holding_out
 from fl.config.yaml_settings import flat
 from fl.runs.folder import run_name
 
@@ -68,6 +69,9 @@ class Sweep:
         if reason := unread(getattr(self.config, group) if group else self.config, name, group):
             raise FLError(reason)
         configs = [self.at(text) for text in self.values]
+        if option == "local-valid":
+            for config in configs:
+                holding_out(config, chosen=True)
         for k, one in enumerate(configs):
             if one in configs[:k]:
                 raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice: give it once")

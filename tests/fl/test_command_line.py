@@ -192,6 +192,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     assert cli.main(["rum"]) == 2
     assert "unknown command 'rum': did you mean 'run'?" in capsys.readouterr().err
     assert cli.main(["runs", "nowhere/there"]) == 2
+    assert "usage: layer-surgery surgery COMMAND" in printed(capsys, "surgery", "--help")
     assert cli.main(["zoo", "resnet1"]) == 2
     assert "`layer-surgery zoo` lists all" in capsys.readouterr().err
     assert "`layer-surgery run --resume` continues" in " ".join(printed(capsys, "runs", "--help").split())

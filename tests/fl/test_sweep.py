@@ -267,6 +267,7 @@ BAD = [
     (["rounds", "1,2.5"], "rounds cannot be '2.5': --rounds takes a whole number"),
     (["lr", "0.1,"], "lr cannot be ''"),
     (["flip", "true,maybe"], "unknown value of flip 'maybe': there are true, false"),
+    (["local-valid", "0,0.2", "--algorithm", "femam"], "--local-valid 0: femam validates on samples"),
     (["participants", "2"], "at least two values"),
     (["lr", "0.1,0.2,0.10"], "0.10 is there twice"),
     (["participants", "1,2", "--participants", "3"], "--participants is what is swept"),
