@@ -106,6 +106,11 @@ def library_models():
 
         return lambda: (timm.create_model(name, num_classes=7, **options), torch.zeros(2, 3, size, size))
 
+    def of_mixer():
+        from timm.models.mlp_mixer import MlpMixer
+
+        return MlpMixer(num_classes=7, img_size=64, num_blocks=2, embed_dim=24), torch.zeros(2, 3, 64, 64)
+
     def of_torchvision(name, size=64):
         import torchvision
 
@@ -127,11 +132,10 @@ def library_models():
         "resnet18": of_timm("resnet18"),
         "resnext": of_timm("resnext26ts", 96),
         "mobilenetv2": of_timm("mobilenetv2_035"),
-        "efficientnet": of_timm("efficientnet_b0"),
+        "efficientnet": of_timm("test_efficientnet"),
         "convnext": of_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 20)),
         "vit": of_timm("vit_tiny_patch16_224", **tiny),
-        "mixer": of_timm("mixer_s32_224", 224, num_blocks=2, embed_dim=24),
-        "densenet": of_torchvision("densenet121"),
+        "mixer": of_mixer,
         "shufflenet": of_torchvision("shufflenet_v2_x0_5"),
         "googlenet-like": of_torchvision("squeezenet1_1"),
         "bert": of_transformers("BertModel", "BertConfig", vocab_size=50, **small),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from surgery.errors import SurgeryError
 from surgery.lazy import Reader, spans
 from surgery.merge.group import Group
 
@@ -32,10 +33,20 @@ def combination(group: Group, coefficients: Sequence[float]) -> Reader:
 
 
 def gram(group: Group) -> Tensor:
-    """The inner products [K, K] of the tensors (or of their differences from the base), in float64."""
+    """The inner products [K, K] of the tensors (or of their differences from the base), in float64.
+
+    Raises:
+        SurgeryError: for a tensor that holds NaN or infinity, which has no direction.
+    """
     k = len(group.tensors)
     result = torch.zeros(k, k, dtype=torch.float64, device=group.tensors[0].device)
     for start, stop in spans(group.size):
         rows = torch.stack([group.delta(i, start, stop).double() for i in range(k)])
         result += rows @ rows.T
-    return result.cpu()
+    result = result.cpu()
+    if bad := [group.places[i] for i, finite in enumerate(result.diagonal().isfinite().tolist()) if not finite]:
+        raise SurgeryError(
+            f"{group.name!r} of model {bad[0]} (from 0) or of the base holds NaN or infinity and has no direction: "
+            "leave that model out, or merge by `linear`"
+        )
+    return result

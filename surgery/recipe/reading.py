@@ -1,5 +1,6 @@
 """Read a recipe: inputs, steps and outputs by name."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,23 @@ class Recipe:
     text: str
 
 
+def _loader(yaml: Any) -> type:
+    """A safe loader that refuses a key that is there twice, of which YAML would keep the last."""
+
+    class Once(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+            found = super().construct_mapping(node, deep)
+            if len(found) < len(node.value):
+                keys = [key.value for key, _ in node.value]
+                twice = next((key for key in keys if keys.count(key) > 1), keys[-1])
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{twice!r} is there twice", problem_mark=node.start_mark
+                )
+            return found
+
+    return Once
+
+
 def read_recipe(path: Path) -> Recipe:
     """The recipe of a YAML file; SurgeryError that names the file and the place for one that is none."""
     import yaml
@@ -35,7 +53,7 @@ def read_recipe(path: Path) -> Recipe:
         if path.stat().st_size > _LARGEST:
             raise SurgeryError(f"{path} is too large for a recipe")
         text = path.read_text()
-        found = yaml.safe_load(text)
+        found = yaml.load(text, _loader(yaml))
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -67,6 +85,9 @@ def read_recipe(path: Path) -> Recipe:
     if not parts["outputs"]:
         raise SurgeryError(f"{path}: `outputs` names no file to write")
     folder = path.parent
+    files = [os.path.normpath(folder / file) for file in parts["outputs"]]
+    if twice := [file for file in parts["outputs"] if files.count(os.path.normpath(folder / file)) > 1]:
+        raise SurgeryError(f"{path}: {' and '.join(map(repr, twice))} are the same file: give each output its own")
     return Recipe(
         {name: folder / file for name, file in parts["inputs"].items()},
         parts["steps"],

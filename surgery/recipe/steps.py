@@ -45,12 +45,14 @@ def _ungraft(*, model: Values, keep: Any) -> LazyState:
 def _cast(*, model: Values, dtype: str) -> LazyState:
     found = getattr(torch, str(dtype), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise SurgeryError(f"dtype is one of float32, bfloat16, float16, float64, got {dtype!r}")
+        raise SurgeryError(f"dtype is a floating-point type of torch, such as float32 or bfloat16, got {dtype!r}")
     return cast(model, found)
 
 
 def _replace(*, first: Values, others: Mapping[str, Values]) -> LazyState:
     """The first model with the tensors that match a pattern taken from another one."""
+    if isinstance(others, LazyState):
+        raise SurgeryError("replace takes `others` as entries PATTERN: NAME, as {'head.*': b}")
     for pattern in others:
         check_patterns("others", {pattern: 0}, first)
     entries = {}
@@ -106,6 +108,8 @@ def _planned(step: Mapping[str, Any], known: Mapping[str, LazyState], folder: Pa
         raise SurgeryError(f"{do} needs {lacking[0]!r}")
 
     def find(value: Any) -> Any:
+        if isinstance(value, float | int | None):
+            raise SurgeryError(f"{do} takes names of inputs and steps, got {value!r}")
         if isinstance(value, list):
             return [find(one) for one in value]
         if isinstance(value, dict):

@@ -51,8 +51,8 @@ def widen(
     The first C positions are the old ones; those behind repeat them in turn. What reads a width makes up for that:
 
     - `copy`: each of k copies is read with 1/k of the weight (Chen et al., "Net2Net", ICLR 2016, section 3.1);
-    - `zero`: copies are read with weight 0, so that every old number stays: `narrow` with 1/rate gives the model back
-      bit for bit. (In mode `copy` it does, but for 1/k of what reads a repeated position.)
+    - `zero`: copies are read with weight 0, so that every old number stays: the plan cuts the model out again bit for
+      bit, and so does `narrow` with 1/rate if every width has grown.
 
     The wide model runs once on the example in float64 beside the old one, and every operation is compared. A width
     stays as it is where an operation would compute something else. A norm over a width (layer norm, group norm) allows

@@ -48,8 +48,7 @@ def test_models_of_libraries(name):
     if isinstance(example, torch.Tensor):
         example = example.double()
     near = 1e-6 if name == "llama" else 1e-10  # its norms compute in float32 whatever the weights are
-    for seed in range(2):
-        check(net, example, example if isinstance(example, dict) else image(example.shape), seed, near)
+    check(net, example, example if isinstance(example, dict) else image(example.shape), 0, near)
 
 
 def test_heads_and_groups_are_widths_of_their_own():

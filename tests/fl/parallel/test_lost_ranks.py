@@ -107,7 +107,7 @@ def interrupted(rank, folder):
 
     def train(*arguments):
         if next(rounds) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # in this thread, wherever the others are
         return honest(*arguments)
 
     training.train = train

@@ -212,3 +212,12 @@ def test_what_cannot_be_merged_is_named():
     ]:
         with pytest.raises(SurgeryError, match=text):
             call()
+
+
+@pytest.mark.parametrize("method", [merge.slerp, merge.multislerp, merge.karcher, merge.model_stock])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_has_no_direction(method, value):
+    models = [{"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([1.0, value])}]
+    more = {"base": {"w": torch.zeros(2)}} if method is merge.model_stock else {}
+    with pytest.raises(SurgeryError, match=r"'w' of model 1 .* holds NaN or infinity"):
+        method(models, **more)
