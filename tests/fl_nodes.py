@@ -110,7 +110,7 @@ FAULTS = {
     "architecture": (without, "is missing: another architecture"),
     "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
     "an old round": (said(round=0), "answers for round 0"),
-    "another client": (said(client=2), "answers for client 2"),
+    "another client": (lambda a: said(client=a.header["client"] + 1)(a), "answers for client 2"),  # of client 1
     "another letter": (said(ticket="00"), "answers another letter"),
     "another kind": (said(kind="here"), "instead of a trained model"),
     "samples": (said(samples=10**9), "trained on 1000000000 samples"),
