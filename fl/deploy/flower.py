@@ -165,7 +165,8 @@ def _read(reply: Message | str, limit: int) -> Letter | str:
     if isinstance(reply, str):
         return reply
     if reply.has_error():
-        return f"its ClientApp failed: {reply.error.reason or f'code {reply.error.code}'}"
+        reason = " ".join((reply.error.reason or f"code {reply.error.code}").split())  # in one line
+        return f"Flower has no answer of it: {reason}"
     try:
         letter = unpacked(reply.content, limit)
     except Refused as error:
