@@ -107,14 +107,14 @@ def tried(commands, number):
 
 
 def test_some_commands(folder):
-    tried(runs(folder), 4)  # of which some train
-    tried(sweeps(folder), 7)
-    tried(helps(), 5)
-    tried(looks(folder), 7)
-    tried(tables(), 7)
+    tried(runs(folder), 8)  # of which some train
+    tried(sweeps(folder), 13)
+    tried(helps(), 13)
+    tried(looks(folder), 13)
+    tried(tables(), 13)
 
 
-MANY = int(os.environ.get("FUZZ_COMMANDS", "300"))
+MANY = int(os.environ.get("FUZZ_COMMANDS", "1000"))
 """How many commands the slow tests try, of all kinds together. CONTRIBUTING.md says when to try more."""
 
 

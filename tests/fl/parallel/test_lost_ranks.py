@@ -103,6 +103,7 @@ def test_a_command_with_several_methods_prints_once(tmp_path, capfd):
 
 def interrupted(rank, folder):
     """Ctrl-C in the third round, which torchrun passes on to all ranks."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
     honest, rounds = training.train, iter(range(1, 100))
 
     def train(*arguments):
