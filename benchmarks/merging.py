@@ -1,6 +1,6 @@
 """Merge two large files: seconds and peak memory, side by side with mergekit, and whether the results agree.
 
-    python benchmarks/merging.py --folder /tmp/merging --gigabytes 2 [--mergekit /path/to/a/python/with/mergekit]
+    python benchmarks/merging.py --folder merging --gigabytes 2 [--mergekit PYTHON]
 
 writes three checkpoints (a base and two models, bfloat16 or float32) into the folder, which it deletes at the end. Each
 merge runs in a process of its own, whose peak memory is its largest resident set; files that a process maps
