@@ -1,6 +1,8 @@
 """`python -m surgery graft` and `ungraft`: checkpoints of deeper and of shallower models."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,23 +54,9 @@ class Graft:
     def run(self) -> None:
         """Carry out the command."""
         from surgery.depth.graft import graft
-        from surgery.files import check_new, open_state
-        from surgery.lazy import metas
         from surgery.lazy_plans import embed
 
-        check_new(self.out)
-        checkpoint, config = open_state(self.file), None
-        values = checkpoint
-        if self.model is None and not (checkpoint.is_folder and (checkpoint.path / "config.json").is_file()):
-            _, plan = graft(metas(values), depths=list(self.depths))
-        else:
-            model = build(self.model, checkpoint)
-            values = state_for(model, checkpoint)
-            deeper, plan = graft(model, depths=list(self.depths), example=example_for(model, self.input))
-            config = config_of(deeper)
-        made = {"do": "graft", "depths": list(self.depths), "inputs": [source(checkpoint)]}
-        save(self.out, embed(plan, values), made=made, like=checkpoint, config=config)
-        save_plan(self.plan, plan)
+        _carry_out(self, partial(graft, depths=list(self.depths)), embed, {"do": "graft", "depths": list(self.depths)})
 
 
 @dataclass(frozen=True)
@@ -91,20 +79,34 @@ class Ungraft:
     def run(self) -> None:
         """Carry out the command."""
         from surgery.depth.ungraft import ungraft
-        from surgery.files import check_new, open_state
-        from surgery.lazy import metas
         from surgery.lazy_plans import extract
 
-        check_new(self.out)
-        checkpoint, config = open_state(self.file), None
-        values = checkpoint
-        if self.model is None and not (checkpoint.is_folder and (checkpoint.path / "config.json").is_file()):
-            _, plan = ungraft(metas(values), keep=list(self.keep))
-        else:
-            model = build(self.model, checkpoint)
-            values = state_for(model, checkpoint)
-            shallow, plan = ungraft(model, keep=list(self.keep), example=example_for(model, self.input))
-            config = config_of(shallow)
-        made = {"do": "ungraft", "keep": list(self.keep), "inputs": [source(checkpoint)]}
-        save(self.out, extract(plan, values), made=made, like=checkpoint, config=config)
-        save_plan(self.plan, plan)
+        _carry_out(self, partial(ungraft, keep=list(self.keep)), extract, {"do": "ungraft", "keep": list(self.keep)})
+
+
+def _carry_out(
+    command: Graft | Ungraft, change: Callable[..., Any], by_plan: Callable[..., Any], made: dict[str, Any]
+) -> None:
+    """Change the model, or what the names show of it, and write what the plan makes of the checkpoint.
+
+    Args:
+        change: model or state -> (what becomes of it, the plan).
+        by_plan: (plan, values) -> the new values.
+        made: the operation and its settings, for the provenance.
+    """
+    from surgery.files import check_new, open_state
+    from surgery.lazy import metas
+
+    check_new(command.out)
+    checkpoint, config = open_state(command.file), None
+    values = checkpoint
+    if command.model is None and not (checkpoint.is_folder and (checkpoint.path / "config.json").is_file()):
+        _, plan = change(metas(values))
+    else:
+        model = build(command.model, checkpoint)
+        values = state_for(model, checkpoint)
+        changed, plan = change(model, example=example_for(model, command.input))
+        config = config_of(changed)
+    made |= {"inputs": [source(checkpoint)]}
+    save(command.out, by_plan(plan, values), made=made, like=checkpoint, config=config)
+    save_plan(command.plan, plan)

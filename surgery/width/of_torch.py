@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
@@ -26,16 +26,25 @@ def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
 # The true values of a narrow module's attributes. `numbers` are its operation's arguments that are sizes of axes.
 
 
+def _weight(module: nn.Module) -> Tensor:
+    """The weight, or the parameter of its shape from which a hook makes it anew in every call: `torch.nn.utils`'
+    weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight lies beside it.
+    """
+    made_of = [module._parameters[name] for name in ("weight_v", "weight_orig") if name in module._parameters]
+    return made_of[0] if made_of else module.weight
+
+
 def _convolution(module: _ConvNd, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     groups = size_of(numbers["groups"], choice) if "groups" in numbers else module.groups
-    first, second = module.weight.shape[:2]
+    first, second = _weight(module).shape[:2]
     if isinstance(module, _ConvTransposeNd):
         return {"groups": groups, "in_channels": first, "out_channels": second * groups}
     return {"groups": groups, "in_channels": second * groups, "out_channels": first}
 
 
 def _linear(module: nn.Linear, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {"out_features": module.weight.shape[0], "in_features": module.weight.shape[1]}
+    outputs, inputs = _weight(module).shape
+    return {"out_features": outputs, "in_features": inputs}
 
 
 def _embedding(module: nn.Embedding, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+from torch.nn.utils import prune
 
 import surgery
 from surgery import SurgeryError, narrow
@@ -590,3 +591,20 @@ def test_blocks_of_a_registered_class_are_found(told):
         surgery.register_block(step())
     inside = nn.Sequential(Step(step(), step()), Step(step(), step()))
     assert [section.blocks for section in surgery.sections(inside)] == [("0", "1")]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "hook",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, lambda m: prune.l1_unstructured(m, "weight", amount=0.25)],
+    ids=["weight_norm", "spectral_norm", "prune"],
+)
+@pytest.mark.parametrize(
+    "kind", [lambda i, o: nn.Linear(i, o), lambda i, o: nn.Conv2d(i, o, 1)], ids=["linear", "conv"]
+)
+def test_attributes_of_modules_whose_weight_a_hook_makes(hook, kind):
+    net = nn.Sequential(hook(kind(4, 6)), nn.ReLU(), kind(6, 2)).eval()
+    example = torch.randn(3, 4) if isinstance(net[0], nn.Linear) else torch.randn(3, 4, 2, 2)
+    small, _ = surgery.narrow(net, rate=0.5, example=example)
+    assert small(example).shape == net(example).shape
+    assert next(v for name, v in vars(small[0]).items() if name in ("out_features", "out_channels")) == 3

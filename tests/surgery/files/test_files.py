@@ -186,6 +186,7 @@ def test_any_changed_byte_of_a_header_is_an_error_or_another_state(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({"w": torch.ones(3, 2), "v": torch.zeros(5)}, path)
     good = path.read_bytes()
+    same(open_state(path), load_file(path))
     draw = random.Random(0)
     for _ in range(100):
         data = bytearray(good)
