@@ -256,7 +256,8 @@ def check_halved(full: nn.Module, small: nn.Module, example: Any) -> None:
             else:
                 rightly = all(any(word in reason for word in RIGHTLY_WHOLE) for reason in reasons)
             if not (halved(old, new) or (new == old and rightly)):
-                raise Miss(f"axis {axis} of {name}.weight went from {old} to {new}")
+                why = next((f": {reason}" for reason in reasons or () if reason and new == old), "")
+                raise Miss(f"axis {axis} of {name}.weight went from {old} to {new}{why}")
 
 
 def halved(old: int, new: int) -> bool:

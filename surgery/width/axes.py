@@ -17,6 +17,11 @@ from math import prod
 from surgery.errors import InternalError
 from surgery.width.why import Why, firmest, lost, role
 
+SHUFFLED = (
+    "its parts are joined, interleaved and split again (channel shuffles in a row), so that each would have to keep "
+    "other positions"
+)
+
 
 class Axis:
     """A node of a union-find forest; `find` gives the representative of its class."""
@@ -124,7 +129,10 @@ def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
         for group in groups[1:]:
             unify(groups[0], group)
         axis = find(axis)
-        axis.parts = [Axis(major, role("a reshape separates equal parts")), groups[0]]
+        axis.parts = [
+            Axis(major, role("parts of it are reshaped into one axis, and all of these keep the same positions")),
+            groups[0],
+        ]
     axis.kind = "product"
     return axis.parts[0], axis.parts[1]
 
@@ -260,7 +268,7 @@ def _as_sum(axis: Axis, at: int) -> None:
     rest = axis.size // first.size
     position, inside = divmod(at, rest)
     if inside:
-        fix(first, role("it is divided inside of one of its parts"))
+        fix(first, role(SHUFFLED))
         parts = [product(others)] * first.size
     else:
         cut(first, position)

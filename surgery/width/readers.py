@@ -10,7 +10,7 @@ from surgery.width.rules.registry import RULES
 from surgery.width.solved import SUMS, Atom, Axis, Choice, Solution, Sum, atoms
 from surgery.width.trace import Step
 
-_SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind", "slice"}
+SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind", "slice"}
 
 
 class Readers(NamedTuple):
@@ -70,7 +70,7 @@ def _held(solution: Solution, step: Step, which: int, axis: int | None) -> tuple
             return source, axis if solution.tensors[source][axis] is step.inputs[which][axis] else None
         before, position = solution.steps[source[0]], source[1]
         rule = RULES.get(before.name)
-        if not before.inputs or not ((rule and rule.carries) or before.name in _SPLITS):
+        if not before.inputs or not ((rule and rule.carries) or before.name in SPLITS):
             return None
         axis, step, which = _axis_before(before, before.outputs[position], axis), before, 0
     return None

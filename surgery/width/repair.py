@@ -17,11 +17,13 @@ from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside
 from surgery.submodel import Submodel
 from surgery.width import attributes
+from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.of_torch import known_edits
+from surgery.width.readers import SPLITS
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.sizes import Sizes, merged
-from surgery.width.solved import Axes, Axis, Choice, Solution, size_of
+from surgery.width.solved import Axes, Axis, Choice, Product, Solution, Sum, size_of
 from surgery.width.trace import Origins, Step, bind, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
@@ -95,9 +97,20 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
 def _no_way_on(model: nn.Module, solution: Solution, difference: _Diverged) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
-    return (
-        f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. A width may "
-        "be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
+    hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
+    if splits_interleaved(step):
+        hint = f"What is split there cannot become narrower: {SHUFFLED}. Keep these modules whole with keep=[...]"
+    return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
+
+
+def splits_interleaved(step: Step) -> bool:
+    """Whether an operation divides an axis of several parts of which one is interleaved from parts of its own.
+
+    The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
+    """
+    split = step.name in SPLITS and step.inputs
+    return bool(split) and any(
+        isinstance(axis, Sum) and any(isinstance(term, Product) for term in axis.parts) for axis in step.inputs[0]
     )
 
 

@@ -13,19 +13,19 @@ from surgery.errors import SurgeryError
 from surgery.forward import ghost_of
 from surgery.states import state
 from surgery.submodel import Submodel
-from surgery.width.axes import fix
+from surgery.width.axes import SHUFFLED, fix
 from surgery.width.choose import choose
 from surgery.width.cost import Cost
 from surgery.width.couple import Coupling, couple, couplings
 from surgery.width.demand import Demand
 from surgery.width.plan import plan_of
-from surgery.width.repair import Stuck, repaired
+from surgery.width.repair import Stuck, repaired, splits_interleaved
 from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 from surgery.width.whole import Whole, stayed_whole, told
-from surgery.width.why import Why, lost
+from surgery.width.why import Why, lost, role
 
 _PATIENCE = 6  # couplings that are tried to bring the narrow model further
 _MOST_LEFT = 8  # operations around which widths are left whole because the narrow model does not run
@@ -139,7 +139,10 @@ class Search:
         """What comes of it if the widths around the step stay whole."""
         if self.strict or stuck.step in self.left or len(self.left) == _MOST_LEFT:
             raise SurgeryError(stuck.message)
-        self.left[stuck.step] = lost(f"the code there does not run with fewer: {stuck.difference}")
+        if splits_interleaved(self.solution.steps[stuck.step]):
+            self.left[stuck.step] = role(SHUFFLED)
+        else:
+            self.left[stuck.step] = lost(f"the code there does not run with fewer: {stuck.difference}")
         self.trace_anew()
         if not self.chosen.choice:
             raise SurgeryError(stuck.message)

@@ -430,7 +430,7 @@ def narrowed(model, x, rate):
     try:
         return narrow(model, rate=rate, example=x)
     except SurgeryError as error:
-        if not re.search("fit together|share digits|mixes axes|divided inside|separates equal parts", str(error)):
+        if not re.search("fit together|share digits|mixes axes|channel shuffles|reshaped into one axis", str(error)):
             raise
         DRAWN["refused"] += 1
         reject()

@@ -608,3 +608,31 @@ def test_attributes_of_modules_whose_weight_a_hook_makes(hook, kind):
     small, _ = surgery.narrow(net, rate=0.5, example=example)
     assert small(example).shape == net(example).shape
     assert next(v for name, v in vars(small[0]).items() if name in ("out_features", "out_channels")) == 3
+
+
+class Shuffled(nn.Module):
+    """ShuffleNetV2's unit without its stride: half of the channels pass through, and both halves are interleaved."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Conv2d(width // 2, width // 2, 1)
+
+    def forward(self, x):
+        kept, used = x.chunk(2, 1)
+        parts = torch.cat([kept, self.layer(used)], 1)
+        return parts.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
+    example = torch.zeros(1, 3, 4, 4)
+    one = nn.Sequential(nn.Conv2d(3, 24, 1), Shuffled(24), nn.Conv2d(24, 5, 1))
+    assert narrow(one, rate=0.5, example=example, strict=True)[0][1].layer.out_channels == 6
+    units = nn.Sequential(nn.Conv2d(3, 24, 1), *[Shuffled(24) for _ in range(3)], nn.Conv2d(24, 8, 1))
+    with pytest.raises(SurgeryError, match=r"channel shuffles in a row.*keep=\[...\]") as error:
+        narrow(units, rate=0.5, example=example)
+    assert "constant" not in str(error.value)
+    net = nn.Sequential(*units, nn.ReLU(), nn.Conv2d(8, 5, 1))
+    small, _ = narrow(net, rate=0.5, example=example)
+    assert small[4].out_channels == 4
+    assert small(example).shape == net(example).shape
+    assert "axis 0 of 2.layer.weight (12, 12, 1, 1) stays whole: its parts are joined, interleaved and" in caplog.text
