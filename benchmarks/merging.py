@@ -107,17 +107,21 @@ def theirs(python: str, folder: Path, method: str, out: Path) -> dict:
     return measured([python, "-c", program, str(out / "config.yml"), str(out)], dict(os.environ))
 
 
-def apart(a: Path, b: Path) -> float:
-    """The largest difference between two checkpoints, relative to the largest magnitude of the tensor."""
+def apart(a: Path, b: Path) -> dict:
+    """How two checkpoints differ: by how much at most, relative to the largest magnitude of the tensor; and the share
+    of elements that differ by more than rounding, which is 1 % of the element.
+    """
     from surgery.files import open_state
 
-    first, second, most = open_state(a), open_state(b), 0.0
+    first, second, most, differ, count = open_state(a), open_state(b), 0.0, 0, 0
     for name in first:
         gap, size = 0.0, 0.0
         for x, y in zip(first.pieces(name).slabs(), second.pieces(name).slabs()):
-            gap, size = max(gap, (x.float() - y.float()).abs().max().item()), max(size, x.float().abs().max().item())
+            x, y = x.float(), y.float()
+            gap, size = max(gap, (x - y).abs().max().item()), max(size, x.abs().max().item())
+            differ, count = differ + int(((x - y).abs() > 0.01 * x.abs()).sum()), count + x.numel()
         most = max(most, gap / size)
-    return most
+    return {"largest": most, "share": differ / count}
 
 
 def main() -> None:

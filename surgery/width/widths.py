@@ -1,15 +1,18 @@
 """Which axes of which tensors are one width, and how much of each stays."""
 
 import math
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from surgery.deprecated import formerly
+from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.width.choose import choose
 from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.scores import named_widths
+from surgery.width.search import Search
 from surgery.width.solved import Atom, size_of, solve
 from surgery.width.trace import traced
 
@@ -41,7 +44,7 @@ class Width(NamedTuple):
 def widths(
     model: nn.Module, *, example: Any, rate: float = 1.0, heads: Heads = "inside", rounding: Rounding = math.ceil
 ) -> list[Width]:
-    """The coupled widths of a model, in the order of their first tensors. Runs one forward pass in evaluation mode.
+    """The coupled widths of a model, in the order of their first tensors, and what `narrow` at this rate keeps of them.
 
     Args:
         model, example, rate, heads, rounding: as for `surgery.narrow`.
@@ -56,8 +59,14 @@ def widths(
     ['0.weight:0']
     """
     demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
-    solution = solve(traced(model, example).found)
-    chosen = choose(solution, demand)
+    if rate == 1:
+        solution = solve(traced(model, example).found)
+        chosen = choose(solution, demand)
+    else:
+        search = Search(model, example, demand, None, strict=False)
+        with suppress(SurgeryError):  # nothing can shrink: what is known of the widths shows why
+            search.plan()
+        solution, chosen = search.solution, search.chosen
     names = {atom: name for name, atom in named_widths(solution).items()}
 
     def reason(atom: Atom) -> str:

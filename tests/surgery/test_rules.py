@@ -636,3 +636,5 @@ def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     assert small[4].out_channels == 4
     assert small(example).shape == net(example).shape
     assert "axis 0 of 2.layer.weight (12, 12, 1, 1) stays whole: its parts are joined, interleaved and" in caplog.text
+    whole = [width.reason for width in surgery.widths(net, example=example, rate=0.5) if width.size == width.kept > 5]
+    assert any("channel shuffles in a row" in reason for reason in whole)
