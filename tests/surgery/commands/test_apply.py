@@ -89,7 +89,7 @@ def test_depth_and_plans(tmp_path):
         ("    base: base\n", "", "step 'tasks': ties needs 'base'"),
         ("models: [a, b]", "models: [a, c]", "step 'tasks': 'c' is no input and no earlier step; there are base, a, b"),
         ("body: 0.5", "tail: 0.5", "step 'tasks': density: no tensor matches 'tail'"),
-        ("dtype: bfloat16", "dtype: int8", "step 'half': dtype is a floating-point type"),
+        ("dtype: bfloat16", "dtype: int8", "step 'half': dtype='int8': give a floating-point type"),
         ("others: {head: a}", "others: a", "step 'mixed': replace takes `others` as entries"),
         ("b: b.safetensors", "a: b.safetensors", "'a' is there twice"),
         ("half.safetensors: half", "./mean.safetensors: half", "are the same file"),
