@@ -34,7 +34,7 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     """
     for one in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
         switch("normalize", one)
-    return merged(_linear, models, weights=weights, settings={"normalize": normalize})
+    return merged(_linear, models, weights=weights, settings={"normalize": normalize}, defaults={"normalize": True})
 
 
 def _linear(group: Group, normalize: bool) -> Reader:

@@ -61,6 +61,8 @@ def passthrough(
     """
     if not isinstance(blocks, Mapping) or not blocks:
         raise SurgeryError(f"blocks={shown(blocks)}: give entries SECTION: BLOCKS, such as layer1: 0:0-1,1:1")
+    if not isinstance(outside or {}, Mapping):
+        raise SurgeryError(f"outside={shown(outside)}: give entries PATTERN: MODEL, such as fc: 1")
     chosen = {str(name): _blocks(str(name), value) for name, value in blocks.items()}
     for pattern, k in (outside or {}).items():
         if type(k) is not int or not 0 <= k < len(models):
@@ -97,8 +99,6 @@ def _blocks(section: str, value: Any) -> list[tuple[int, int]]:
 
 def replace(first: Subject, *, others: Mapping[str, Subject]) -> Subject:
     """The first model with the tensors that match a pattern taken from another one."""
-    if not isinstance(others, Mapping):
-        raise SurgeryError("replace takes `others` as entries PATTERN: NAME, as {'head.*': b}")
     for pattern in others:
         check_patterns("others", {pattern: 0}, first.values)
     entries = {}

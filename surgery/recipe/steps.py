@@ -48,7 +48,7 @@ def _check(recipe: Recipe) -> None:
             check_arguments(step["do"], given)
             for key in SUBJECTS:
                 if key in given:
-                    _found(step["do"], given[key], dict.fromkeys(known))
+                    _found(step["do"], key, given[key], dict.fromkeys(known))
         except SurgeryError as error:
             raise SurgeryError(f"step {name!r}: {error}") from None
         several = step["do"] == "shuffle" and isinstance(step["models"], list)
@@ -64,7 +64,7 @@ def _given(step: Mapping[str, Any], known: Mapping[str, Subject], folder: Path) 
     """The arguments of a step, with checkpoints and paths for their names."""
     given = {key: value for key, value in step.items() if key != "do"}
     for key in given.keys() & set(SUBJECTS):
-        given[key] = _found(step["do"], given[key], known)
+        given[key] = _found(step["do"], key, given[key], known)
     for key in given.keys() & set(PATHS):
         given[key] = folder / str(given[key])
         if not given[key].is_file():
@@ -72,13 +72,22 @@ def _given(step: Mapping[str, Any], known: Mapping[str, Subject], folder: Path) 
     return given
 
 
-def _found(do: str, value: Any, known: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_found(do, one, known) for one in value]
-    if isinstance(value, dict):
-        return {pattern: _found(do, one, known) for pattern, one in value.items()}
-    if not isinstance(value, str):
-        raise SurgeryError(f"{do} takes names of inputs and steps, not {shown(value)}")
-    if value not in known:
-        raise SurgeryError(f"{value!r} is no input and no earlier step; there are {', '.join(known)}")
-    return known[value]
+def _found(do: str, key: str, value: Any, known: Mapping[str, Any]) -> Any:
+    """The checkpoints that an argument names: a list for `models`, by pattern for `others`, else a single one."""
+    if key == "models":
+        if not isinstance(value, list) or not value:
+            raise SurgeryError(f"{do} takes a list of names as {key!r}, such as [a, b], not {shown(value)}")
+        return [_one(do, name, known) for name in value]
+    if key == "others":
+        if not isinstance(value, dict) or not value:
+            raise SurgeryError(f"{do} takes {key!r} as entries PATTERN: NAME, such as {{head: a}}, not {shown(value)}")
+        return {str(pattern): _one(do, name, known) for pattern, name in value.items()}
+    return _one(do, value, known)
+
+
+def _one(do: str, name: Any, known: Mapping[str, Any]) -> Any:
+    if not isinstance(name, str):
+        raise SurgeryError(f"{do} takes names of inputs and steps, not {shown(name)}")
+    if name not in known:
+        raise SurgeryError(f"{name!r} is no input and no earlier step; there are {', '.join(known)}")
+    return known[name]
