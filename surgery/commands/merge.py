@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from surgery.commands.one import Model, Shape
+from surgery.commands.one import Files, Model, Shape
 from surgery.commands.shared import Floats, save_subject, settings, size_in_bytes, source, summary
 from surgery.errors import SurgeryError
 
@@ -29,7 +29,7 @@ class Merge:
     method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="METHOD")]
     """linear, slerp, multislerp, karcher, nearswap, task_arithmetic, ties, dare, breadcrumbs, della, model_stock, sce;
     with a --model and --data also fisher and regmean, with a --score greedy_soup"""
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    files: Files
     """.safetensors or .pt files, or folders as HuggingFace's libraries write them"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """the new file, or a new folder, which also gets the other files of the first folder"""

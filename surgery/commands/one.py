@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from surgery.submodel import Submodel
 
 File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+Files = Annotated[
+    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...", help_behavior_hint="(required)")
+]
 Out = Annotated[Path, tyro.conf.arg(metavar="FILE")]
 Plan = Annotated[Path | None, tyro.conf.arg(metavar="PLAN.json")]
 Model = Annotated[str | None, tyro.conf.arg(metavar="MODEL")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from surgery.commands.one import Model, Shape, save_plan
+from surgery.commands.one import Files, Model, Shape, save_plan
 from surgery.commands.shared import save_subject, source, summary
 from surgery.errors import SurgeryError
 
@@ -18,7 +18,7 @@ Entries = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(met
 class Passthrough:
     """Put a network together from the blocks of several, as mergekit's passthrough does; models count from 0."""
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    files: Files
     """the checkpoints; the first says what all looks like that is not named. To repeat a block, give a file twice"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """the new checkpoint"""

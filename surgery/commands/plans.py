@@ -52,7 +52,9 @@ class PlanCommand:
 
     do: Annotated[Literal["show", "compose"], tyro.conf.Positional, tyro.conf.arg(metavar="show|compose")]
     """what to do"""
-    plans: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json...")]
+    plans: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json...", help_behavior_hint="(required)")
+    ]
     """one plan to show, or two or more to compose"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="PLAN.json")] = None
     """where the composed plan goes"""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from surgery.commands.one import Files
 from surgery.commands.shared import save, source
 
 
@@ -13,7 +14,7 @@ from surgery.commands.shared import save, source
 class Shuffle:
     """Recombine checkpoints of one architecture: every layer of every one is used exactly once, in a new one."""
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    files: Files
     """at least two checkpoints"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """a new folder, which gets 0.safetensors, 1.safetensors, ..."""

@@ -1,9 +1,12 @@
 """Operations that put the positions of widths in another order: what the model computes stays."""
 
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from surgery.edits import clone
 from surgery.errors import SurgeryError, first_line
@@ -20,7 +23,9 @@ from surgery.width.align import Aligner
 from surgery.width.importance import importance
 from surgery.width.permute import permute as permute_model
 from surgery.width.permute import sort_by as sort_model
+from surgery.width.widths import widths
 
+_log = logging.getLogger(__name__)
 _LARGEST = 2**28  # bytes of a file of permutations
 
 
@@ -42,6 +47,7 @@ def permute(
     if sort_by is not None:
         net, example = model.loaded(), model.example()
         scores = importance(net, example=example, by=choice("sort_by", sort_by, SCORES))
+        scores = _without(_beyond(net, example), scores)
         return _ordered(model, *sort_model(net, scores, example=example))
     found = _read(permutations)
     if isinstance(found, Submodel):
@@ -73,12 +79,14 @@ def align(model: Subject, *, to: Subject, by: str = "weights", data: str | None 
         reference = load(clone(own), other)
     except SurgeryError as error:
         raise SurgeryError(f"{to.what} is no model of the same architecture as {model.what}: {error}") from None
-    aligner = Aligner(reference, example=model.example())
+    example = model.example()
+    aligner = Aligner(reference, example=example)
     if by == "weights":
         orders = aligner.by_weights(reference, own)
     else:
         orders = aligner.by_activations(reference, own, batches_of(data))
-    plan = aligner.plan(orders)
+    moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
+    plan = aligner.plan(_without(_beyond(own, example), moved))
     return _ordered(model, plan.build(own), plan)
 
 
@@ -88,6 +96,29 @@ def batches_of(data: str) -> list[Any]:
     if not isinstance(found, Iterable):
         raise SurgeryError(f"data {data} gives a {type(found).__name__}, and should give batches one after another")
     return list(found)
+
+
+def _beyond(model: nn.Module, example: Any) -> dict[str, str]:
+    """The widths along which a tensor lies that no checkpoint holds, by name, with that tensor.
+
+    The model's class would make such a tensor anew, in the old order (the frequencies of rotary positions, say).
+    """
+    kept = model.state_dict()
+    found = {}
+    for width in widths(model, example=example):
+        if outside := [name for name, _ in width.members if name not in kept]:
+            found[width.name] = outside[0]
+    return found
+
+
+def _without(beyond: Mapping[str, str], orders: Mapping[str, Any]) -> dict[str, Any]:
+    """The orders, or scores, of widths that may be put in another order in a checkpoint; the others are logged."""
+    left = [name for name in orders if name in beyond]
+    if left:
+        more = f" (and {len(left) - 1} more widths)" if len(left) > 1 else ""
+        why = "the model's class makes that tensor anew, and no checkpoint holds it"
+        _log.warning("the positions along %s%s keep their order: %s", beyond[left[0]], more, why)
+    return {name: value for name, value in orders.items() if name not in beyond}
 
 
 def _ordered(model: Subject, module: Any, plan: Submodel) -> Subject:

@@ -123,6 +123,20 @@ def test_align_finds_a_permuted_copy(nets, tmp_path):
     same("other.safetensors", surgery.state(surgery.align(nets, example=X).models[1]))
 
 
+def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
+    import their_orders
+
+    for seed in range(2):
+        torch.manual_seed(seed)
+        save_file(their_orders.Kept().state_dict(), f"kept{seed}.safetensors")
+    given = ("--model", "their_orders:Kept", "--input", "5", "--out")
+    run("permute", "kept0.safetensors", "--sort-by", "l1", *given, "sorted.safetensors")
+    assert "the positions along scale keep their order" in caplog.text
+    same("sorted.safetensors", load_file("kept0.safetensors"))
+    run("align", "kept1.safetensors", "--to", "kept0.safetensors", *given, "aligned.safetensors")
+    same("aligned.safetensors", load_file("kept1.safetensors"))
+
+
 def test_widen_and_the_old_model_in_it(nets):
     half = {name: tensor.bfloat16() for name, tensor in load_file("a.safetensors").items()}
     save_file(half, "half.safetensors")
