@@ -30,7 +30,7 @@ def called(text: str) -> str:
 
 def overview() -> str:
     """What `--help` prints."""
-    lines = [f"  {name:10}{command.does}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:13}{command.does}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: python -m surgery COMMAND ...",

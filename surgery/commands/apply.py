@@ -1,15 +1,18 @@
 """`python -m surgery apply RECIPE.yaml`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from surgery.commands.shared import save, size_in_bytes, source, summary
+from surgery.commands.shared import save_subject, size_in_bytes, source, summary
 from surgery.errors import SurgeryError
+from surgery.operations.texts import shown
 
 if TYPE_CHECKING:
+    from surgery.operations.subject import Subject
     from surgery.recipe import Recipe
 
 
@@ -26,7 +29,7 @@ class Apply:
 
     def run(self) -> None:
         """Carry out the command."""
-        from surgery.files import Checkpoint, check_new
+        from surgery.files import check_new
         from surgery.recipe import planned, read_recipe
 
         shard_bytes, recipe = size_in_bytes(self.shard_size), read_recipe(self.recipe)
@@ -36,19 +39,25 @@ class Apply:
             inputs, results = planned(recipe, self.recipe.parent)
         except SurgeryError as error:
             raise SurgeryError(f"{self.recipe}: {error}") from None
-        known: dict[str, Any] = {**inputs, **results}
+        known = {**inputs, **results}
         print(_text(recipe, known))
         if self.dry_run:
             return
-        like = next((one for one in inputs.values() if isinstance(one, Checkpoint) and one.is_folder), None)
-        made = {"recipe": recipe.text, "inputs": {name: source(one) for name, one in inputs.items()}}
+        made = {"recipe": recipe.text, "inputs": {name: source(one.checkpoint) for name, one in inputs.items()}}
         for path, name in recipe.outputs.items():
-            save(path, known[name], made={**made, "output": name}, like=like, shard_bytes=shard_bytes)
+            save_subject(path, known[name], made={**made, "output": name}, shard_bytes=shard_bytes)
 
 
-def _text(recipe: "Recipe", known: dict[str, Any]) -> str:
-    lines = [f"input   {name} = {path}: {summary(known[name])}" for name, path in recipe.inputs.items()]
+def _text(recipe: "Recipe", known: Mapping[str, "Subject"]) -> str:
+    lines = []
+    for name, one in recipe.inputs.items():
+        model = f" of {one.model}" if one.model else ""
+        lines.append(f"input   {name} = {one.path}{model}: {summary(known[name].values)}")
     for name, step in recipe.steps.items():
-        said = ", ".join(f"{key}={value}" for key, value in step.items() if key != "do")
-        lines.append(f"step    {name} = {step['do']}({said}): {summary(known[name])}")
+        said = ", ".join(
+            f"{key}={value if isinstance(value, str) else shown(value)}" for key, value in step.items() if key != "do"
+        )
+        results = [one for one in known if one == name or (one not in recipe.steps and one.startswith(f"{name}."))]
+        for one in results:
+            lines.append(f"step    {one} = {step['do']}({said}): {summary(known[one].values)}")
     return "\n".join([*lines, *(f"output  {path} = {name}" for path, name in recipe.outputs.items())])

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from surgery.commands.merge import Merge
+from surgery.commands.one import Files
 from surgery.commands.shared import Floats
 
 
@@ -14,7 +15,7 @@ from surgery.commands.shared import Floats
 class Average:
     """Average checkpoints of one architecture; integer tensors (step counters) carry the maximum."""
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    files: Files
     """.safetensors or .pt files, or folders as HuggingFace's libraries write them"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """the new file or folder"""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from surgery.commands.depth import Shape, example_for
-from surgery.commands.models import build
+from surgery.commands.one import Shape
 from surgery.errors import SurgeryError
+from surgery.operations.models import build, example_for
 
 if TYPE_CHECKING:
     from torch import nn

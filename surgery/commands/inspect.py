@@ -1,4 +1,4 @@
-"""`python -m surgery inspect MODEL`."""
+"""`python -m surgery inspect MODEL|FILE`."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from surgery.commands.one import Model
 from surgery.commands.shared import Integers
 from surgery.errors import SurgeryError
 
@@ -17,10 +18,15 @@ _LONGEST = 10**6  # seconds that a step may take
 
 @dataclass(frozen=True)
 class Inspect:
-    """Print the layers, sections and coupled widths of a model; with --width or --depth also what they become."""
+    """Print the layers, sections and coupled widths of a model; with --width or --depth also what they become.
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """timm:NAME or torchvision:NAME; the weights are random"""
+    Of a checkpoint print what it holds: tensors, sections and layers as their names show them, and how it was made.
+    """
+
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|FILE")]
+    """timm:NAME or torchvision:NAME, whose weights are random; or a checkpoint: a file or a folder"""
+    model: Model = None
+    """of a checkpoint, to print its coupled widths, too: timm:NAME, torchvision:NAME or module:factory"""
     width: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
     """share of every hidden width to keep, in (0, 1]"""
     depth: Annotated[Integers, tyro.conf.arg(metavar="INT,...")] = None
@@ -38,6 +44,11 @@ class Inspect:
 
     def run(self) -> None:
         """Carry out the command."""
+        if is_checkpoint(self.target):
+            self._print_contents()
+            return
+        if self.model is not None:
+            raise SurgeryError(f"--model belongs to a checkpoint, and there is no file or folder {self.target}")
         from surgery.inspect.describe import describe
         from surgery.inspect.draw import check_picture, draw
         from surgery.inspect.report import inspect
@@ -55,16 +66,16 @@ class Inspect:
         if not 0 < self.seconds <= _LONGEST:
             raise SurgeryError(f"--seconds {self.seconds:g}: give more than 0, and at most {_LONGEST:,}")
         steps = Steps(self.seconds, sys.stderr)
-        model = steps("building the model", lambda: named(self.model))
+        model = steps("building the model", lambda: named(self.target))
         if model is None:
-            raise SurgeryError(f"building {self.model} took more than {self.seconds:g} s: give more --seconds")
+            raise SurgeryError(f"building {self.target} took more than {self.seconds:g} s: give more --seconds")
         report = inspect(
             model,
             width=self.width,
             depth=self.depth,
             heads=self.heads,
             shape=self.input,
-            name=self.model,
+            name=self.target,
             steps=steps,
         )
         if self.plot:
@@ -72,3 +83,24 @@ class Inspect:
         print(json.dumps(report.as_dict()) if self.json else describe(report))
         if self.plot and not self.json:
             print(f"\nsaved the picture as {self.plot}")
+
+    def _print_contents(self) -> None:
+        from surgery.commands.contents import contents, told
+        from surgery.operations.subject import Subject
+
+        if self.width is not None or self.depth is not None or self.plot is not None:
+            raise SurgeryError(
+                "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints"
+            )
+        found = contents(Subject.open(Path(self.target), self.model, self.input))
+        print(json.dumps(found) if self.json else told(found))
+
+
+def is_checkpoint(text: str) -> bool:
+    """Whether a text means a file or a folder, which need not be there, and no model by name.
+
+    >>> is_checkpoint("timm:resnet18"), is_checkpoint("net.safetensors"), is_checkpoint("folder/net")
+    (False, True, True)
+    """
+    endings = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json")
+    return text.endswith(endings) or (":" not in text and ("/" in text or Path(text).exists()))

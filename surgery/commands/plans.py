@@ -2,36 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from surgery.commands.shared import save, source
+from surgery.commands.one import carry_out, save_plan
 from surgery.errors import SurgeryError
 
-if TYPE_CHECKING:
-    from surgery.submodel import Submodel
-
 Plan = Annotated[Path, tyro.conf.arg(metavar="PLAN.json")]
-
-
-def read_plan(path: Path) -> "Submodel":
-    """A plan of a file; SurgeryError that names the file if it holds none."""
-    from surgery.submodel import Submodel
-
-    try:
-        return Submodel.load(path)
-    except OSError as error:
-        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
-    except SurgeryError as error:
-        raise SurgeryError(f"{path}: {error}") from None
-
-
-def save_plan(path: Path | None, plan: "Submodel") -> None:
-    """Write a plan where one is asked for, and say so."""
-    if path is not None:
-        plan.save(path)
-        print(f"{path}: {str(plan).splitlines()[0]}")
 
 
 @dataclass(frozen=True)
@@ -47,12 +25,7 @@ class Extract:
 
     def run(self) -> None:
         """Carry out the command."""
-        from surgery.files import check_new, open_state
-        from surgery.lazy_plans import extract
-
-        check_new(self.out)
-        full, plan = open_state(self.file), read_plan(self.plan)
-        save(self.out, extract(plan, full), made={"do": "extract", "inputs": [source(full)]}, like=full)
+        carry_out("extract", {"plan": self.plan}, file=self.file, out=self.out)
 
 
 @dataclass(frozen=True)
@@ -70,14 +43,7 @@ class Embed:
 
     def run(self) -> None:
         """Carry out the command."""
-        from surgery.files import check_new, open_state
-        from surgery.lazy_plans import embed
-
-        check_new(self.out)
-        small, plan = open_state(self.file), read_plan(self.plan)
-        into = None if self.into is None else open_state(self.into)
-        made = {"do": "embed", "inputs": [source(one) for one in (small, into) if one is not None]}
-        save(self.out, embed(plan, small, into), made=made, like=into)
+        carry_out("embed", {"plan": self.plan}, file=self.file, out=self.out, others={"into": self.into})
 
 
 @dataclass(frozen=True)
@@ -86,14 +52,18 @@ class PlanCommand:
 
     do: Annotated[Literal["show", "compose"], tyro.conf.Positional, tyro.conf.arg(metavar="show|compose")]
     """what to do"""
-    plans: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json...")]
+    plans: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json...", help_behavior_hint="(required)")
+    ]
     """one plan to show, or two or more to compose"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="PLAN.json")] = None
     """where the composed plan goes"""
 
     def run(self) -> None:
         """Carry out the command."""
-        plans = [read_plan(path) for path in self.plans]
+        from surgery.operations.given import plan_of
+
+        plans = [plan_of(path) for path in self.plans]
         if self.do == "show":
             if len(plans) != 1 or self.out is not None:
                 raise SurgeryError("plan show prints one plan: give one file, and no --out")

@@ -1,6 +1,5 @@
 """What several commands share: lists as arguments, sizes, where results go."""
 
-import ast
 import json
 import re
 import sys
@@ -12,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.constructors import PrimitiveConstructorSpec
 
 from surgery.errors import SurgeryError
+from surgery.operations.texts import value_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from surgery.files import Checkpoint
+    from surgery.operations.subject import Subject
 
 PROVENANCE = "layer_surgery"
 """The name in a file's metadata under which JSON says how it was made."""
@@ -51,10 +52,10 @@ Integers = listed(int, "2,2,4,2")
 Floats = listed(float, "1,0.5")
 
 
-def settings(texts: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
+def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
     """Settings of a method from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep their order.
 
-    >>> settings(["density=0.5", "layer4:density=0.2", "elect=true"], {"density": 0, "elect": False})
+    >>> settings(["density=0.5", "layer4:density=0.2", "elect=true"], ["density", "elect"])
     {'density': {'layer4': 0.2, '*': 0.5}, 'elect': True}
     """
     found: dict[str, Any] = {}
@@ -72,20 +73,6 @@ def settings(texts: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in everywhere.items():
         found[name] = {**found[name], "*": value} if name in found else value
     return found
-
-
-def value_of(text: str) -> Any:
-    """A number, true, false, a list of them, or else the text itself.
-
-    >>> value_of("0.5"), value_of("true"), value_of("tensor"), value_of("[1, 2]")
-    (0.5, True, 'tensor', [1, 2])
-    """
-    if text.lower() in ("true", "false", "none"):
-        return {"true": True, "false": False, "none": None}[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
 
 
 def size_in_bytes(text: str | None) -> int | None:
@@ -160,6 +147,12 @@ def save(
             progress=progress,
         )
     print(f"{path}: {summary(values)}")
+
+
+def save_subject(path: Path, subject: "Subject", *, made: Mapping[str, Any], shard_bytes: int | None = None) -> None:
+    """Write what an operation has made, with the files beside the weights and the configuration of its model."""
+    config = subject.config()
+    save(path, subject.values, made=made, like=subject.folder, config=config, shard_bytes=shard_bytes)
 
 
 def source(checkpoint: "Checkpoint") -> dict[str, Any]:

@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 import tyro
 
+from surgery.commands.one import Files
 from surgery.commands.shared import save, source
-from surgery.errors import SurgeryError
 
 
 @dataclass(frozen=True)
 class Shuffle:
     """Recombine checkpoints of one architecture: every layer of every one is used exactly once, in a new one."""
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    files: Files
     """at least two checkpoints"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """a new folder, which gets 0.safetensors, 1.safetensors, ..."""
@@ -27,25 +27,13 @@ class Shuffle:
 
     def run(self) -> None:
         """Carry out the command."""
-        import torch
+        from surgery.operations.mixtures import shuffle
+        from surgery.operations.subject import Subject
 
-        from surgery.decomposition import layers
-        from surgery.files import open_state
-        from surgery.lazy import LazyState, metas
-        from surgery.recombine import permutations, segments
-        from surgery.states import check_same
-
-        if len(self.files) < 2:
-            raise SurgeryError("shuffle exchanges layers between models: give at least two checkpoints")
-        files = [open_state(path) for path in self.files]
-        for file in files[1:]:
-            check_same(metas(files[0]), metas(file), str(files[0].path), str(file.path))
-        parts = segments(layers(metas(files[0]), unit=self.unit))
-        generator = torch.Generator().manual_seed(self.seed)
-        swaps = permutations(len(parts), k=len(files), generator=generator, derange=self.derange).tolist()
+        files = [Subject.open(path) for path in self.files]
+        mixed = shuffle(files, unit=self.unit, seed=self.seed, derange=self.derange)
         self.out.mkdir()
-        made = {"do": "shuffle", "unit": self.unit, "seed": self.seed, "inputs": [source(file) for file in files]}
-        for k in range(len(files)):
-            places = {name: files[swaps[i][k]] for i, names in enumerate(parts) for name in names}
-            mixed = LazyState({name: places[name].pieces(name) for name in files[0]})
-            save(self.out / f"{k}.safetensors", mixed, made={**made, "model": k})
+        inputs = [source(file.checkpoint) for file in files]
+        made = {"do": "shuffle", "unit": self.unit, "seed": self.seed, "derange": self.derange, "inputs": inputs}
+        for k, one in enumerate(mixed):
+            save(self.out / f"{k}.safetensors", one.values, made={**made, "model": k})

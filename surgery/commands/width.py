@@ -1,15 +1,11 @@
-"""`python -m surgery narrow` and `prune`: checkpoints of narrower models."""
+"""`python -m surgery narrow`, `prune` and `widen`: checkpoints of narrower and of wider models."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from surgery.commands.depth import File, Model, Out, Plan, Shape, example_for
-from surgery.commands.models import build, config_of, state_for
-from surgery.commands.plans import save_plan
-from surgery.commands.shared import save, source
-from surgery.errors import SurgeryError
+from surgery.commands.one import File, Model, Number, Out, Patterns, Plan, Shape, carry_out
 
 
 @dataclass(frozen=True)
@@ -18,15 +14,15 @@ class Narrow:
 
     file: File
     """the checkpoint"""
-    rate: Annotated[float, tyro.conf.arg(metavar="RATE")]
+    rate: Number
     """share of every hidden width to keep, in (0, 1]"""
     out: Out
     """the new checkpoint"""
     model: Model = None
-    """timm:NAME, torchvision:NAME or module:factory; needed, but for folders of transformers' models"""
+    """timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none"""
     input: Shape = None
     """shape of one input [the one that the model was made for]"""
-    keep: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN")]] = ()
+    keep: Patterns = ()
     """modules whose tensors stay whole, such as layer1 or '*.downsample'; may be given several times"""
     heads: Literal["inside", "drop"] = "inside"
     """what is done to attention: slice inside every head, or drop heads"""
@@ -37,21 +33,9 @@ class Narrow:
 
     def run(self) -> None:
         """Carry out the command."""
-        from surgery.files import check_new, open_state
-        from surgery.lazy_plans import extract
-        from surgery.width.narrow import narrow
-
-        check_new(self.out)
-        checkpoint = open_state(self.file)
-        model = build(self.model, checkpoint)
-        values = state_for(model, checkpoint)
-        example = example_for(model, self.input)
-        small, plan = narrow(
-            model, rate=self.rate, example=example, keep=self.keep, heads=self.heads, strict=self.strict
-        )
-        made = {"do": "narrow", "rate": self.rate, "inputs": [source(checkpoint)]}
-        save(self.out, extract(plan, values), made=made, like=checkpoint, config=config_of(small))
-        save_plan(self.plan, plan)
+        settings = {"rate": self.rate, "keep": self.keep, "heads": self.heads, "strict": self.strict}
+        common = {"file": self.file, "out": self.out, "model": self.model, "shape": self.input, "plan": self.plan}
+        carry_out("narrow", settings, **common)
 
 
 @dataclass(frozen=True)
@@ -63,7 +47,7 @@ class Prune:
     out: Out
     """the new checkpoint"""
     model: Model = None
-    """timm:NAME, torchvision:NAME or module:factory; needed, but for folders of transformers' models"""
+    """timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none"""
     macs: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
     """the share of multiply-accumulates to keep, in (0, 1]"""
     parameters: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
@@ -77,24 +61,45 @@ class Prune:
 
     def run(self) -> None:
         """Carry out the command."""
-        from surgery.files import check_new, open_state
-        from surgery.lazy_plans import extract
-        from surgery.states import load
-        from surgery.width.importance import importance
-        from surgery.width.narrow import narrow
-        from surgery.width.target import Target
+        settings = {"macs": self.macs, "parameters": self.parameters, "by": self.by}
+        common = {"file": self.file, "out": self.out, "model": self.model, "shape": self.input, "plan": self.plan}
+        carry_out("prune", settings, **common)
 
-        if (self.macs is None) == (self.parameters is None):
-            raise SurgeryError("prune needs a size: give --macs SHARE or --parameters SHARE")
-        check_new(self.out)
-        checkpoint = open_state(self.file)
-        model = build(self.model, checkpoint)
-        values = state_for(model, checkpoint)
-        load(model, {name: values[name] for name in values})
-        example = example_for(model, self.input)
-        scores = importance(model, example=example, by=self.by)
-        target = Target(macs=self.macs) if self.parameters is None else Target(parameters=self.parameters)
-        small, plan = narrow(model, target=target, keep_top=scores, example=example)
-        made = {"do": "prune", "macs": self.macs, "parameters": self.parameters, "inputs": [source(checkpoint)]}
-        save(self.out, extract(plan, values), made=made, like=checkpoint, config=config_of(small))
-        save_plan(self.plan, plan)
+
+@dataclass(frozen=True)
+class Widen:
+    """Widen a checkpoint: every hidden width repeats its positions, and the outputs stay the same."""
+
+    file: File
+    """the checkpoint"""
+    rate: Number
+    """how many times as wide the model becomes, above 1; norms over a width allow whole numbers only"""
+    out: Out
+    """the new checkpoint, of a model built that wide"""
+    model: Model = None
+    """timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none"""
+    mode: Literal["copy", "zero"] = "copy"
+    """how what reads a width makes up for its copies: each copy is read with its share of the weight, or new ones with
+    weight 0, so that every old number stays"""
+    noise: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.0
+    """noise in the weights that make new positions, as a share of the weights' standard deviation, so that copies learn
+    apart"""
+    seed: int = 0
+    """of the noise"""
+    input: Shape = None
+    """shape of one input [the one that the model was made for]"""
+    keep: Patterns = ()
+    """modules whose tensors stay as they are, such as layer1 or '*.downsample'; may be given several times"""
+    heads: Literal["inside", "drop"] = "drop"
+    """what is done to attention: repeat heads (drop, the inverse of what narrow does then), or nothing (inside)"""
+    strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """end with an error if a hidden width cannot grow"""
+    plan: Plan = None
+    """where to write the plan, by which the given model lies in the wide one"""
+
+    def run(self) -> None:
+        """Carry out the command."""
+        settings = {"rate": self.rate, "mode": self.mode, "noise": self.noise, "seed": self.seed}
+        settings |= {"keep": self.keep, "heads": self.heads, "strict": self.strict}
+        common = {"file": self.file, "out": self.out, "model": self.model, "shape": self.input, "plan": self.plan}
+        carry_out("widen", settings, **common)

@@ -1,5 +1,6 @@
 """A file of torch.save as tensors, mapped into memory where its format allows; nothing in it is run."""
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,6 +13,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.lazy import Pieces
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
+_CUT = "it is damaged or cut short; fetch or save it again"
 _PREFIXES = ("module.", "_orig_mod.", "module.")  # of DistributedDataParallel and torch.compile
 
 
@@ -48,10 +50,14 @@ def _loaded(path: Path) -> Any:
             if "mmap" not in str(error):
                 raise
             return torch.load(path, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what a seek to a place before the beginning gives
+            raise
+        raise SurgeryError(f"{path} cannot be read as a file of torch.save: {_CUT}") from None
     except UnpicklingError:
         what = "is damaged, or holds other objects than tensors, which could run code"
         raise SurgeryError(f"{path} {what}: save model.state_dict() instead") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, pickle's, ...
-        raise SurgeryError(f"{path} cannot be read as a file of torch.save: {first_line(error)}") from None
+        cut = "PytorchStreamReader" in str(error)  # whose messages are about archives, and several lines long
+        why = _CUT if cut else first_line(error)
+        raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None

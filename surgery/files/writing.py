@@ -74,8 +74,10 @@ def write(
     texts = {**_FORMAT, **(metadata or {})}
     pieces = {name: pieces_of(values, name) for name in values}
     needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(path.absolute().parent).free
+    if needed and not free:
+        raise SurgeryError(f"{path} cannot be written: nothing is free on its disk, or it takes no files")
     if needed > free:
-        raise SurgeryError(f"{path} would take {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB of the disk are free")
+        raise SurgeryError(f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free")
     if path.suffix == ".safetensors":
         with replacing(path) as temporary:
             _safetensors(temporary, pieces, texts, progress)

@@ -11,7 +11,7 @@ from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
 from surgery.merge.combine import combination, gram
 from surgery.merge.group import Group, merged
-from surgery.merge.settings import ByName, Weights, within
+from surgery.merge.settings import ByName, Weights, switch, within
 from surgery.states import Models, State
 
 _SMALL = 1e-6  # radians; along a shorter arc a straight line differs by less than 1e-12
@@ -32,7 +32,9 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     >>> linear([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], weights=[3, 1])
     {'w': tensor([1.])}
     """
-    return merged(_linear, models, weights=weights, settings={"normalize": normalize})
+    for one in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
+        switch("normalize", one)
+    return merged(_linear, models, weights=weights, settings={"normalize": normalize}, defaults={"normalize": True})
 
 
 def _linear(group: Group, normalize: bool) -> Reader:

@@ -33,6 +33,17 @@ def within(name: str, value: ByName, low: float, high: float, *, open_low: bool 
     return value
 
 
+def switch(name: str, value: Any) -> bool:
+    """The setting; SurgeryError unless it is true or false.
+
+    >>> switch("normalize", False)
+    False
+    """
+    if not isinstance(value, bool):
+        raise SurgeryError(f"{name}={value!r}: give true or false, without quotes")
+    return value
+
+
 def of_tensor(name: str, value: Any, default: Any) -> Any:
     """What a setting is for one tensor.
 

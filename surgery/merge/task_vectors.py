@@ -14,7 +14,7 @@ from surgery.merge.combine import combination
 from surgery.merge.draws import uniform
 from surgery.merge.group import Group, aligned, group_of, merged
 from surgery.merge.ranks import of_rank
-from surgery.merge.settings import ByName, Weights, within
+from surgery.merge.settings import ByName, Weights, switch, within
 from surgery.states import Models, State
 
 Base = Mapping[str, Tensor] | nn.Module
@@ -106,7 +106,7 @@ def dare(
     [0.0, 2.0]
     """
     within("density", density, 0, 1, open_low=True)
-    sparse = partial(_dropped, seed=_seed(seed), rescale=rescale)
+    sparse = partial(_dropped, seed=_seed(seed), rescale=switch("rescale", rescale))
     return _merged(sparse, models, base, weights, scale, normalize, elect=elect, density=density)
 
 
@@ -179,6 +179,7 @@ _DEFAULTS = {"scale": 1.0, "density": 1.0, "gamma": 0.0, "epsilon": 0.0}
 
 
 def _merged(sparse, models, base, weights, scale, normalize, *, elect, **settings) -> State | LazyState:
+    switch("normalize", normalize), switch("elect", elect)
     settings |= {"scale": within("scale", scale, -math.inf, math.inf)}
     if base is None:
         raise SurgeryError("task vectors are differences from a base: give the model that was fine-tuned as base=...")

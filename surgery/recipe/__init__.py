@@ -1,6 +1,6 @@
 """Recipes: named steps on checkpoints, in a YAML file."""
 
-from surgery.recipe.reading import Recipe, read_recipe
-from surgery.recipe.steps import OPERATIONS, planned
+from surgery.recipe.reading import Input, Recipe, read_recipe
+from surgery.recipe.steps import planned
 
-__all__ = ["OPERATIONS", "Recipe", "planned", "read_recipe"]
+__all__ = ["Input", "Recipe", "planned", "read_recipe"]

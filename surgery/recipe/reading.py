@@ -12,17 +12,32 @@ _LARGEST = 2**20  # bytes
 
 
 @dataclass(frozen=True)
+class Input:
+    """A checkpoint that a recipe reads.
+
+    Attributes:
+        path: of the file or folder.
+        model: the name of its model, as --model takes it, or None.
+        shape: of one input of the model, or None.
+    """
+
+    path: Path
+    model: str | None = None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What a recipe says.
 
     Attributes:
-        inputs: paths of checkpoints by name, relative to the recipe's folder.
+        inputs: checkpoints by name; their paths are relative to the recipe's folder.
         steps: by the name of its result each step's operation ("do") and arguments, in order.
         outputs: by path the name of what is written there.
         text: of the file.
     """
 
-    inputs: Mapping[str, Path]
+    inputs: Mapping[str, Input]
     steps: Mapping[str, Mapping[str, Any]]
     outputs: Mapping[Path, str]
     text: str
@@ -70,9 +85,8 @@ def read_recipe(path: Path) -> Recipe:
     for part, entries in parts.items():
         if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
             raise SurgeryError(f"{path}: `{part}` are entries NAME: VALUE")
-    for part in ("inputs", "outputs"):
-        if odd := [name for name, value in parts[part].items() if not isinstance(value, str)]:
-            raise SurgeryError(f"{path}: {odd[0]!r} of `{part}` is {parts[part][odd[0]]!r}: give a text")
+    if odd := [name for name, value in parts["outputs"].items() if not isinstance(value, str)]:
+        raise SurgeryError(f"{path}: {odd[0]!r} of `outputs` needs the name of an input or of a step")
     for name, step in parts["steps"].items():
         if (
             not isinstance(step, dict)
@@ -89,8 +103,26 @@ def read_recipe(path: Path) -> Recipe:
     if twice := [file for file in parts["outputs"] if files.count(os.path.normpath(folder / file)) > 1]:
         raise SurgeryError(f"{path}: {' and '.join(map(repr, twice))} are the same file: give each output its own")
     return Recipe(
-        {name: folder / file for name, file in parts["inputs"].items()},
+        {name: _input(path, name, value) for name, value in parts["inputs"].items()},
         parts["steps"],
         {folder / file: name for file, name in parts["outputs"].items()},
         text,
     )
+
+
+def _input(recipe: Path, name: str, value: Any) -> Input:
+    """What an entry of `inputs` says: a file, or a file with its model."""
+    said = {"file": value} if isinstance(value, str) else value
+    sizes = said.get("input") if isinstance(said, dict) else None
+    if (
+        not isinstance(said, dict)
+        or not {"file"} <= set(said) <= {"file", "model", "input"}
+        or not isinstance(said["file"], str)
+        or not isinstance(said.get("model", ""), str)
+        or not (sizes is None or (isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes)))
+    ):
+        raise SurgeryError(
+            f"{recipe}: {name!r} of `inputs` is a file, a.safetensors, or a file with its model, "
+            '{file: a.safetensors, model: "timm:resnet18,num_classes=10", input: [3, 224, 224]}'
+        )
+    return Input(recipe.parent / said["file"], said.get("model"), None if sizes is None else tuple(sizes))

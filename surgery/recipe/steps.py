@@ -1,128 +1,93 @@
-"""What the steps of a recipe do. Everything is planned before anything is read: results are lazy states."""
+"""The steps of a recipe. What needs no weights is planned before anything is read: its results are lazy states."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from surgery.depth.graft import graft, ungraft
 from surgery.errors import SurgeryError
-from surgery.files import Checkpoint, open_state
-from surgery.lazy import LazyState, metas, pieces_of
-from surgery.lazy_plans import cast, embed, extract
-from surgery.merge.methods import METHODS
-from surgery.merge.settings import check_patterns
+from surgery.operations.subject import Subject
+from surgery.operations.table import OPERATIONS, PATHS, SUBJECTS, check_arguments
+from surgery.operations.texts import shown
 from surgery.recipe.reading import Recipe
-from surgery.submodel import Submodel
-from surgery.width.demand import matches
-
-Values = Mapping[str, Tensor]
-_STATES = ("model", "models", "base", "into", "first", "others")
-"""Arguments that name inputs or earlier steps."""
 
 
-def _extract(*, model: Values, plan: Path) -> LazyState:
-    return extract(Submodel.load(plan), model)
+def planned(recipe: Recipe, folder: Path) -> tuple[dict[str, Subject], dict[str, Subject]]:
+    """The inputs and the results of all steps by name.
 
-
-def _embed(*, model: Values, plan: Path, into: Values | None = None) -> LazyState:
-    return embed(Submodel.load(plan), model, into)
-
-
-def _graft(*, model: Values, depths: Any) -> LazyState:
-    _, plan = graft(metas(model), depths=depths)
-    return embed(plan, model)
-
-
-def _ungraft(*, model: Values, keep: Any) -> LazyState:
-    _, plan = ungraft(metas(model), keep=keep)
-    return extract(plan, model)
-
-
-def _cast(*, model: Values, dtype: str) -> LazyState:
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise SurgeryError(f"dtype is a floating-point type of torch, such as float32 or bfloat16, got {dtype!r}")
-    return cast(model, found)
-
-
-def _replace(*, first: Values, others: Mapping[str, Values]) -> LazyState:
-    """The first model with the tensors that match a pattern taken from another one."""
-    if isinstance(others, LazyState):
-        raise SurgeryError("replace takes `others` as entries PATTERN: NAME, as {'head.*': b}")
-    for pattern in others:
-        check_patterns("others", {pattern: 0}, first)
-    entries = {}
-    for name in first:
-        source = next((values for pattern, values in others.items() if matches(name, pattern)), first)
-        if name not in source or pieces_of(source, name).shape != pieces_of(first, name).shape:
-            raise SurgeryError(f"tensor {name!r} is missing in the other model, or has another shape")
-        entries[name] = pieces_of(source, name)
-    return LazyState(entries)
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: method.function for name, method in METHODS.items()},
-    "extract": _extract,
-    "embed": _embed,
-    "graft": _graft,
-    "ungraft": _ungraft,
-    "cast": _cast,
-    "replace": _replace,
-}
-"""What a step may do, by name."""
-
-
-def planned(recipe: Recipe, folder: Path) -> tuple[dict[str, Checkpoint], dict[str, LazyState]]:
-    """The inputs and the results of all steps by name, of which nothing is computed yet.
+    Names and arguments of all steps are checked first. Then each step is planned in turn: what it computes is computed
+    when it is written, other than by steps that decide by the weights (prune, align, ...), which read them now.
 
     Raises:
         SurgeryError: that names the step, for an unknown operation or argument, for a name that is no input and no
             earlier step, and for everything that the operation refuses.
     """
-    inputs = {name: open_state(path) for name, path in recipe.inputs.items()}
-    results: dict[str, LazyState] = {}
+    _check(recipe)
+    inputs = {name: Subject.open(one.path, one.model, one.shape) for name, one in recipe.inputs.items()}
+    results: dict[str, Subject] = {}
     for name, step in recipe.steps.items():
         try:
-            results[name] = _planned(step, {**inputs, **results}, folder)
+            made = OPERATIONS[step["do"]](**_given(step, {**inputs, **results}, folder))
         except SurgeryError as error:
             raise SurgeryError(f"step {name!r}: {error}") from None
-    for path, name in recipe.outputs.items():
-        if name not in results and name not in inputs:
-            raise SurgeryError(f"output {path.name}: there is no step {name!r}")
+        for place, one in {name: made}.items() if isinstance(made, Subject) else _numbered(name, made):
+            one.what = f"{place!r}"
+            results[place] = one
     return inputs, results
 
 
-def _planned(step: Mapping[str, Any], known: Mapping[str, LazyState], folder: Path) -> LazyState:
-    do = step["do"]
-    if do not in OPERATIONS:
-        raise SurgeryError(f"unknown operation {do!r}: choose one of {', '.join(OPERATIONS)}")
-    takes = inspect.signature(OPERATIONS[do]).parameters
-    given = {name: value for name, value in step.items() if name != "do"}
-    if odd := [name for name in given if name not in takes]:
-        raise SurgeryError(f"{do} takes no {odd[0]!r}, but {', '.join(takes)}")
-    if lacking := [name for name, p in takes.items() if p.default is p.empty and name not in given]:
-        raise SurgeryError(f"{do} needs {lacking[0]!r}")
+def _numbered(name: str, made: list[Subject]) -> list[tuple[str, Subject]]:
+    return [(f"{name}.{k}", one) for k, one in enumerate(made)]
 
-    def find(value: Any) -> Any:
-        if isinstance(value, float | int | None):
-            raise SurgeryError(f"{do} takes names of inputs and steps, got {value!r}")
-        if isinstance(value, list):
-            return [find(one) for one in value]
-        if isinstance(value, dict):
-            return {pattern: find(one) for pattern, one in value.items()}
-        if value not in known:
-            raise SurgeryError(f"{value!r} is no input and no earlier step; there are {', '.join(known)}")
-        return known[value]
 
-    for name in _STATES:
-        if name in given:
-            given[name] = find(given[name])
-    if "plan" in given:
-        given["plan"] = folder / str(given["plan"])
-        if not given["plan"].is_file():
-            raise SurgeryError(f"there is no plan {given['plan']}")
-    return OPERATIONS[do](**given)
+def _check(recipe: Recipe) -> None:
+    """SurgeryError for what can be seen before a file is opened: operations, arguments, and names in them."""
+    known = list(recipe.inputs)
+    for name, step in recipe.steps.items():
+        given = {key: value for key, value in step.items() if key != "do"}
+        try:
+            check_arguments(step["do"], given)
+            for key in SUBJECTS:
+                if key in given:
+                    _found(step["do"], key, given[key], dict.fromkeys(known))
+        except SurgeryError as error:
+            raise SurgeryError(f"step {name!r}: {error}") from None
+        several = step["do"] == "shuffle" and isinstance(step["models"], list)
+        known += [f"{name}.{k}" for k in range(len(step["models"]))] if several else [name]
+    for path, name in recipe.outputs.items():
+        if name not in known:
+            raise SurgeryError(f"output {path.name}: there is no step {name!r}; there are {', '.join(known)}")
+    if twice := [name for name in known if known.count(name) > 1]:
+        raise SurgeryError(f"{twice[0]!r} is there twice, as a step and as a result of shuffle: rename the step")
+
+
+def _given(step: Mapping[str, Any], known: Mapping[str, Subject], folder: Path) -> dict[str, Any]:
+    """The arguments of a step, with checkpoints and paths for their names."""
+    given = {key: value for key, value in step.items() if key != "do"}
+    for key in given.keys() & set(SUBJECTS):
+        given[key] = _found(step["do"], key, given[key], known)
+    for key in given.keys() & set(PATHS):
+        given[key] = folder / str(given[key])
+        if not given[key].is_file():
+            raise SurgeryError(f"there is no file {given[key]}, which is to be the {key} of {step['do']}")
+    return given
+
+
+def _found(do: str, key: str, value: Any, known: Mapping[str, Any]) -> Any:
+    """The checkpoints that an argument names: a list for `models`, by pattern for `others`, else a single one."""
+    if key == "models":
+        if not isinstance(value, list) or not value:
+            raise SurgeryError(f"{do} takes a list of names as {key!r}, such as [a, b], not {shown(value)}")
+        return [_one(do, name, known) for name in value]
+    if key == "others":
+        if not isinstance(value, dict) or not value:
+            raise SurgeryError(f"{do} takes {key!r} as entries PATTERN: NAME, such as {{head: a}}, not {shown(value)}")
+        return {str(pattern): _one(do, name, known) for pattern, name in value.items()}
+    return _one(do, value, known)
+
+
+def _one(do: str, name: Any, known: Mapping[str, Any]) -> Any:
+    if not isinstance(name, str):
+        raise SurgeryError(f"{do} takes names of inputs and steps, not {shown(name)}")
+    if name not in known:
+        raise SurgeryError(f"{name!r} is no input and no earlier step; there are {', '.join(known)}")
+    return known[name]

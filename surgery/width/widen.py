@@ -11,6 +11,7 @@ from torch import nn
 from surgery.edits import attribute_of, clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import copied, named_tensors
+from surgery.names import joined
 from surgery.states import load, owners, state
 from surgery.submodel import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.submodel_index import as_index, positions
@@ -177,11 +178,25 @@ class _Growth:
                 if found is None:
                     return outcome
                 where = f"{found.name} in {found.module or 'the model itself'}"
-                why = f"{where} would compute something else of repeated positions"
+                why = self.tied(found.module) or f"{where} would compute something else of repeated positions"
                 whole = " (a whole number as rate keeps means and variances)" if self.rate % 1 else ""
                 self.leave(found.step, set(), role(why + whole))
             self.solve()
         raise SurgeryError(f"{type(self.model).__name__} computes something else in more than {_MOST_LEFT} places")
+
+    def tied(self, module: str) -> str:
+        """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
+        places: dict[int, list[tuple[str, str]]] = {}
+        for key, tensor in named_tensors(self.model):
+            places.setdefault(id(tensor), []).append(key)
+        for keys in places.values():
+            read = any(
+                (key, axis) in self.readers.of for key in keys for axis in range(len(self.solution.tensors[key]))
+            )
+            if len(keys) > 1 and read and any(key[0] == module for key in keys):
+                names = " and ".join(joined(*key) for key in keys)
+                return f"{names} are one tensor, which both makes the width and reads it: untie them to let it grow"
+        return ""
 
     def built(self, model: nn.Module, plan: Submodel) -> nn.Module:
         """The wide model, whose readers make up for the copies."""

@@ -149,3 +149,17 @@ def test_wrong_arguments_are_refused():
     ]:
         with pytest.raises(SurgeryError, match=why):
             widen(model, **{"example": IMAGE, **kwargs})
+
+
+def test_a_tied_embedding_is_named_with_the_way_out():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.inner, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.inner(self.table(x))))
+
+    with pytest.raises(SurgeryError, match=r"table.weight and head.weight are one tensor, .*: untie them"):
+        widen(Tied(), rate=2, example=torch.zeros(2, 3, dtype=torch.long))

@@ -259,7 +259,7 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     with pytest.raises(SurgeryError, match="float8_e8m0fnu, which safetensors files cannot hold"):
         write(tmp_path / "c.safetensors", {"w": torch.ones(1).to(torch.float8_e8m0fnu)})
     monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=3))
-    with pytest.raises(SurgeryError, match="of the disk are free"):
+    with pytest.raises(SurgeryError, match="would take 4 bytes, and 3 bytes of the disk are free"):
         write(tmp_path / "full.pt", one)
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
 
@@ -272,3 +272,10 @@ def test_a_file_that_shrinks_is_named(tmp_path):
         file.truncate(120)
     with pytest.raises(SurgeryError, match="shorter than it was"):
         found["w"]
+
+
+def test_a_file_that_is_cut_short_is_one_plain_line(tmp_path):
+    torch.save({"w": torch.zeros(1000)}, tmp_path / "net.pt")
+    (tmp_path / "net.pt").write_bytes((tmp_path / "net.pt").read_bytes()[:-500])
+    with pytest.raises(SurgeryError, match=r"net.pt .* it is damaged or cut short; fetch or save it again$"):
+        open_state(tmp_path / "net.pt")

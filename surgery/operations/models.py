@@ -1,19 +1,20 @@
-"""The model that a command runs, where names and shapes of tensors do not suffice."""
+"""The model that an operation runs, where names and shapes of tensors do not suffice."""
 
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surgery.commands.shared import value_of
 from surgery.errors import SurgeryError, first_line
+from surgery.operations.texts import value_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from surgery.files import Checkpoint
+    from surgery.lazy import LazyState
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
@@ -81,31 +82,46 @@ def _described(checkpoint: "Checkpoint | None") -> "nn.Module":
         raise SurgeryError(f"{file} describes no model that can be built ({first_line(error)}): give --model") from None
 
 
-def state_for(model: "nn.Module", checkpoint: "Checkpoint") -> "Mapping[str, Tensor]":
-    """The checkpoint under the names of `surgery.state(model)`; of tied tensors the first name that is there is taken.
+def state_for(model: "nn.Module", values: "LazyState", what: str) -> "LazyState":
+    """The values under the names of `surgery.state(model)`; of tied tensors the first name that is there is taken.
 
     Raises:
-        SurgeryError: if a tensor of the model is missing, or one of the checkpoint unknown.
+        SurgeryError: that begins with `what`, if a tensor of the model is missing, or one of the values unknown.
     """
     from surgery.lazy import LazyState
     from surgery.states import state
 
     own = {tensor.data_ptr() if tensor.numel() else id(tensor): name for name, tensor in state(model).items()}
     places = {name: name for name in state(model)}
-    for name, tensor in model.state_dict().items():
-        if (
-            name not in places
-            and (first := own.get(tensor.data_ptr()))
-            and first not in checkpoint
-            and name in checkpoint
-        ):
+    tied = model.state_dict()
+    for name, tensor in tied.items():
+        first = own.get(tensor.data_ptr())
+        if name not in places and first and first not in values and name in values:
             places[first] = name
-    tied = set(model.state_dict())
-    if missing := [name for name, place in places.items() if place not in checkpoint]:
-        raise SurgeryError(f"{checkpoint.path} has no {missing[0]!r} ({len(missing)} missing), which the model has")
-    if extra := [name for name in checkpoint if name not in places.values() and name not in tied]:
-        raise SurgeryError(f"{checkpoint.path} has {extra[0]!r} ({len(extra)} unknown), which the model has not")
-    return LazyState({name: checkpoint.pieces(place) for name, place in places.items()})
+    kind, way_out = type(model).__name__, "give the --model that it was saved from, with its arguments"
+    if missing := [name for name, place in places.items() if place not in values]:
+        many = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
+        raise SurgeryError(f"{what} has no {missing[0]!r}{many}, which {kind} has: {way_out}")
+    if extra := [name for name in values if name not in places.values() and name not in tied]:
+        many = f" and {len(extra) - 1} more tensors" if len(extra) > 1 else ""
+        raise SurgeryError(f"{what} has {extra[0]!r}{many}, which {kind} does not have: {way_out}")
+    return LazyState({name: values.pieces(place) for name, place in places.items()})
+
+
+def example_for(model: "nn.Module", shape: "Sequence[int] | None") -> Any:
+    """An input of a model: zeros of the given shape (without the batch), tokens for models that begin with a table."""
+    import torch
+    from torch import nn
+
+    from surgery.libraries import example_input
+    from surgery.states import owners
+
+    if getattr(model, "main_input_name", None) == "input_ids":
+        return {"input_ids": torch.ones(2, *(shape or (8,)), dtype=torch.long)}
+    first = next((module for _, module, _ in owners(model)), None)
+    if isinstance(first, nn.Embedding) and len(shape or (8,)) == 1:
+        return torch.zeros(2, *(shape or (8,)), dtype=torch.long)
+    return example_input(model) if shape is None else torch.zeros(2, *shape)
 
 
 def config_of(model: "nn.Module") -> dict | None:

@@ -1,0 +1,252 @@
+"""`permute`, `align`, `widen` and `passthrough` on files do what the functions do in memory, and are undone."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import surgery
+from surgery import merge
+from surgery.__main__ import main
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, 12), nn.Linear(12, width)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+
+def net(width=8):
+    return nn.Sequential(nn.Linear(5, width), nn.Sequential(Block(width), Block(width)), nn.Linear(width, 3))
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 6), nn.Linear(6, 2)
+        self.scale = torch.arange(6.0)
+
+    def forward(self, x):
+        return self.two(self.one(x) * self.scale)
+
+
+def batches():
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 5, generator=draw) for _ in range(2)]
+
+
+def pairs():
+    return [(x, x.argmax(1) % 3) for x in batches()]
+
+
+def near_two(model):
+    return -abs(model[0].bias[0].item() - 2) if isinstance(model, nn.Module) else -abs(model["0.bias"][0].item() - 2)
+
+
+def nothing():
+    return 3
+"""
+X = torch.zeros(2, 5)
+MODEL = ("--model", "their_orders:net", "--input", "5")
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "their_orders", raising=False)
+    (tmp_path / "their_orders.py").write_text(MODULE)
+    import their_orders
+
+    torch.manual_seed(0)
+    found = [their_orders.net() for _ in range(2)]
+    for name, net in zip("ab", found):
+        save_file(net.state_dict(), f"{name}.safetensors")
+    return found
+
+
+def run(*arguments):
+    assert main([*map(str, arguments)]) == 0
+
+
+def same(file, expected):
+    found = load_file(file)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_permute_by_a_file_and_back(nets, tmp_path):
+    orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.0.a.weight:0": [*range(1, 12), 0]}
+    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    given = ("--permutations", "orders.json", *MODEL)
+    run("permute", "a.safetensors", *given, "--out", "b1.safetensors", "--plan", "p.json")
+    same("b1.safetensors", surgery.state(surgery.permute(nets[0], orders, example=X)[0]))
+    run("permute", "b1.safetensors", *given, "--inverse", "--out", "back.safetensors")
+    same("back.safetensors", surgery.state(nets[0]))
+    run("permute", "b1.safetensors", "--permutations", "p.json", "--inverse", "--out", "by_plan.safetensors")
+    same("by_plan.safetensors", surgery.state(nets[0]))
+    run("permute", "a.safetensors", "--permutations", "p.json", "--out", "again.safetensors")
+    same("again.safetensors", load_file("b1.safetensors"))
+    with safe_open("b1.safetensors", "pt") as file:
+        made = json.loads(file.metadata()["layer_surgery"])
+    assert (made["do"], made["permutations"], made["inputs"][0]["path"]) == ("permute", "orders.json", "a.safetensors")
+
+
+def test_sort_by_puts_the_important_positions_first(nets):
+    run("permute", "a.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors", "--plan", "p.json")
+    scores = surgery.importance(nets[0], example=X, by="l1")
+    same("sorted.safetensors", surgery.state(surgery.sort_by(nets[0], scores, example=X)[0]))
+    run("permute", "sorted.safetensors", "--permutations", "p.json", "--inverse", "--out", "back.safetensors")
+    same("back.safetensors", surgery.state(nets[0]))
+
+
+def test_align_finds_a_permuted_copy(nets, tmp_path):
+    orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.1.a.weight:0": [*range(1, 12), 0]}
+    copy, _ = surgery.permute(nets[0], orders, example=X)
+    save_file(copy.state_dict(), "copy.safetensors")
+    for by in [(), ("--by", "activations", "--data", "their_orders:batches")]:
+        out = f"aligned{len(by)}.safetensors"
+        run("align", "copy.safetensors", "--to", "a.safetensors", *by, *MODEL, "--out", out, "--plan", "p.json")
+        same(out, surgery.state(nets[0]))
+        run("permute", out, "--permutations", "p.json", "--inverse", "--out", f"back-{out}")
+        same(f"back-{out}", surgery.state(copy))
+    run("align", "b.safetensors", "--to", "a.safetensors", *MODEL, "--out", "other.safetensors")
+    same("other.safetensors", surgery.state(surgery.align(nets, example=X).models[1]))
+
+
+def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
+    import their_orders
+
+    for seed in range(2):
+        torch.manual_seed(seed)
+        save_file(their_orders.Kept().state_dict(), f"kept{seed}.safetensors")
+    given = ("--model", "their_orders:Kept", "--input", "5", "--out")
+    run("permute", "kept0.safetensors", "--sort-by", "l1", *given, "sorted.safetensors")
+    assert "the positions along scale keep their order" in caplog.text
+    same("sorted.safetensors", load_file("kept0.safetensors"))
+    run("align", "kept1.safetensors", "--to", "kept0.safetensors", *given, "aligned.safetensors")
+    same("aligned.safetensors", load_file("kept1.safetensors"))
+
+
+def test_widen_and_the_old_model_in_it(nets):
+    half = {name: tensor.bfloat16() for name, tensor in load_file("a.safetensors").items()}
+    save_file(half, "half.safetensors")
+    run("widen", "a.safetensors", "--rate", "2", *MODEL, "--out", "wide.safetensors")
+    same("wide.safetensors", surgery.state(surgery.widen(nets[0], rate=2, example=X)[0]))
+    zero = ("--mode", "zero", "--noise", "0.1", "--seed", "3", "--plan", "p.json")
+    run("widen", "half.safetensors", "--rate", "2", *MODEL, *zero, "--out", "zero.safetensors")
+    assert load_file("zero.safetensors")["0.weight"].dtype is torch.bfloat16
+    run("extract", "zero.safetensors", "--plan", "p.json", "--out", "old.safetensors")
+    same("old.safetensors", half)
+
+
+def test_passthrough(nets, capsys):
+    blocks = ("--blocks", "1=0:0-1,1:1", "--outside", "2=1")
+    run("passthrough", "a.safetensors", "b.safetensors", *blocks, "--out", "c.safetensors")
+    expected, _ = merge.passthrough(nets, blocks={"1": [(0, 0), (0, 1), (1, 1)]}, outside={"2": 1})
+    same("c.safetensors", surgery.state(expected))
+
+
+def test_merges_that_are_measured(nets, capsys):
+    import their_orders
+
+    files = ("a.safetensors", "b.safetensors")
+    fishers = [merge.fisher_information(net.eval(), their_orders.pairs()) for net in nets]
+    run("merge", "fisher", *files, *MODEL, "--data", "their_orders:pairs", "--out", "fisher.safetensors")
+    same("fisher.safetensors", merge.fisher([surgery.state(n) for n in nets], fishers=fishers))
+    grams = [merge.input_grams(net, their_orders.batches()) for net in nets]
+    given = ("--data", "their_orders:batches", "--set", "alpha=0.5")
+    run("merge", "regmean", *files, *MODEL, *given, "--out", "regmean.safetensors")
+    same("regmean.safetensors", merge.regmean([surgery.state(n) for n in nets], grams=grams, alpha=0.5))
+    soup = merge.greedy_soup([surgery.state(n) for n in nets], score=their_orders.near_two).state
+    for k, model in enumerate([MODEL, ()]):
+        run("merge", "greedy_soup", *files, *model, "--score", "their_orders:near_two", "--out", f"{k}.safetensors")
+        same(f"{k}.safetensors", soup)
+
+
+def test_steps_of_recipes_are_the_commands(nets, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        "inputs:\n"
+        "  a: {file: a.safetensors, model: 'their_orders:net', input: [5]}\n"
+        "  b: {file: b.safetensors, model: 'their_orders:net', input: [5]}\n"
+        "steps:\n"
+        "  near: {do: align, model: b, to: a}\n"
+        "  mean: {do: linear, models: [a, near]}\n"
+        "  small: {do: narrow, model: mean, rate: 0.5}\n"
+        "  less: {do: prune, model: small, parameters: 0.8}\n"
+        "  wide: {do: widen, model: small, rate: 2}\n"
+        "  tall: {do: passthrough, models: [a, b], blocks: {'1': '0:0-1,1:1'}}\n"
+        "  mixed: {do: shuffle, models: [a, b], seed: 3}\n"
+        "  best: {do: permute, model: mixed.1, sort_by: l1}\n"
+        "outputs: {small.safetensors: small, less.safetensors: less, wide.safetensors: wide, tall.safetensors: tall,"
+        " mixed.safetensors: mixed.1, best.safetensors: best}"
+    )
+    run("apply", "recipe.yaml")
+    _, near = surgery.align(nets, example=X).models
+    mean = surgery.load(surgery.edits.clone(near), merge.linear([nets[0], near]))
+    small, _ = surgery.narrow(mean, rate=0.5, example=X)
+    same("small.safetensors", surgery.state(small))
+    scores = surgery.importance(small, example=X, by="l1")
+    less, _ = surgery.narrow(small, target=surgery.Target(parameters=0.8), keep_top=scores, example=X)
+    same("less.safetensors", surgery.state(less))
+    same("wide.safetensors", surgery.state(surgery.widen(small, rate=2, example=X)[0]))
+    assert len(load_file("tall.safetensors")) == len(load_file("a.safetensors")) + 4
+    run("shuffle", "a.safetensors", "b.safetensors", "--seed", "3", "--out", "folder")
+    same("mixed.safetensors", load_file("folder/1.safetensors"))
+    run("permute", "mixed.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors")
+    same("best.safetensors", load_file("sorted.safetensors"))
+
+
+def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
+    import their_orders
+
+    save_file(their_orders.Kept().state_dict(), "kept.safetensors")
+    (tmp_path / "short.json").write_text('{"0.weight:0": [1, 0]}')
+    (tmp_path / "kept.json").write_text('{"one.weight:0": [1, 0, 2, 3, 4, 5]}')
+    (tmp_path / "list.json").write_text("[1]")
+    run("narrow", "a.safetensors", "--rate", "0.5", *MODEL, "--out", "small.safetensors", "--plan", "narrow.json")
+    capsys.readouterr()
+    a, out = "a.safetensors", ("--out", "out.safetensors")
+    kept = ("--model", "their_orders:Kept", "--input", "5")
+    for arguments, text in [
+        (("permute", a, *MODEL, *out), "needs an order"),
+        (("permute", a, "--sort-by", "l1", *out), "give --model timm:NAME"),
+        (("permute", a, "--sort-by", "l1", "--inverse", *MODEL, *out), "give the plan that was saved"),
+        (("permute", a, "--permutations", "short.json", *MODEL, *out), "a width of 8 positions"),
+        (("permute", a, "--permutations", "list.json", *MODEL, *out), "list.json holds no permutations"),
+        (("permute", a, "--permutations", "none.json", *MODEL, *out), "none.json cannot be read"),
+        (("permute", a, "--permutations", "narrow.json", *out), "more to '0.weight' than permute it"),
+        (("permute", "kept.safetensors", "--permutations", "kept.json", *kept, *out), "keeps a tensor 'scale'"),
+        (("align", a, "--to", "small.safetensors", *MODEL, *out), "small.safetensors"),
+        (("align", a, "--to", a, "--by", "activations", *MODEL, *out), "needs data"),
+        (("align", a, "--to", a, "--by", "activations", "--data", "their_orders:nothing", *MODEL, *out), "gives a int"),
+        (("widen", a, "--rate", "1", *MODEL, *out), "above 1"),
+        (("widen", a, "--rate", "2", "--seed", "-1", *MODEL, *out), "seed=-1"),
+        (("passthrough", a, a, *out), "give --blocks"),
+        (("passthrough", a, a, "--blocks", "1=0:0,2", *out), "give MODEL:BLOCK"),
+        (("passthrough", a, a, "--blocks", "1=0:7", *out), "no block 7 of model 0"),
+        (("passthrough", a, a, "--blocks", "1=0:0", "--outside", "2=5", *out), "the number of a model"),
+        (("merge", "fisher", a, a, *MODEL, *out), "give --data"),
+        (("merge", "fisher", a, a, "--data", "their_orders:pairs", *out), "give --model"),
+        (("merge", "fisher", a, a, "--data", "their_orders:batches", *MODEL, *out), "give pairs"),
+        (("merge", "greedy_soup", a, a, *out), "give --score"),
+        (("merge", "greedy_soup", a, a, "--score", "their_orders:none", *out), "cannot be loaded"),
+        (("merge", "greedy_soup", a, a, "--score", "their_orders:nothing", *out), "nothing fails: TypeError"),
+        (("merge", "ties", a, a, "--base", a, "--set", "normalize='false'", *out), "give true or false"),
+        (("merge", "linear", a, a, "--set", "normalize=0", *out), "give true or false"),
+    ]:  # fmt: skip
+        assert main([*map(str, arguments)]) == 2, arguments
+        said = capsys.readouterr().err
+        assert said.startswith("error: "), said
+        assert said.count("\n") == 1, said
+        assert text in said, said
+    assert not (tmp_path / "out.safetensors").exists()
