@@ -8,6 +8,7 @@ from fl.algorithms.fedfa import FedFAOptions
 from fl.config import Config
 from fl.config.recipes.fedfa import RIVALS, SMALL, TARGETS, row
 from fl.federation.attack import AttackOptions
+from fl.papers import fedfa_attack
 from fl.papers.cell import Arm, Cell, Comparison
 
 _TITLES = {"preresnet": "Pre-ResNet", "mobilenetv2": "MobileNetV2", "efficientnetv2": "EfficientNetV2"}
@@ -28,6 +29,7 @@ def cells() -> Iterator[Cell]:
     for mode in RIVALS:
         yield _text(mode)
     yield from ablation()
+    yield from fedfa_attack.cells()
     yield from _images()
 
 
