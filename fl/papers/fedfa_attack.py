@@ -1,6 +1,6 @@
 """What an attack does to FedFA and its rivals on handwritten digits: cells of our own, small enough for a CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fl.config import Config
@@ -28,6 +28,12 @@ are alike."""
 _STORED = "fedfa.ablation.digits.depths2-3of3"  # where the ablation keeps the runs that are also these
 _END = Comparison("test accuracy in %, last five evaluations", "end5", "first", ())
 _PAIR = ("fedfa", "nefl")
+PATTERN = "fedfa.lambda.digits.LAMBDA"
+"""Of the cells of the sweep."""
+_SWEEP = (
+    "how far a fifth of malicious clients lowers accuracy as lambda grows (digits, IID, 5 of 20 clients take part; "
+    "with fedavg everybody has the full model, with fedfa-depth and flexifed only depths differ, else widths too)"
+)
 _ATTACK = AttackOptions(share=SHARE, amplify=20.0)
 
 
@@ -44,14 +50,14 @@ def cells() -> Iterator[Cell]:
             for name, config in ARMS.items()
         )
         yield Cell(
-            folder, "not in the paper", "how far a fifth of malicious clients lowers accuracy as lambda grows", arms,
-            (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA", settings=f"lambda {amplify}",
+            folder, "not in the paper", _SWEEP, arms, (replace(_END, arms=tuple(ARMS)),), pattern=PATTERN,
+            settings=f"lambda {amplify}" if amplify else "no attack",
         )  # fmt: skip
     for name, (said, config) in variants().items():
         folder = f"fedfa.lambda20.digits.{name}"
         stored = "fedfa.lambda.digits.20" if name == "as-above" else folder
         yield Cell(
-            folder, "not in the paper", "lambda 20 in other settings",
+            folder, "not in the paper", "lambda 20 in other settings (digits, IID; widths and depths differ)",
             tuple(Arm(f"{stored}/{one}", replace(config, algorithm=(one,))) for one in _PAIR),
             (replace(_END, arms=_PAIR),
              Comparison("test accuracy in %, last five evaluations after rounds without attackers", "calm", "first",
@@ -64,7 +70,7 @@ def variants() -> dict[str, tuple[str, Config]]:
     """From name to what is different, in words, and the settings."""
     base = replace(BASE, attack=_ATTACK)
     return {
-        "as-above": ("as above", base),
+        "as-above": ("as with other lambdas", base),
         "largest": ("attackers with the largest model", replace(base, attack=replace(_ATTACK, architecture="largest"))),
         "one-attacker": ("one attacker", replace(base, attack=replace(_ATTACK, share=0.05))),
         "all-take-part": ("all 20 take part", replace(base, participants=20)),
@@ -73,3 +79,20 @@ def variants() -> dict[str, tuple[str, Config]]:
         "long": ("60 rounds", replace(base, rounds=60)),
         "long-step": ("60 rounds, learning rate falls", replace(base, rounds=60, lr_schedule="step")),
     }
+
+
+def breaks(accuracy: Mapping[str, Mapping[int, float]]) -> str:
+    """The smallest lambda at which each method has less than half of its accuracy without an attack.
+
+    Args:
+        accuracy: from method to the accuracy at each lambda that was run; 0 is no attack.
+
+    >>> breaks({"fedfa": {0: 90.0, 5: 50.0, 10: 40.0}, "nefl": {0: 90.0, 5: 20.0}, "fedavg": {0: 90.0, 1: 80.0}})
+    'fedfa at 10, nefl at 5, fedavg at none that was run'
+    """
+    said = []
+    for name, at in accuracy.items():
+        if 0 in at:
+            broken = [amplify for amplify in sorted(at) if at[amplify] < at[0] / 2]
+            said.append(f"{name} at {broken[0] if broken else 'none that was run'}")
+    return ", ".join(said)
