@@ -1,8 +1,8 @@
 """Make the pictures of these pages again: `python docs/pictures.py NAME...`.
 
 Each is what the commands beside its name leave behind; they run in a folder of their own. Those of the longest runs are
-drawn from stored rows (docs/stored.py). The others take up to an hour of two CPU cores, and those that train on
-Fashion-MNIST read $FL_DATA_ROOT.
+drawn from stored rows (docs/stored.py, docs/fedfa_attack.py). The others take up to ten minutes of two CPU cores, and
+those that train on Fashion-MNIST read $FL_DATA_ROOT.
 """
 
 import os
@@ -29,10 +29,7 @@ PAIR = "python -m fl.run --algorithm fedavg,fedmr --seeds 0,1 --name pair"
 STORED = f"python {DOCS}/stored.py"
 RIVALS = f"{STORED} runs/rivals fashion-mnist-rivals"
 CLUSTERS = f"{STORED} runs/clusters femam/clusters femam-fashion-mnist"
-ATTACKED = (
-    "python -m fl.sweep attack.share 0,0.05,0.2,0.4 fedfa-digits --algorithm nefl,fedfa --partition iid "
-    "--no-masked-loss --attack.amplify 5 --rounds 20 --eval-every 2 --models-every 20 --seeds 0,1 --name attack"
-)
+ATTACK = f"python {DOCS}/fedfa_attack.py"
 PICTURES = {
     "recombination": Picture(f"python {DOCS}/recombination.py recombination.png", "recombination.png"),
     "curves": Picture("python -m fl.run --name run", "runs/run/curves.png"),
@@ -72,9 +69,12 @@ PICTURES = {
     "femam-clusters": Picture(f"{CLUSTERS} && python -m fl.compare runs/clusters", "comparison.png"),
     "femam-traffic": Picture(f"{CLUSTERS} && python -m fl.compare runs/clusters --against traffic", "comparison.png"),
     "fedfa-coverage": Picture(
-        "python -m fl.run fedfa-fashion-mnist --algorithm fedfa --seeds 0 --rounds 1 --name fa", "runs/fa/coverage.png"
+        "python -m fl.run fedfa-fashion-mnist --algorithm fedfa --seeds 0 --rounds 1 --depth 2 "
+        "--architectures.depths 1,2 --name fa",
+        "runs/fa/coverage.png",
     ),
-    "fedfa-attack": Picture(ATTACKED, "runs/attack/curves.png", "an hour"),
+    "fedfa-attack": Picture(f"{ATTACK} share share.png", "share.png"),
+    "fedfa-lambda": Picture(f"{ATTACK} lambda lambda.png", "lambda.png"),
 }
 
 

@@ -8,37 +8,32 @@ from fl.algorithms.fedfa import FedFAOptions
 from fl.config import Config
 from fl.config.recipes.fedfa import RIVALS, SMALL, TARGETS, row
 from fl.federation.attack import AttackOptions
+from fl.papers import fedfa_attack
 from fl.papers.cell import Arm, Cell, Comparison
 
 _TITLES = {"preresnet": "Pre-ResNet", "mobilenetv2": "MobileNetV2", "efficientnetv2": "EfficientNetV2"}
 _GLOBAL, _LOCAL = "test accuracy in %, last three evaluations", "local accuracy in %"
 _ATTACK = AttackOptions(share=0.2, amplify=20.0)
-_DEEP = {"preresnet": ("2", "3")}
-"""Depths that leave a block to graft: the other networks' smallest sections have two blocks or cannot be cut."""
 
 
 def cells() -> Iterator[Cell]:
     """All of them."""
     for data, network, spread, mode in product(TARGETS, _TITLES, ("iid", "noniid"), RIVALS):
         config = row(data, network, mode, spread)
-        yield from _compared(data, network, spread, mode, config, "", "")
-        if network in _DEEP and mode != "width":
-            deeper = replace(config, architectures=replace(config.architectures, depths=_DEEP[network]))
-            yield from _compared(data, network, spread, mode, deeper, "-depths2-3", "depths 2 and 3 of 3")
+        yield from _compared(data, network, spread, mode, config)
     for mode in RIVALS:
         yield _text(mode)
     yield from ablation()
+    yield from fedfa_attack.cells()
     yield from _images()
 
 
-def _compared(
-    data: str, network: str, spread: str, mode: str, config: Config, ending: str, said: str
-) -> Iterator[Cell]:
+def _compared(data: str, network: str, spread: str, mode: str, config: Config) -> Iterator[Cell]:
     """A comparison with a mode's rival: without an attack, attacked, and what it computes up to a target."""
     title, *ratios = RIVALS[mode]
     rival = title.lower()
     better, worse = ([_band(text) for text in ratios[at : at + 3]] for at in (0, 3))  # IID, own classes, all classes
-    base, pattern = f"{data}.{network}.{spread}.{mode}{ending}", f"DATA.NETWORK.SPREAD.MODE{ending}"
+    base, pattern = f"{data}.{network}.{spread}.{mode}", "DATA.NETWORK.SPREAD.MODE"
     folder = f"fedfa.table1.{base}"
     clean = tuple(Arm(f"{folder}/{name}", replace(config, algorithm=(name,))) for name in ("fedfa", rival))
     pair = ("fedfa", rival)
@@ -49,7 +44,7 @@ def _compared(
         compared.append(Comparison(f"{_LOCAL}, FedFA by {title}", "local", "ratio", pair, band=better[1]))
     yield Cell(
         folder, "Table 1", f"FedFA's accuracy by {title}'s", clean, tuple(compared),
-        pattern=f"fedfa.table1.{pattern}", settings=_said(said), row=f"fedfa.table1.{data}.{network}.{spread}.{mode}",
+        pattern=f"fedfa.table1.{pattern}", settings="a reconstruction",
     )  # fmt: skip
 
     names = (rival, "fedfa", f"{rival}-attacked", "fedfa-attacked")
@@ -70,8 +65,7 @@ def _compared(
         drops.append(Comparison(f"drop of the {_LOCAL}, {title}'s by FedFA's", "local", "drop", names, band=worse[1]))
     yield Cell(
         f"fedfa.figure3.{base}", "Table 1, Fig. 3", f"an attack (lambda 20, a fifth of the clients) costs {title} more",
-        (*clean, *attacked), tuple(drops), pattern=f"fedfa.figure3.{pattern}", settings=_said(said),
-        row=f"fedfa.figure3.{data}.{network}.{spread}.{mode}",
+        (*clean, *attacked), tuple(drops), pattern=f"fedfa.figure3.{pattern}", settings="a reconstruction",
     )  # fmt: skip
 
     target = TARGETS[data][spread == "noniid"]
@@ -79,12 +73,8 @@ def _compared(
         f"fedfa.table2.{base}", "Table 2", f"up to {target:.0%} FedFA computes as much as {title} (Table 1's runs)",
         clean, (Comparison(f"TMAC up to {target:.0%}, FedFA by {title}", f"tmac{target}", "ratio", pair,
                            band=(0.95, 1.02), larger=False),),
-        pattern=f"fedfa.table2.{pattern}", settings=_said(said), row=f"fedfa.table2.{data}.{network}.{spread}.{mode}",
+        pattern=f"fedfa.table2.{pattern}", settings="a reconstruction",
     )  # fmt: skip
-
-
-def _said(more: str) -> str:
-    return ", ".join(filter(None, ("a reconstruction", more)))
 
 
 def _band(text: str) -> tuple[float, float]:

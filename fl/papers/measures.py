@@ -39,11 +39,17 @@ def _roughness(rows: Sequence[Row]) -> float:
     return sum(abs(b - a) for a, b in pairwise(values)) / max(1, len(values) - 1)
 
 
+def _calm(rows: Sequence[Row]) -> float:
+    """Accuracy in %, mean of the last five evaluations after rounds without malicious participants."""
+    return _tail([row for row in rows if row["attackers"] == 0], "accuracy", 5, 100)
+
+
 MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "late": lambda rows: _tail(rows, "accuracy", TAIL, 100),
     "late_loss": lambda rows: _tail(rows, "loss", TAIL),
     "end": lambda rows: _tail(rows, "accuracy", 3, 100),
     "end5": lambda rows: _tail(rows, "accuracy", 5, 100),
+    "calm": _calm,
     "own": _own("local_test_accuracy"),
     "own_f1": _own("local_test_f1"),
     "local": _last("models_own_accuracy", 100),

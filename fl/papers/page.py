@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from fl.base.files import write_text
+from fl.papers import fedfa_attack
 from fl.papers.cell import PAPERS, Cell, Comparison
 from fl.papers.cells import cells
 from fl.papers.claims import CLAIMS, verdict
 from fl.papers.results import Result, result
-from fl.papers.stored import ROOT
+from fl.papers.stored import ROOT, Stored
 from fl.papers.verdict import NOT_RUN, ratio_of, spread
 
 PAGE = ROOT / "docs/results/papers.md"
@@ -90,7 +91,8 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         rows = [row for one in shown for row in _rows(one)]
         heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
         parts.append(_table(heads, rows))
-    parts += [_ablation(one) for one in own]
+    for pattern in dict.fromkeys(one.cell.pattern for one in own):
+        parts.append(_own([one for one in own if one.cell.pattern == pattern]))
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for one in results:
         if one not in begun:
@@ -133,15 +135,23 @@ def _rows(one: Result) -> list[tuple[str, ...]]:
         where = f"{cell.place}<br>`python -m fl.reproduce {cell.id}`"
         rounds = str(one.rounds) if not one.short else f"{one.rounds} of {one.asked}"
         rows.append(
-            (where, what, _published(comparison, values), _ours(comparison, values), rounds, _made(one), shown + note)
+            (
+                where,
+                what,
+                _published(comparison, values),
+                _ours(comparison, values),
+                rounds,
+                _made(one.stored),
+                shown + note,
+            )
         )
     return rows
 
 
-def _made(one: Result) -> str:
+def _made(runs: Sequence[Stored]) -> str:
     """When, and on what."""
-    dates = sorted({run.date for run in one.stored})
-    devices = ", ".join(sorted({run.device for run in one.stored}))
+    dates = sorted({run.date for run in runs})
+    devices = ", ".join(sorted({run.device for run in runs}))
     return f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {devices}"
 
 
@@ -172,16 +182,33 @@ def _mean(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}{wide} ({len(values)})"
 
 
-def _ablation(one: Result) -> str:
-    """A table of our own: a line for each arm."""
-    (comparison,), (values,) = one.cell.comparisons, one.values
-    head = (
-        f"Our own, {one.cell.settings}: {one.cell.claim}. `python -m fl.reproduce {one.cell.id}`, {one.rounds} of "
-        f"{one.asked} rounds, {_made(one)}. Mean of the {comparison.what.partition(', ')[2]}, standard deviation and "
-        "number of seeds:\n\n"
-    )
-    rows = [(name, _mean(values[name]), ", ".join(f"{v:.2f}" for v in values[name])) for name in values]
-    return head + _table(("runs", comparison.what.split(",")[0], "seeds"), rows)
+def _own(cells: Sequence[Result]) -> str:
+    """What cells of our own with one pattern measured, a table for each comparison: lines are arms, columns cells."""
+    first = cells[0].cell
+    parts = [
+        f"Our own, {first.claim}: mean over seeds, standard deviation and, in brackets, number of seeds. Made by "
+        f"`python -m fl.reproduce ID` with {', '.join(one.cell.id for one in cells)}; "
+        f"{_made([run for one in cells for run in one.stored])}.\n"
+    ]
+    for at, comparison in enumerate(first.comparisons):
+        shown = [one for one in cells if one.values[at]]
+        heads = ("", *(f"{one.cell.settings}, {one.rounds} rounds" for one in shown))
+        names = [name for name in comparison.arms if any(name in one.values[at] for one in shown)]
+        rows = [
+            (name, *(_mean(those) if (those := one.values[at].get(name)) else "" for one in shown)) for name in names
+        ]
+        parts.append(f"{comparison.what[0].upper()}{comparison.what[1:]}:\n\n{_table(heads, rows)}")
+    if first.pattern == fedfa_attack.PATTERN:
+        means = {
+            name: {
+                int(one.cell.id.rpartition(".")[2]): fmean(one.values[0][name])
+                for one in cells
+                if name in one.values[0]
+            }
+            for name in fedfa_attack.ARMS
+        }
+        parts.append(f"Less than half of the accuracy without an attack is left of {fedfa_attack.breaks(means)}.\n")
+    return "\n".join(parts)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

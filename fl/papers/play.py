@@ -14,8 +14,10 @@ import torch
 from fl.analysis.costs import totals
 from fl.base.checks import role
 from fl.base.errors import Diverged, FLError
+from fl.base.rng import Rng, draw
 from fl.config import Config
 from fl.data import Dataset
+from fl.federation.attack import draw_malicious
 from fl.papers.cell import Arm, Cell
 from fl.papers.stored import COLUMNS, ROOT, Stored, path, read, settings, shortened, write
 from fl.runs import metrics
@@ -129,7 +131,22 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
     spent = totals(config, rows) if rows else {}
     spent["seconds"] = spent.pop("elapsed", [])
     every = [row | {name: sums[k] for name, sums in spent.items()} for k, row in enumerate(rows)]
+    if config.attack.share:
+        every = [row | {"attackers": float(attackers(config, int(row["round"])))} for row in every]
     return [{name: row[name] for name in COLUMNS if name in row} for row in every if "accuracy" in row]
+
+
+def attackers(config: Config, number: int) -> int:
+    """How many of a round's participants are malicious, where clients are drawn uniformly.
+
+    >>> from fl.federation.attack import AttackOptions
+    >>> config = Config(algorithm=("fedavg",), seeds=(0,), clients=20, participants=5, attack=AttackOptions(share=0.2))
+    >>> [attackers(config, number) for number in range(1, 7)]
+    [1, 0, 1, 1, 1, 1]
+    """
+    (seed,) = config.seeds
+    malicious = draw_malicious(config.attack, config.clients, Rng(seed))
+    return len(malicious.intersection(draw(config.clients, config.cohort(), Rng(seed, number).torch("sample"))))
 
 
 def _device(asked: str) -> str:

@@ -26,8 +26,9 @@ STORE = ROOT / "benchmarks/results/papers"
 
 SUMS = ("seconds", "tmac", "megabytes")
 COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_own_accuracy", "models_perplexity",
-           "local_valid_loss", "local_test_accuracy", "local_test_f1")  # fmt: skip
-"""SUMS are from the first round on. A column that a run does not have is left out."""
+           "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers")  # fmt: skip
+"""SUMS are from the first round on, attackers how many of the round's participants are malicious. A column that a run
+does not have is left out."""
 _SHARES = {"accuracy", "models_own_accuracy", "local_test_accuracy", "local_test_f1"}
 Row = dict[str, float]
 

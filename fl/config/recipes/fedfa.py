@@ -46,13 +46,13 @@ SMALL = {
         architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
     ),
     "fashion-mnist": replace(
-        _MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,), depth=(2,),
-        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("1", "2")),
+        _MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,), depth=(3,),
+        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
     ),
     "cifar10": replace(
-        _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), depth=(2,), crop=4,
+        _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), depth=(3,), crop=4,
         flip=True,
-        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("1", "2")),
+        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
     ),
     "text": replace(
         _CPU, algorithm=("heterofl", "nefl", "fedfa"), dataset="pydoc", partition="natural", clients=30,
@@ -80,8 +80,10 @@ class Network(NamedTuple):
     depths: tuple[str, ...]
 
 
-NETWORKS = {  # of the mobile families at most 2, 3 and so on of a section's blocks; 2 to leave one that can be grafted
-    "preresnet": Network("Pre-ResNet", "preresnet18", (3,), ("1", "2", "3")),
+# A section keeps two blocks where it has more: its first changes the shape, and would stand for a corner of the deeper
+# ones. The mobile families' sections keep their own full depths; those of one or two blocks have none to spare.
+NETWORKS = {
+    "preresnet": Network("Pre-ResNet", "preresnet18", (3,), ("2", "3")),
     "mobilenetv2": Network("MobileNetV2", "mobilenetv2", (), ("1-2-2-2-2-2-1", "1-2-3-3-3-3-1", "1-2-3-4-3-3-1")),
     "efficientnetv2": Network("EfficientNetV2", "efficientnetv2_cifar", (), ("1-2-2-2-2", "1-2-2-3-3", "1-2-2-3-5")),
     "transformer": Network("Transformer", "transformer", (), ("2", "3", "4")),

@@ -66,7 +66,8 @@ def test_the_settings_of_images(name):
     assert (config.spread(), config.masked_loss, config.rounds) == expected
     assert (config.architectures.choose, config.architectures.weak) == ("zico", 0.5)
     assert config.architectures.widths == ((1.0,) if mode == "depth" else (0.5, 0.75, 1.0))
-    assert len(config.architectures.depths) == (0 if mode == "width" else 3)
+    deep = ("2", "3") if network == "preresnet" else config.architectures.depths  # one block would be a corner
+    assert config.architectures.depths == (() if mode == "width" else deep)
     spec = config.spec()
     assert spec in config.architectures.announce(spec)  # the model is the largest candidate
     assert config.architectures.announce(spec).largest == spec
@@ -113,15 +114,14 @@ def test_the_models_take_their_images(name):
 def check_candidates(config: Config, full: Spec) -> None:
     """The largest is the model itself, and the smallest a part of it that stands for all the blocks that it lacks."""
     space = config.architectures.announce(full)
-    assert len(set(space)) == 9
+    assert len(set(space)) == 3 * len(config.architectures.depths)
     assert space.largest == full
     assert full in space
     model = full.build(device="meta")
     plan = plan_within(model, space.smallest.build(device="meta"), "corner")
     written = {source.name for sources in plan.entries.values() for source in sources}
-    if full.name != "preresnet18":  # whose smallest has but the blocks that change the shape
-        assert written == set(plan.shapes)
-        assert all(few >= min(2, many) for few, many in zip(space.smallest.depth, full.depth))
+    assert written == set(plan.shapes)
+    assert all(few >= min(2, many) for few, many in zip(space.smallest.depth, full.depth))
 
 
 def test_the_papers_numbers_are_told():
@@ -158,7 +158,9 @@ def test_the_small_ones():
         config = RECIPES[name]()
         assert {"fedfa", "heterofl", "nefl"} == set(config.algorithm)
         assert (config.architectures.choose, config.architectures.weak) == ("zico", 0.5)
-        assert len(config.architectures.announce(config.spec())) == 4
+        space = config.architectures.announce(config.spec())
+        assert len(space) == 4
+        assert min(space.smallest.depth) == 2  # a block that can be grafted beside the one that changes the shape
     config = RECIPES["fedfa-digits"]()
     assert (config.dataset, config.spread(), config.masked_loss) == ("digits", "shards0.2", True)
 

@@ -21,7 +21,7 @@ def test_ids_say_where_a_cell_stands_and_name_one_cell():
         assert (cell.row or name) in found
     for name in (
         "fedmr.table1.cifar10.lenet.dir0.5", "femam.table1.cifar100.client0.1", "femam.figure5a",
-        "fedfa.table1.fashion-mnist.preresnet.noniid.both", "fedfa.table1.cifar10.preresnet.iid.both-depths2-3",
+        "fedfa.table1.fashion-mnist.preresnet.noniid.both", "fedfa.table1.cifar10.preresnet.iid.both",
     ):  # fmt: skip
         assert find(name).arms
     with pytest.raises(FLError, match=r"no cell is called 'fedmr.figure55': did you mean fedmr.figure5\? "):
@@ -97,6 +97,6 @@ def test_settings_are_told_from_each_other():
     assert settings(short.config)["momentum"] == settings(code.config)["momentum"] == 0.5
     assert settings(code.config)["dataset"] == "cifar100-coarse"
     assert settings(code.config)["fedmr.unit"] == "tensor"
-    deep = find("fedfa.table1.cifar10.preresnet.iid.both-depths2-3").arm("fedfa").config
+    deep = find("fedfa.table1.cifar10.preresnet.iid.both").arm("fedfa").config
     assert (deep.depth, deep.architectures.depths) == ((3,), ("2", "3"))
     assert isinstance(text, Arm)

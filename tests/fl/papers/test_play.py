@@ -8,6 +8,7 @@ import pytest
 from fl import reproduce
 from fl.base.errors import FLError
 from fl.config import Config
+from fl.federation.attack import Attack, AttackOptions
 from fl.papers import page, stored
 from fl.papers.cell import Arm, Cell, Comparison, Published
 from fl.papers.play import Part, play
@@ -80,6 +81,19 @@ def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, stor
     raised = replace(cell, arms=tuple(Arm(arm.run, replace(arm.config, rounds=5)) for arm in cell.arms))
     assert result(raised).verdict == "not run"  # with fewer rounds than it has now
     assert page.said(result(raised)) == "not run (reproduced at 4 of 5 rounds)"
+
+
+def test_the_attackers_of_a_round_are_those_who_attacked(store, tmp_path, monkeypatch):
+    seen, real = [], Attack.rows
+    monkeypatch.setattr(Attack, "rows", lambda self, clients: seen.append(real(self, clients)) or real(self, clients))
+    config = replace(TINY, algorithm=("fedavg",), rounds=8, attack=AttackOptions(share=0.25))
+    cell = Cell("fedmr.tiny", "Table 1", "", (Arm("fedmr.tiny/fedavg", config),), ())
+    assert play(cell, Part(seeds=(1,), out=tmp_path / "runs"), simulate)
+    (one,) = stored.runs(cell.arms[0])
+    counts = [len(rows) for rows in seen]
+    assert [row["attackers"] for row in one.rows] == counts
+    assert 0 in counts
+    assert max(counts) > 0
 
 
 def test_a_stored_file_that_is_forged_is_refused_by_name(cell, store, tmp_path):

@@ -96,3 +96,7 @@ def test_measures():
     assert measure("own", own) == pytest.approx(40)
     with pytest.raises(FLError, match="do not hold what 'local' needs"):
         measure("local", rows)
+    attacked = [row | {"attackers": float(row["round"] % 2)} for row in rows]
+    assert measure("calm", attacked) == pytest.approx(16)  # rounds 12, 14, ... 20
+    with pytest.raises(FLError, match="do not hold what 'calm' needs"):
+        measure("calm", rows)
