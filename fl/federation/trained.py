@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fl.federation.cohort import States, stacks
+from fl.federation.spread import Spread
 
 
 class Trained(NamedTuple):
@@ -33,8 +34,9 @@ class Trained(NamedTuple):
         return self.received
 
     def __repr__(self) -> str:
-        first, *others = stacks(self.states)
-        elements = sum(tensor[0].numel() for tensor in first.values())
+        states = self.states.mine if isinstance(self.states, Spread) else self.states  # a look moves nothing
+        first, *others = stacks(states)
+        elements = sum(tensor[:1].numel() for tensor in first.values())
         kind = "models of their own" if others else f"{len(first)} tensors, {elements:,} elements each"
         changed = "" if self.received is self.states else "; the server received other models"
         return (
