@@ -13,7 +13,8 @@ class Trained(NamedTuple):
     """The result of training K clients, as methods get it.
 
     Attributes:
-        states: the clients' trained models: a stack, or a list of K states where architectures differ.
+        states: the clients' trained models: a stack, or a list of K states where architectures differ. Under
+            torchrun the stack is a `fl.federation.spread.Spread`, which gathers what is read.
         loss: each client's mean over its steps [K].
         sizes: each client's number of training samples, 0 if it was dropped from the round.
         metrics: columns of metrics.csv that the round brings along: what went over the network (see
