@@ -10,10 +10,12 @@ warms up) to that of `one`, median and range.
 
 Below it stands what the measured costs say of more processes: how long a round takes on N of them is
 
-    compute x (largest share of the clients) + server + gather
+    compute x (largest share of the clients) + server + network
 
-where each rank repeats the server's work, and receives the models that the others trained. That is arithmetic, not a
-measurement, and the rate of a GPU in it is an assumption (--gpu-rate).
+With FedMR each rank repeats the server's work, and sends its models to all others. With FedAvg each rank does the
+server's work for some layers: it sends its models once, in pieces, and then the mean of its layers to all others. (The
+server's work is taken to be FedMR's, of which FedAvg does a part, and layers to share evenly.) That is arithmetic, not
+a measurement, and the rate of a GPU in it is an assumption (--gpu-rate).
 """
 
 import argparse
@@ -106,7 +108,7 @@ def server_seconds(model: str, clients: int = 4) -> float:
     return min(times) / sum(tensor.nbytes for tensor in stack.values())
 
 
-def predicted(setting: str, place: str, rates: dict[str, float], server: float) -> dict[str, float | str]:
+def predicted(method: str, setting: str, place: str, rates: dict[str, float], server: float) -> dict[str, float | str]:
     """The time of a round on one rank and on all of a place, and what limits it there."""
     model, k, samples, epochs = SETTINGS[setting]
     ranks, bandwidth, kind = PLACES[place]
@@ -114,12 +116,14 @@ def predicted(setting: str, place: str, rates: dict[str, float], server: float) 
     size = sum(tensor.nbytes for tensor in net.state_dict().values())
     compute = k * 3 * samples * epochs * flops(net, SHAPE) / rates[kind]
     most = max(map(len, deal([1] * k, ranks)))
+    sent = most * size * (ranks - 1) if method == "fedmr" else (most + 1) * size * (ranks - 1) / ranks
+    alone = server * k * size / (rates["gpu"] / rates["cpu"] if kind == "gpu" else 1)
     parts = {
         "few clients": compute * (most / k - 1 / ranks),
-        "server": server * k * size / (rates["gpu"] / rates["cpu"] if kind == "gpu" else 1),
-        "network": most * size * (ranks - 1) / bandwidth + _WORDS,
+        "server": alone if method == "fedmr" else alone / ranks,
+        "network": sent / bandwidth + _WORDS,
     }
-    one, many = compute + parts["server"], compute / ranks + sum(parts.values())
+    one, many = compute + alone, compute / ranks + sum(parts.values())
     return {"one": one, "many": many, "speedup": one / many, "limit": max(parts, key=parts.get)}
 
 
@@ -148,7 +152,11 @@ def main() -> None:
     work = 8 * 3 * -(-args.samples // 50) * 50 * flops(net, SHAPE)
     rates = {"cpu": work / statistics.median(times["one"]), "gpu": args.gpu_rate}
     server = server_seconds("resnet20")
-    table = {s: {p: predicted(s, p, rates, server) for p in PLACES} for s in SETTINGS}
+    table = {
+        f"{method}, {s}": {p: predicted(method, s, p, rates, server) for p in PLACES}
+        for method in ("fedmr", "fedavg")
+        for s in SETTINGS
+    }
     about = {"torch": torch.__version__, "cores": os.cpu_count(), "model": args.model, "samples": args.samples}
     costs = {"rates": rates, "server seconds a byte": server, "bytes between ranks a round": moved}
     result = {**about, "seconds": times, **costs, "predicted": table}

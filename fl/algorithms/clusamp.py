@@ -13,6 +13,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.client_sampling import distributions, draw_each, similarity_tree
 from fl.base.errors import FLError
 from fl.federation import Federation
+from fl.federation.spread import whole
 from surgery import broadcast
 from surgery.transfer import upload
 
@@ -60,14 +61,14 @@ def clusamp(fed: Federation) -> Algorithm:
     def round(server, clients, rng):
         start = server["global"]
         trained = fed.train(broadcast(start, len(clients)), clients, rng)
-        kept = [size > 0 for size in trained.sizes]
+        received, kept = whole(trained.received), [size > 0 for size in trained.sizes]
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.x.device)
         gradients = {}
         for name, before in server["gradients"].items():
-            change = trained.received[name].index_select(0, entries) - start[name]
+            change = received[name].index_select(0, entries) - start[name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
-        return {"global": fed.average(trained.received, kept), "gradients": gradients}, trained
+        return {"global": fed.average(received, kept), "gradients": gradients}, trained
 
     return fedavg(fed)._replace(init=init, round=round, sample=sample)
 

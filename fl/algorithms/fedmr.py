@@ -13,6 +13,7 @@ from fl.base.errors import FLError, naming
 from fl.base.flags import Natural, Share, one_of
 from fl.federation import Federation
 from fl.federation.own import shared
+from fl.federation.spread import whole
 from fl.secure import require
 from surgery import broadcast, layers, permutations, segments, shuffle
 
@@ -78,7 +79,9 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
             trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
             if not any(trained.sizes):  # nobody could upload: a warning said why, and the next round may do better
                 return server, trained
-        models = aligned(trained.received, trained.sizes, aligner) if aligner else trained.received
+        models = whole(trained.received)
+        if aligner:
+            models = aligned(models, trained.sizes, aligner)
         mean = fed.average(models, [size > 0 for size in trained.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))

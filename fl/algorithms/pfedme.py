@@ -13,6 +13,7 @@ from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
 from fl.algorithms.parts.personal import updated
 from fl.base.flags import Above0, AtLeast0, AtLeast1
 from fl.federation import Federation, traffic
+from fl.federation.spread import whole
 from surgery import broadcast
 
 
@@ -61,7 +62,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))
         trained = both.train(pair.starting_from(start), clients, rng, objective)
-        theta, sent = pair.personal_of(trained.states), pair.copy_of(trained.received)
+        theta, sent = pair.personal_of(whole(trained.states)), pair.copy_of(whole(trained.received))
         mean = fed.average(sent, trained.sizes)
         for name in pair.learnt:
             mean[name] = torch.lerp(server["global"][name], mean[name], options.mixing)

@@ -1,6 +1,7 @@
 """The clients of a round and their states: one stack if all have the same architecture, otherwise a list of states.
 
-Everything that has to know which of the two it is lies here. The objectives' inputs come in the same two forms.
+Everything that has to know which of the two it is lies here. (Under torchrun a stack may be a `Spread`, which reads
+like any other.) The objectives' inputs come in the same two forms.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fl.engine import Results
+from fl.federation.spread import Spread
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
 
@@ -42,21 +44,21 @@ def stacks(states: States) -> list[Stack]:
     >>> [each["w"].shape for each in stacks([{"w": torch.zeros(3)}, {"w": torch.zeros(2)}])]
     [torch.Size([1, 3]), torch.Size([1, 2])]
     """
-    if isinstance(states, dict):
+    if not isinstance(states, list):
         return [states]
     return [{name: tensor[None] for name, tensor in state.items()} for state in states]
 
 
 def as_before(states: States, changed: Sequence[Stack]) -> States:
     """The inverse of `stacks`: what became of the stacks of these states, in the form that the states have."""
-    if isinstance(states, dict):
+    if not isinstance(states, list):
         return changed[0]
     return [{name: tensor[0] for name, tensor in stack.items()} for stack in changed]
 
 
 def per_client(states: States) -> list[State]:
     """Each client's own state, as views."""
-    return unstack(states) if isinstance(states, dict) else states
+    return states if isinstance(states, list) else unstack(states)
 
 
 def select(entries: Any, rows: Sequence[int]) -> Any:
@@ -70,6 +72,8 @@ def select(entries: Any, rows: Sequence[int]) -> Any:
     """
     if isinstance(entries, list):
         return [entries[k] for k in rows]
+    if isinstance(entries, Spread):
+        return entries.select(rows)
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return tree_map(lambda tensor: tensor[rows[0] : rows[0] + len(rows)], entries)
     index = {device: _index(rows, device) for device in {tensor.device for tensor in tree_leaves(entries)}}
@@ -121,7 +125,7 @@ def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tu
     Args:
         parts: each part's rows and results; those of a stack follow one another.
     """
-    if isinstance(starts, dict):
+    if not isinstance(starts, list):
         results = [part for _, part in parts]
         return tree_map(lambda *each: torch.cat(each), *results) if results[1:] else results[0]
     each = {k: one for rows, part in parts for k, *one in zip(rows, unstack(part.states), part.loss)}

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import Diverged
-from fl.federation.cohort import States, replace_rows, select, stacks
+from fl.federation.cohort import States, replace_rows, select
+from fl.federation.shared import each_row
+from fl.federation.spread import Spread
 from surgery import Stack
 
 _log = logging.getLogger("fl")
@@ -34,11 +36,10 @@ def drop_failed(
     Raises:
         Diverged: if no client is left.
     """
-    pairs = list(zip(stacks(states), stacks(starts)))
     # A sum is finite only if all of its terms are: this fast look at everything settles nearly every round.
-    if bool((loss.isfinite() & torch.cat([_finite_sums(after) for after, _ in pairs])).all()):
+    if bool((loss.isfinite() & each_row(states, starts, lambda after, _: _finite_sums(after))).all()):
         return states, tuple(sizes)
-    kept = (loss.isfinite() & torch.cat([_finite_rows(after, before) for after, before in pairs])).tolist()
+    kept = (loss.isfinite() & each_row(states, starts, _finite_rows)).tolist()
     if all(kept):
         return states, tuple(sizes)
     lost = [client for client, keep in zip(clients, kept) if not keep]
@@ -66,6 +67,9 @@ def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
     >>> restored({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
     tensor([0., 1.])
     """
+    if isinstance(states, Spread):
+        own = [kept[row] for row in states.rows]
+        return states.replaced(restored(states.mine, select(starts, states.rows), own))
     lost = [row for row, keep in enumerate(kept) if not keep]
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 

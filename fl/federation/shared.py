@@ -1,18 +1,19 @@
-"""A cohort that several processes train together: each its share, after which all of them have all results.
+"""A cohort that several processes train together: each its share. Models stay where they were trained, see
+`fl.federation.spread`.
 
-What is sent is whole trained models, whatever the method does with them. A client is trained by the same steps as in
-one process, so with the backends that train one client after another its result has the same bits.
+A client is trained by the same steps as in one process, so with the backends that train one client after another its
+result has the same bits.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fl.federation.cohort import States
+from fl.federation.cohort import States, per_client, select, stacks
+from fl.federation.spread import Spread, joined_rows
 from fl.parallel import current, deal
-from surgery.transfer import upload
+from surgery import Stack, State
 
 Some = Callable[[Sequence[int]], tuple[States, Tensor]]
 """Rows of a cohort -> their trained states, in the form of the cohort's, and their losses."""
@@ -28,43 +29,49 @@ def train_shared(work: Sequence[int], starts: States, train: Some) -> tuple[Stat
     ranks = current()
     dealt = deal(work, ranks.size)
     mine = dealt[ranks.rank]
-    given: list[Tensor] = []
-    if mine:
-        states, loss = train(mine)
-        each = [states] if isinstance(states, dict) else states
-        given = [loss, *(tensor for state in each for tensor in state.values())]
-    found = ranks.gather(given)
-    losses = _rows(dealt, [tensors[0] for tensors in found if tensors])
-    if isinstance(starts, dict):
-        columns = zip(*(tensors[1:] for tensors in found if tensors))
-        return {name: _rows(dealt, pieces) for name, pieces in zip(starts, columns)}, losses
-    states = list(starts)
-    for rows, tensors in zip(dealt, found):
-        rest = iter(tensors[1:])
-        for row in rows:
-            states[row] = {name: next(rest).clone() for name in starts[row]}
-    return states, losses
+    states, loss = train(mine) if mine else (select(starts, []), None)
+    losses = joined_rows(dealt, [each["loss"] for each in ranks.gather({"loss": loss} if mine else {}) if each])
+    if not isinstance(starts, list):
+        return Spread(dealt, states), losses
+    given = {f"{row}/{name}": tensor for row, state in zip(mine, states) for name, tensor in state.items()}
+    every: list[State] = [{} for _ in starts]
+    for key, tensor in (item for each in ranks.gather(given) for item in each.items()):
+        row, name = key.split("/", 1)
+        every[int(row)][name] = tensor.clone()
+    return every, losses
 
 
-def _rows(dealt: Sequence[Sequence[int]], pieces: Sequence[Tensor]) -> Tensor:
-    """[K, ...] from the rows that each rank has."""
-    order = upload(torch.tensor([row for rows in dealt for row in rows]), pieces[0].device)
-    return torch.cat(list(pieces)).index_select(0, order.argsort())
+def each_row(states: States, starts: States, function: Callable[[Stack, Stack], Tensor]) -> Tensor:
+    """The function of every client's model and start, [K]; ranks compute those of their own clients.
+
+    Args:
+        function: (stack of models, stack of what they started from) -> a value for each of them.
+
+    >>> one = {"w": torch.tensor([[1.0], [2.0]])}
+    >>> each_row(one, one, lambda after, before: (after["w"] - before["w"]).sum(1))
+    tensor([0., 0.])
+    """
+    if not isinstance(states, Spread):
+        return torch.cat([function(after, before) for after, before in zip(stacks(states), stacks(starts))])
+    given = {"row": function(states.mine, select(starts, states.rows))} if states.rows else {}
+    return joined_rows(states.dealt, [each["row"] for each in current().gather(given) if each])
 
 
-T = TypeVar("T")
+def each_shared(states: States, function: Callable[[int, State], Tensor]) -> list[Tensor]:
+    """The function of every client's position and model, tensors of one shape; the ranks share the work.
 
-
-def each_shared(items: Sequence[T], function: Callable[[T], Tensor]) -> list[Tensor]:
-    """The function of every item, tensors of one shape; the ranks share the work.
-
-    >>> each_shared([1, 2], torch.tensor)
-    [tensor(1), tensor(2)]
+    >>> each_shared({"w": torch.tensor([1.0, 2.0])}, lambda row, state: state["w"] + row)
+    [tensor(1.), tensor(3.)]
     """
     ranks = current()
-    if not ranks.sharing:
-        return [function(item) for item in items]
-    dealt = deal([1] * len(items), ranks.size)
-    mine = [function(items[row]) for row in dealt[ranks.rank]]
-    found = ranks.gather([torch.stack(mine)] if mine else [])
-    return list(_rows(dealt, [piece for (piece,) in filter(None, found)]))
+    if isinstance(states, Spread):
+        dealt, own = states.dealt, per_client(states.mine) if states.rows else []
+    else:
+        every = per_client(states)
+        if not ranks.sharing:
+            return [function(row, state) for row, state in enumerate(every)]
+        dealt = deal([1] * len(every), ranks.size)
+        own = [every[row] for row in dealt[ranks.rank]]
+    found = [function(row, state) for row, state in zip(dealt[ranks.rank], own)]
+    given = {"found": torch.stack(found)} if found else {}
+    return list(joined_rows(dealt, [each["found"] for each in ranks.gather(given) if each]))

@@ -20,6 +20,7 @@ from fl.federation.divergence import drop_failed, restored
 from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
 from fl.federation.shared import train_shared
+from fl.federation.spread import whole
 from fl.federation.trained import Trained
 from fl.parallel import current
 from surgery import Stack
@@ -63,14 +64,17 @@ def train_cohort(
         received = defence.clipped(states, starts, arrived, population.trainable) if defence.clip else states
         return Trained(states, loss, tuple(arrived), traffic.count(starts, arrived), received)
     states, loss = _train(population, local, cohort, objective, rng)
+    rows = attack.rows(clients) if attack else []
+    if rows or defence.clip:  # which change models in the light of the others
+        states = whole(states)
     sent = states
-    if rows := attack.rows(clients) if attack else []:
+    if rows:
         malicious, spoilt = cohort.select(rows), replace(population, data=attack.data)
         context = select(objective.context, rows)
         if local.masked:  # their honest training does not see the classes that only the spoilt samples have
             context = with_entry(context, "held", classes_held(spoilt.data, spoilt.clients.train, malicious.clients))
         learnt, _ = _train(spoilt, local, malicious, objective._replace(context=context), rng)
-        sent = attack.amplified(states, malicious.states, learnt, rows, population.trainable)
+        sent = attack.amplified(states, malicious.states, whole(learnt), rows, population.trainable)
     sizes = [len(population.clients.train[client]) for client in clients]
     received, arrived = drop_failed(sent, loss, starts, clients, sizes, rng.round)
     states = received if sent is states else restored(states, starts, arrived)

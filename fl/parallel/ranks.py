@@ -1,11 +1,10 @@
 """What the processes of a simulation tell each other: short words through a store, and tensors through a backend."""
 
 import json
-import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.parallel.packing import ALIGNED, Kind, heard, packed, places, said, unpacked
 from fl.parallel.watch import SILENT, Lost, Watch
 
 _LONGEST = 0.02  # seconds between two looks at what the others have said
 _AT_ONCE = 2**25  # bytes of each rank in one transfer, so that a slow network does not look like a hanging rank
-_ALIGNED = 16  # bytes: where a tensor of any type may begin
 
 
 class Stopped(FLError):
@@ -100,38 +99,66 @@ class Ranks:
             if result is None:  # rank 0 may have been interrupted after it had said its last word
                 self._say({"stop": result})
 
-    def gather(self, mine: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The tensors of every rank, in their order, on the device of this one. Each rank may give others, or none.
+    def gather(self, mine: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The tensors of every rank by name, in the order of the ranks, on the device of this one. Each rank may give
+        others, or none.
 
-        >>> Ranks().gather([torch.ones(2)])
+        >>> Ranks().gather({"w": torch.ones(2)})
+        [{'w': tensor([1., 1.])}]
+        """
+        if self.size == 1:
+            return [dict(mine)]
+        words = self.exchange({"tensors": {name: said(tensor) for name, tensor in mine.items()}})
+        kinds = [{name: heard(*kind) for name, kind in word["tensors"].items()} for word in words]
+        lengths = [places(each.values())[1] for each in kinds]
+        own = packed(mine.values(), self.device)
+        found = self._move([own] * self.size, [[length] * self.size for length in lengths])
+        found[self.rank] = own
+        return [dict(zip(each, unpacked(buffer, each.values()))) for each, buffer in zip(kinds, found)]
+
+    def swap(self, given: Sequence[Sequence[Tensor]], kinds: Sequence[Sequence[Kind]]) -> list[list[Tensor]]:
+        """What each rank sends to this one, in the order of the ranks: every rank sends something else to every other.
+
+        Args:
+            given: what this rank sends to each; what it sends to itself is returned as it is.
+            kinds: dtype and shape of what each rank sends to this one, which it knows beforehand.
+
+        >>> Ranks().swap([[torch.ones(2)]], [[(torch.float32, [2])]])
         [[tensor([1., 1.])]]
         """
         if self.size == 1:
-            return [list(mine)]
-        said = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in mine]
-        words = self.exchange({"tensors": said})
-        kinds = [[(getattr(torch, dtype), shape) for dtype, shape in word["tensors"]] for word in words]
-        places = [_places(each) for each in kinds]
-        longest = max(length for _, length in places)
-        own = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        for tensor, start in zip(mine, places[self.rank][0]):
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            own[start : start + len(flat)] = flat
-        givers = [rank for rank, each in enumerate(kinds) if each]
-        buffers = [torch.empty_like(own) for _ in range(self.size)] if givers[1:] else [own] * self.size
+            return [list(given[0])]
+        buffers = [packed([] if rank == self.rank else each, self.device) for rank, each in enumerate(given)]
+        words = self.exchange({"bytes": [len(buffer) for buffer in buffers]})
+        found = self._move(buffers, [word["bytes"] for word in words])
+        return [
+            list(given[rank]) if rank == self.rank else unpacked(buffer, each)
+            for rank, (buffer, each) in enumerate(zip(found, kinds))
+        ]
+
+    def _move(self, buffers: Sequence[Tensor], lengths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The bytes that each rank sends to this one; none from itself.
+
+        Args:
+            buffers: the bytes for each rank.
+            lengths: how many bytes each rank sends to each: [sender][receiver].
+        """
+        lengths = [[0 if a == b else n for b, n in enumerate(row)] for a, row in enumerate(lengths)]
+        most, here = max(map(max, lengths)), self.rank
+        found = [torch.empty(row[here], dtype=torch.uint8, device=self.device) for row in lengths]
+        step = _AT_ONCE // self.size // ALIGNED * ALIGNED
         self._connect()
         with self.watch.waiting(), self._named():
-            for first in range(0, longest, _AT_ONCE):
-                piece = own[first : first + _AT_ONCE]
-                if givers[1:]:
-                    torch.distributed.all_gather([buffer[first : first + _AT_ONCE] for buffer in buffers], piece)
-                else:
-                    torch.distributed.broadcast(piece, givers[0])
-        self.moved += longest * (self.size - 1) * (self.size if givers[1:] else 1)
-        return [
-            [_view(buffer, start, *kind) for start, kind in zip(starts, each)]
-            for buffer, (starts, _), each in zip(buffers, places, kinds)
-        ]
+            for first in range(0, most, step):
+                out = [buffer[first : min(first + step, n)] for buffer, n in zip(buffers, lengths[here])]
+                into = [buffer[first : first + step] for buffer in found]
+                arrived = torch.empty(sum(map(len, into)), dtype=torch.uint8, device=self.device)
+                sizes = [len(piece) for piece in into], [len(piece) for piece in out]
+                torch.distributed.all_to_all_single(arrived, torch.cat(out), *sizes)
+                for piece, part in zip(into, arrived.split(sizes[0])):
+                    piece.copy_(part)
+        self.moved += sum(map(sum, lengths))
+        return found
 
     def read_moved(self) -> int:
         """The bytes that were moved since the last reading."""
@@ -198,19 +225,6 @@ class Ranks:
 
 def _first(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:200]
-
-
-def _places(kinds: Sequence[tuple[torch.dtype, list[int]]]) -> tuple[list[int], int]:
-    """Where each tensor begins in a buffer of bytes, and the buffer's length."""
-    starts, at = [], 0
-    for dtype, shape in kinds:
-        starts.append(at)
-        at += -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
-    return starts, at
-
-
-def _view(buffer: Tensor, start: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
-    return buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 _ALONE = Ranks()

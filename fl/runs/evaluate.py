@@ -7,14 +7,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl.federation import Federation
-from fl.federation.cohort import Cohort, States, per_client, stacks
+from fl.federation.cohort import Cohort, States
+from fl.federation.cosines import cosines
 from fl.federation.own import Own, predict_all
 from fl.federation.shared import each_shared
 from fl.partition import Parts
-from surgery import State, cosine
+from surgery import State
 from surgery.transfer import download, upload
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
@@ -149,7 +150,10 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
         return {}
     text = fed.data.text
 
-    def sums(client: int, model: nn.Module, state: State, held: Tensor) -> Tensor:
+    classes_of = fed.classes_of(cohort.clients)
+
+    def sums(row: int, state: State) -> Tensor:
+        client, model, held = cohort.clients[row], cohort.models[row], classes_of[row]
         state = state | fed.statistics(state, model, fed.clients.train[client])
         total = torch.zeros(3, dtype=torch.float64, device=held.device)
         predict = partial(fed.predict, state, model=model)
@@ -164,10 +168,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
             total[: len(counts)] += torch.stack([count.double() for count in counts])
         return total
 
-    every = list(zip(*cohort[:2], per_client(cohort.states), fed.classes_of(cohort.clients)))
-    right, among, own = (
-        torch.stack(each_shared(every, lambda one: sums(*one))).cpu().T
-    )  # for text the second is the loss
+    right, among, own = torch.stack(each_shared(cohort.states, sums)).cpu().T  # for text the second is the loss
     n = fed.data.test_y.numel()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
@@ -190,10 +191,9 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
     architectures differ.
     """
-    if len(cohort.clients) < 2 or len(found := stacks(cohort.states)) > 1:
+    if len(cohort.clients) < 2 or isinstance(cohort.states, list):
         return {}
-    (models,), k = found, len(cohort.clients)
-    similarity = cosine({name: models[name] for name, _ in fed.model.named_parameters()})
+    k, similarity = len(cohort.clients), cosines(cohort.states, dict(fed.model.named_parameters()))
     return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
 
 

@@ -69,7 +69,7 @@ def agreed(server: Server, number: int) -> Server:
     words = ranks.exchange({"round": number, "sums": _sums(tensors)})
     if all(word["sums"] == words[0]["sums"] for word in words):
         return server
-    values = ranks.gather(tensors if ranks.rank == 0 else [])[0]
+    values = ranks.gather({str(i): tensor for i, tensor in enumerate(tensors)} if ranks.rank == 0 else {})[0].values()
     if ranks.rank == 0:
         return server
     result: Server = {part: dict(state) for part, state in server.items()}

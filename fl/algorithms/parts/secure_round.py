@@ -9,6 +9,7 @@ import torch
 
 from fl.base.rng import Rng
 from fl.federation import traffic
+from fl.federation.spread import whole
 from fl.federation.trained import Trained
 from fl.secure.pieces import from_bytes, to_bytes
 from fl.secure.session import Outcome, exchange
@@ -41,15 +42,14 @@ def recombine(
         other clients), bytes_up, bytes_down, models_up and models_down as they really were, and secure_seconds.
     """
     began = time.perf_counter()
-    models = {
-        client: model for client, model, size in zip(clients, to_bytes(trained.received, pieces), trained.sizes) if size
-    }
+    received = whole(trained.received)
+    models = {client: model for client, model, size in zip(clients, to_bytes(received, pieces), trained.sizes) if size}
     choices = {client: random.Random(int(rng.numpy("secure", client).integers(2**63))) for client in models}
     outcome = exchange(models, repeats, choices)
     kept = [k for k, client in enumerate(clients) if client in outcome.models]
     states = {name: start.clone() for name, start in starts.items()}
     if kept:
-        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, trained.received)
+        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, received)
         rows = torch.tensor(kept, device=trained.loss.device)
         for name, tensor in opened.items():
             states[name].index_copy_(0, rows, tensor)

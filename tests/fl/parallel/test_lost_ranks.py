@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ranks import assert_equal, ran, tiny
@@ -122,6 +123,35 @@ def test_ctrl_c_saves(tmp_path, capfd):
     simulate(CONFIG, tmp_path / "run", resume=True)
     simulate(CONFIG, tmp_path / "whole")
     assert_equal(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_torchrun_ends_within_a_minute_where_a_rank_hangs(tmp_path):
+    """torchrun itself waits 30 seconds for a process that does not answer to its signal."""
+    flags = (
+        f"--out {tmp_path} --name run --rounds 100000 --clients 4 --participants 3 --width 0.1 --backend loop".split()
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fl.run"]
+    with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        table, limit = tmp_path / "run" / "metrics.csv", time.monotonic() + 120
+        while not table.exists() or table.read_text().count("\n") < 4:
+            assert time.monotonic() < limit
+            time.sleep(0.2)
+        os.kill(started_by(process.pid)["1"], signal.SIGSTOP)
+        began = time.monotonic()
+        _, said = process.communicate(timeout=120)
+        assert time.monotonic() - began < 60
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: rank 1 (")
+    assert line.endswith("has not computed or answered for 15 seconds")
+
+
+def started_by(parent):
+    """The processes of the ranks that torchrun has started."""
+    (children,) = (path.read_text().split() for path in Path(f"/proc/{parent}/task/{parent}").glob("children"))
+    settings = {pid: Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in children}
+    found = {pid: dict(line.split("=", 1) for line in lines if "=" in line) for pid, lines in settings.items()}
+    return {of["RANK"]: int(pid) for pid, of in found.items() if "RANK" in of}
 
 
 @pytest.mark.slow
