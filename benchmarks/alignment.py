@@ -9,12 +9,16 @@ Two networks with seeds 2s and 2s + 1 see the same data in another order. The ba
 (11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al. (ICML
 2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples. Networks
 with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point
-of the line but the ends, for every row named `repaired`.
+of the line but the ends, for every row named `repaired`. Losses are those of the first `--judged` samples.
+
+One CPU thread does all of it, and `seconds` is the processor's time for `align` alone. Trainings are kept in
+`--kept` after every epoch, and rows are written as they come: run the same command again to go on.
 
     mlp-digits, mlp-fashion  three hidden layers of 512 units, as in Ainsworth et al. (ICLR 2023), section 5
-    vgg11-bn-cifar           the zoo's VGG-11 with batch norm
+    vgg11-bn-cifar           the zoo's VGG-11 with batch norm; --width multiplies the widths of all of these
     vgg11-cifar              the zoo's VGG-11 with layer norm
-    resnet20-cifar           the zoo's ResNet-20 with layer norm; --width multiplies its widths
+    resnet20-cifar           the zoo's ResNet-20 with layer norm
+    resnet20-bn-cifar        the zoo's ResNet-20 with batch norm
 """
 
 import argparse
@@ -22,68 +26,33 @@ import copy
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import report
+import scipy.optimize  # noqa: F401 -- align imports it in its first call, which takes a second
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from alignment_training import CASES, new_model, trained
+from torch import nn
 
-import zoo
 from fl.data import Dataset, load
 from surgery import align, repair, state
 from surgery import load as load_state
 
 POINTS = 11
 OUT = Path(__file__).parent / "results"
-CASES = {  # data, model of the zoo or None for the MLP, its norm, epochs
-    "mlp-digits": ("digits", None, "", 100),
-    "mlp-fashion": ("fashion-mnist", None, "", 10),
-    "vgg11-bn-cifar": ("cifar10", "vgg11", "batch", 15),
-    "vgg11-cifar": ("cifar10", "vgg11", "layer", 15),
-    "resnet20-cifar": ("cifar10", "resnet20", "layer", 30),
-}
-
-
-def new_model(case: str, images: Tensor, classes: int, seed: int, width: float) -> nn.Module:
-    """The model of a case, before it is trained."""
-    _, name, norm, _ = CASES[case]
-    if name is None:
-        torch.manual_seed(seed)
-        sizes = [images[0].numel(), *[round(512 * width)] * 3]
-        hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], classes))
-    generator = torch.Generator().manual_seed(seed)
-    shape = {"in_channels": images.shape[1], "image_size": images.shape[2], "num_classes": classes}
-    return zoo.create(name, norm=norm, width=width, generator=generator, **shape)
-
-
-def train(model: nn.Module, data: Dataset, samples: int, epochs: int, seed: int) -> None:
-    """Adam, a cosine from 1e-3 to 0, batches of 128."""
-    generator = torch.Generator().manual_seed(seed)
-    steps = epochs * (samples // 128)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    model.train()
-    for _ in range(epochs):
-        for batch in torch.randperm(samples, generator=generator).split(128)[: samples // 128]:
-            loss = F.cross_entropy(model(data.normalise(data.x[batch])), data.y[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-    model.eval()
 
 
 @torch.no_grad()
 def judged(model: nn.Module, data: Dataset, samples: int) -> dict[str, float]:
     """Losses, and the accuracy on test data."""
     result = {}
-    parts = {"train": (data.x[:samples], data.y[:samples]), "test": (data.test_x, data.test_y)}
+    parts = {"train": (data.x[:samples], data.y[:samples]), "test": (data.test_x[:samples], data.test_y[:samples])}
     for what, (x, y) in parts.items():
         logits = torch.cat([model(data.normalise(part)) for part in x.split(500)])
         result[what] = F.cross_entropy(logits, y).item()
-    return {**result, "accuracy": (logits.argmax(1) == data.test_y).float().mean().item()}
+    return {**result, "accuracy": (logits.argmax(1) == y).float().mean().item()}
 
 
 def line(one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool) -> dict[str, list[float]]:
@@ -107,52 +76,59 @@ def barrier(losses: list[float]) -> float:
     return max(loss - losses[0] - (losses[-1] - losses[0]) * i / last for i, loss in enumerate(losses))
 
 
-def measured(case: str, seed: int, width: float, quick: bool) -> list[dict]:
-    """The rows of a case."""
-    name, _, norm, epochs = CASES[case]
-    data = load(name)
-    train_size = 512 if quick else len(data.y)
+def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
+    """The rows of a case that are not stored yet."""
+    name, width, seed = (settings[what] for what in ("case", "width", "seed"))
+    case, samples, epochs = CASES[name], settings["samples"], settings["epochs"]
+    kinds = [
+        (by, fix)
+        for by in ("", "weights", "activations")
+        for fix in ((False, True) if case.norm == "batch" else (False,))
+    ]
+    todo = [{**settings, "by": by or "as trained", "repaired": fix} for by, fix in kinds]
+    todo = [(row, by) for row, (by, _) in zip(todo, kinds) if not any(row.items() <= old.items() for old in stored)]
+    if not todo:
+        return
+    data = load(case.data)
     images = data.normalise(data.x[:512])
-    classes = data.classes
-    nets = [new_model(case, images, classes, 2 * seed + i, width) for i in (0, 1)]
-    for i, net in enumerate(nets):
-        train(net, data, train_size, 1 if quick else epochs, 2 * seed + i)
-    samples = min(train_size, 10000)
-    rows = []
-    for by in ("", "weights", "activations"):
-        begin = time.perf_counter()
-        one, other = align(nets, example=images[:2], by=by, batches=[images]).models if by else nets
-        seconds = time.perf_counter() - begin if by else 0.0
-        for repaired in (False, True) if norm == "batch" else (False,):
-            curves = line(one, other, data, samples, repaired)
-            row = {"case": case, "width": width, "seed": seed, "by": by or "as trained", "repaired": repaired}
-            row |= {"train": barrier(curves["train"]), "test": barrier(curves["test"]), "seconds": seconds}
-            row |= {"ends": [curves["accuracy"][0], curves["accuracy"][-1]], "middle": curves["accuracy"][POINTS // 2]}
-            rows.append({**row, "curves": curves})
-            print(case, width, seed, row["by"], "repaired" if repaired else "", f"{row['test']:.3f}", flush=True)
-    return rows
+    nets = []
+    for net_seed in (2 * seed, 2 * seed + 1):
+        net = new_model(case, images, data.classes, net_seed, width)
+        path = kept / f"{name}-width{width:g}-samples{samples}-epochs{epochs}-seed{net_seed}.pt"
+        nets.append(trained(net, data, samples, epochs, net_seed, path))
+    found = {"": (nets, 0.0)}
+    for row, by in todo:
+        if by not in found:
+            begin = time.process_time()
+            models = align(nets, example=images[:2], by=by, batches=[images]).models
+            found[by] = models, time.process_time() - begin
+        (one, other), seconds = found[by]
+        curves = line(one, other, data, settings["judged"], row["repaired"])
+        row |= {"train": barrier(curves["train"]), "test": barrier(curves["test"]), "seconds": seconds}
+        row |= {"ends": [curves["accuracy"][0], curves["accuracy"][-1]], "middle": curves["accuracy"][POINTS // 2]}
+        print(name, width, seed, row["by"], "repaired" if row["repaired"] else "", f"{row['test']:.3f}", flush=True)
+        yield {**row, "curves": curves}
 
 
 def table(rows: list[dict]) -> str:
     """The rows as Markdown; losses are the means over seeds, accuracies in percent."""
-    lines = [
-        "| networks | width | aligned by | barrier, train | barrier, test | accuracy at the ends | in the middle |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
+    headings = ["networks", "width", "trained on", "pairs", "aligned by", "barrier, train", "barrier, test"]
+    headings += ["accuracy at the ends", "in the middle", "`align`, CPU seconds"]
+    lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     found: dict[tuple, list[dict]] = {}
     for row in rows:
-        found.setdefault((row["case"], row["width"], row["by"], row["repaired"]), []).append(row)
+        settings = (row[what] for what in ("case", "width", "samples", "epochs", "by", "repaired"))
+        found.setdefault(tuple(settings), []).append(row)
 
     def mean(same: list[dict], what) -> float:
         return sum(map(what, same)) / len(same)
 
-    for (case, width, by, repaired), same in found.items():
-        train_, test = (mean(same, lambda row, w=w: row[w]) for w in ("train", "test"))
+    for (case, width, samples, epochs, by, repaired), same in found.items():
+        train_, test, seconds = (mean(same, lambda row, w=w: row[w]) for w in ("train", "test", "seconds"))
         ends, middle = mean(same, lambda row: sum(row["ends"]) / 2), mean(same, lambda row: row["middle"])
-        name = by + (", repaired" if repaired else "")
-        lines.append(
-            f"| {case} | {width:g} | {name} | {train_:.3f} | {test:.3f} | {100 * ends:.1f} | {100 * middle:.1f} |"
-        )
+        cells = [case, f"{width:g}", f"{samples:,} x {epochs}", f"{len(same)}", by + (", repaired" if repaired else "")]
+        cells += [f"{train_:.3f}", f"{test:.3f}", f"{100 * ends:.1f}", f"{100 * middle:.1f}"]
+        lines.append(f"| {' | '.join([*cells, f'{seconds:.1f}' if seconds else '-'])} |")
     return "\n".join(lines)
 
 
@@ -186,26 +162,33 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", choices=[*CASES, []])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--width", type=float, nargs="*", default=[1.0])
+    parser.add_argument("--samples", type=int, help="learned from; else as the case says")
+    parser.add_argument("--epochs", type=int, help="else as the case says")
+    parser.add_argument("--judged", type=int, default=10000, help="training and test samples that losses are taken of")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--kept", type=Path, default=Path("runs/alignment"), help="where trainings are kept")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     name = f"alignment-cpu{'-quick' if args.quick else ''}"
     path = args.out / f"{name}.json"
-    result = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    for case in args.cases:
-        for width in args.width:
-            for seed in args.seeds:
-                new = measured(case, seed, width, args.quick)
-                key = (case, width, seed)
-                kept = [row for row in result["rows"] if (row["case"], row["width"], row["seed"]) != key]
-                result = {"torch": torch.__version__, "rows": [*kept, *new]}
-                report.write(result, args.out, name)
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    for case, width, seed in itertools.product(args.cases, args.width, args.seeds):
+        there = len(load(CASES[case].data).y)
+        samples = min(512 if args.quick else args.samples or CASES[case].samples or there, there)
+        epochs = 1 if args.quick else args.epochs or CASES[case].epochs
+        settings = {"case": case, "width": width, "seed": seed, "samples": samples, "epochs": epochs}
+        settings["judged"] = min(args.judged, samples)
+        for row in measured(settings, args.kept, rows):
+            rows.append(row)
+            report.write({"torch": torch.__version__, "rows": rows}, args.out, name, done=False)
+        report.write({"torch": torch.__version__, "rows": rows}, args.out, name)
     if args.table:
-        print(table(result["rows"]))
+        print(table(rows))
     if args.figure:
-        draw(result["rows"], args.figure)
+        draw(rows, args.figure)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,12 @@ PICTURES = {
     "fashion-mnist-rivals-0.1": Picture(
         f"{RIVALS}/dirichlet0.1 fashion-mnist-rivals --alpha 0.1 && python -m fl.compare runs/rivals", "comparison.png"
     ),
+    "fedmr-align": Picture(
+        f"{RIVALS}/dirichlet0.1 fashion-mnist-rivals --alpha 0.1 && "
+        f"{STORED} runs/aligned fashion-mnist-rivals/align fashion-mnist-rivals --alpha 0.1 --fedmr.align && "
+        "python -m fl.compare runs/rivals/fedavg-seed0 runs/rivals/fedmr-seed0 runs/aligned/fedmr-seed0",
+        "comparison.png",
+    ),
     "femam-structure": Picture(
         f"{CLUSTERS} && {STORED} runs/levels femam/levels femam-fashion-mnist --clusters 2,3 --cluster-classes 2,2 && "
         "python -m fl.structure runs/clusters/femam-seed0 runs/levels/femam-seed0",

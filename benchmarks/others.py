@@ -1,0 +1,296 @@
+"""What other packages can of what `surgery` can; each claim is a command.
+
+    python benchmarks/others.py [--mergekit PYTHON]     # runs all claims, prints and stores which hold
+    python benchmarks/others.py ours_align              # one of them: exit status 0 if it holds
+    python benchmarks/others.py --table                 # the stored results as the page shows them
+
+A claim about mergekit runs in the Python of an environment where mergekit is installed. Git Re-Basin's and Net2Net's
+codes are no packages (JAX scripts, Lua): what is said of them has a link instead.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+OUT = Path(__file__).parent / "results"
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def vit() -> nn.Module:
+    """A small Vision Transformer of timm."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=10).eval()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models compute the same of an image."""
+    with torch.no_grad():
+        return torch.allclose(one.double()(IMAGE.double()), other.double()(IMAGE.double()), rtol=0, atol=1e-10)
+
+
+def ours_narrow() -> None:
+    """`narrow` makes a Vision Transformer half as wide; nobody says how many heads it has."""
+    import surgery
+
+    small, _ = surgery.narrow(vit(), rate=0.5, example=IMAGE)
+    assert small(IMAGE).shape == (2, 10)
+    assert small.blocks[0].mlp.fc1.out_features == 96
+
+
+def pruned(heads: bool) -> tuple[nn.Module, list]:
+    """A Vision Transformer made half as wide by torch-pruning, told its heads or not, and the history of that."""
+    import torch_pruning as tp
+
+    net = vit()
+    told = {"num_heads": {block.attn.qkv: 4 for block in net.blocks}} if heads else {}
+    importance = tp.importance.MagnitudeImportance()
+    pruner = tp.pruner.BasePruner(net, IMAGE, importance, pruning_ratio=0.5, ignored_layers=[net.head], **told)
+    pruner.step()
+    return net, pruner.pruning_history()
+
+
+def pruning_narrow() -> None:
+    """It does so if it is told the heads, and if the attentions' attributes are set by hand; else nothing runs."""
+    for heads in (False, True):
+        net, _ = pruned(heads)
+        try:
+            net(IMAGE)
+        except RuntimeError:
+            continue
+        raise AssertionError("it runs as it is")
+    for block in net.blocks:
+        block.attn.attn_dim = block.attn.qkv.out_features // 3
+        block.attn.head_dim = block.attn.attn_dim // block.attn.num_heads
+    assert net(IMAGE).shape == (2, 10)
+
+
+def ours_plan() -> None:
+    """What was cut is a plan: it is saved as text, read back, and cuts the same out of another state."""
+    import surgery
+
+    net = vit()
+    small, plan = surgery.narrow(net, rate=0.5, example=IMAGE)
+    state = surgery.Submodel.from_json(plan.to_json()).extract(surgery.state(net))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in surgery.state(small).items())
+
+
+def pruning_plan() -> None:
+    """The history of what was cut, layers and indices, is saved and does the same to another model of the class."""
+    import torch_pruning as tp
+
+    small, history = pruned(heads=True)
+    net = vit()
+    graph = tp.DependencyGraph().build_dependency(net, example_inputs=IMAGE)
+    graph.load_pruning_history(json.loads(json.dumps(history)))
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), small.parameters(), strict=True))
+
+
+def ours_permute() -> None:
+    """`permute` puts all widths of a Vision Transformer in another order, heads as well; outputs stay to 1e-10."""
+    import surgery
+
+    net = vit().double()
+    found = {w.name: w.size for w in surgery.widths(net, example=IMAGE.double()) if not w.order}
+    other, _ = surgery.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE.double())
+    assert same(net, other)
+    assert not torch.equal(net.head.weight, other.head.weight)
+
+
+def ours_align() -> None:
+    """`align` finds a permuted Vision Transformer and a permuted residual network again, bit for bit."""
+    import surgery
+    import zoo
+
+    for net in (vit(), zoo.create("resnet20", norm="layer")):
+        found = {w.name: w.size for w in surgery.widths(net, example=IMAGE) if not w.order}
+        other, _ = surgery.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE)
+        again = surgery.state(surgery.align([net, other], example=IMAGE).models[1])
+        assert all(torch.equal(tensor, again[name]) for name, tensor in surgery.state(net).items())
+
+
+def ours_widen() -> None:
+    """`widen` doubles every hidden width of a Vision Transformer, heads as well; outputs stay to 1e-10."""
+    import surgery
+
+    wide, _ = surgery.widen(vit().double(), rate=2, example=IMAGE.double(), strict=True)
+    assert wide.blocks[0].attn.num_heads == 8
+    assert same(vit(), wide)
+
+
+def ours_deepen() -> None:
+    """`graft(mode="identity")` adds a block to a Vision Transformer that changes nothing yet."""
+    import surgery
+
+    deep, _ = surgery.graft(vit(), depths=[3], mode="identity", example=IMAGE)
+    assert len(deep.blocks) == 3
+    assert same(vit(), deep)
+
+
+def pruning_grows() -> None:
+    """It has no function that permutes, aligns, widens, deepens or merges."""
+    import torch_pruning as tp
+
+    words = ("permut", "align", "widen", "deepen", "graft", "merge")
+    names = [*dir(tp), *dir(tp.DependencyGraph), *dir(tp.pruner), *dir(tp.utils)]
+    assert not [name for name in names if any(word in name.lower() for word in words)]
+
+
+def ours_merge() -> None:
+    """Any two states are merged, here those of a convolutional network of timm."""
+    import timm
+
+    import surgery
+
+    nets = [timm.create_model("test_resnet") for _ in range(2)]
+    merged = surgery.merge.linear(nets)
+    for name, tensor in surgery.state(nets[0]).items():
+        mean = (tensor + surgery.state(nets[1])[name]) / 2
+        assert not tensor.is_floating_point() or torch.allclose(merged[name], mean)
+
+
+def mergekit_merge() -> None:
+    """mergekit merges folders of transformers' models; it refuses a folder with a network of timm."""
+    import timm
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import MergeOptions, run_merge
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "ab":
+            Path(folder, name).mkdir()
+            net = timm.create_model("test_resnet")
+            save_file(net.state_dict(), Path(folder, name, "model.safetensors"))
+            Path(folder, name, "config.json").write_text('{"architecture": "test_resnet"}')
+        models = [{"model": f"{folder}/{name}", "parameters": {"weight": 1}} for name in "ab"]
+        config = MergeConfiguration.model_validate({"models": models, "merge_method": "linear", "dtype": "float32"})
+        try:
+            run_merge(config, f"{folder}/out", MergeOptions(copy_tokenizer=False))
+        except ValueError as error:
+            refused = "Unrecognized model" in str(error)
+        else:
+            refused = False
+    assert refused
+
+
+def ours_informed() -> None:
+    """`fisher`, `regmean` and `greedy_soup`, whose weights come from data, are there."""
+    from surgery import merge
+
+    plain = {"linear", "slerp", "multislerp", "karcher", "nearswap", "task_arithmetic", "ties", "dare", "breadcrumbs"}
+    assert plain | {"della", "model_stock", "sce"} <= merge.METHODS.keys()
+    assert all(callable(getattr(merge, name)) for name in ("fisher", "regmean", "greedy_soup", "passthrough"))
+
+
+def mergekit_methods() -> set[str]:
+    """The names of mergekit's methods."""
+    from mergekit.merge_methods.registry import registered_methods
+
+    return {method.spec.name for method in registered_methods()}
+
+
+def mergekit_informed() -> None:
+    """mergekit has no method by Fisher information, RegMean or greedy soup."""
+    names = [name.lower() for name in mergekit_methods()]
+    assert "ties" in names
+    assert not [name for name in names if "fisher" in name or "regmean" in name or "soup" in name]
+
+
+def mergekit_more() -> None:
+    """mergekit has methods that `surgery` lacks: Arcee fusion and RAM."""
+    from surgery import merge
+
+    assert {"arcee_fusion", "ram"} <= mergekit_methods()
+    assert not {"arcee_fusion", "ram"} & set(dir(merge))
+
+
+BASIN = "https://github.com/samuela/git-re-basin/blob/main/src/weight_matching.py"
+NET2NET = "https://github.com/soumith/net2net.torch"
+ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
+    "narrow any model": {"surgery": ours_narrow, "torch-pruning": pruning_narrow},
+    "save what was cut": {"surgery": ours_plan, "torch-pruning": pruning_plan},
+    "permute widths, heads as well": {"surgery": ours_permute, "torch-pruning": pruning_grows},
+    "align models trained apart": {
+        "surgery": ours_align,
+        "git-re-basin": f"by [a table written by hand]({BASIN}) for an MLP, VGG-16, ResNet-20 and ResNet-50; attention "
+        "and groups are [asked for](https://github.com/samuela/git-re-basin/issues/6)",
+    },
+    "widen, outputs equal": {
+        "surgery": ours_widen,
+        "Net2Net": f"[two layers in sequence]({NET2NET}), named by their positions",
+    },
+    "deepen, outputs equal": {
+        "surgery": ours_deepen,
+        "Net2Net": f"[a layer]({NET2NET}) after a named one",
+    },
+    "merge any two states": {"surgery": ours_merge, "mergekit": mergekit_merge},
+    "merge by data": {"surgery": ours_informed, "mergekit": mergekit_informed},
+    "merge by Arcee fusion, RAM": {"mergekit": mergekit_more},
+}  # fmt: skip
+CLAIMS = {claim.__name__: claim for row in ROWS.values() for claim in row.values() if callable(claim)}
+
+
+def holds(name: str, python: str) -> dict:
+    """Runs a claim in a process of its own: whether it holds, and otherwise the last line that it printed."""
+    try:
+        run = subprocess.run([python, __file__, name], capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return {"holds": False, "why": "it took more than 300 seconds"}
+    if run.returncode == 0:
+        return {"holds": True}
+    return {"holds": False, "why": (run.stderr.strip().splitlines() or [""])[-1]}
+
+
+def table(found: dict[str, dict]) -> str:
+    """The claims as Markdown."""
+    lines = ["| | who | what | claim | holds |", "|---|---|---|---|---|"]
+    for what, row in ROWS.items():
+        for who, claim in row.items():
+            name = claim.__name__ if callable(claim) else ""
+            said = " ".join((claim.__doc__ or "").split()) if callable(claim) else claim
+            verdict = {True: "yes", False: "no"}.get(found.get(name, {}).get("holds"), "not run") if name else "by link"
+            lines.append(f"| {what} | {who} | {said} | {f'`{name}`' if name else '-'} | {verdict} |")
+            what = ""
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claim", nargs="?", choices=[*CLAIMS])
+    parser.add_argument("--mergekit", default=sys.executable, help="a Python that has mergekit")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    path = args.out / "others.json"
+    if args.claim:
+        CLAIMS[args.claim]()
+        return
+    if args.table:
+        print(table(json.loads(path.read_text())["claims"]))
+        return
+    found = {}
+    for name in CLAIMS:
+        found[name] = holds(name, args.mergekit if name.startswith("mergekit") else sys.executable)
+        print(f"{name:20} {'holds' if found[name]['holds'] else 'DOES NOT HOLD: ' + found[name]['why']}", flush=True)
+    ask = "from importlib.metadata import version; print(version('mergekit'))"
+    kit = subprocess.run([args.mergekit, "-c", ask], capture_output=True, text=True).stdout.strip()
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "timm", "torch-pruning")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"versions": {**versions, "mergekit": kit}, "claims": found}, indent=1) + "\n")
+    print(f"wrote {path}")
+    sys.exit(not all(one["holds"] for one in found.values()))
+
+
+if __name__ == "__main__":
+    main()
