@@ -59,7 +59,7 @@ def dealt(config, root: Path, budgets=None):
     """The nodes of these settings, and the server's test set."""
     deal_out(config, root)
     budgets = budgets or [{}] * config.clients
-    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k]) for k in range(config.clients)]
+    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k], root / f"kept-{k}") for k in range(config.clients)]
     return nodes, read_server(root / SERVER)
 
 

@@ -2,25 +2,32 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
-from fl.deploy.letters import Letter, Refused, fields, nested, repeated
+from fl.deploy.letters import Letter, Refused, fields, flat, nested, repeated
 from fl.deploy.objectives import heard
+from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.cohort import Cohort
 from fl.federation.defence import Defence
+from fl.federation.own import Level, Own, predict
 from fl.federation.training import LocalObjective, train_cohort
 from fl.models import own
 from fl.models.create import create
 from fl.models.fleet import make_fleet
 from fl.partition import Parts, Split, Splits
-from fl.runs.assembly import model_spec, pick_device, training
+from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
+from fl.runs.evaluate import score_clients
+from surgery import Stack
 from zoo import Spec, ZooError
 
 
@@ -33,13 +40,16 @@ class Node:
         data: its samples; the test part is not used.
         split: which of them it trains on, validates on and tests on.
         budget: what it says of the model that it can afford: some of "width", "depth" and "budget".
+        folder: where it keeps what is its own from round to round; None: nowhere, for methods that keep nothing.
     """
 
     number: int
     data: Dataset
     split: Split
     budget: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
     _made: tuple[Any, Any] = (None, None)
+    _algorithm: Algorithm | None = None
 
     def answer(self, letter: Letter) -> Letter:
         """What it sends back.
@@ -70,28 +80,7 @@ class Node:
         return Letter(header, {})
 
     def _train(self, letter: Letter) -> Letter:
-        asked = fields(
-            letter.header,
-            {
-                **{
-                    "config": str,
-                    "model": (dict, type(None)),
-                    "full": dict,
-                    "clients": int,
-                    "client": int,
-                    "batch": int,
-                },
-                **{"seed": int, "round": int, "objective": dict, "ascent": (dict, type(None)), "same": dict},
-            },
-        )
-        if asked["client"] != self.number:
-            raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
-        key = (asked["config"], asked["full"], asked["model"], asked["clients"], asked["batch"])
-        if self._made[0] != key:
-            self._made = key, self._federation(*key)
-        fed, model = self._made[1]
-        device = fed.data.x.device
-        tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, letter.header["same"]).items()}
+        asked, fed, model, tensors = self._opened(letter, {"objective": dict, "ascent": (dict, type(None))})
         start = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
         objective = LocalObjective(heard(asked["objective"]), [nested(tensors, "context")], heard(asked["ascent"]))
         cohort = Cohort([self.number], [model], [start])
@@ -101,10 +90,75 @@ class Node:
             )
         except Diverged:
             raise Refused("training diverged: loss or weights became infinite or not a number") from None
-        header = {"kind": "trained", "client": self.number, "samples": len(self.split.train)}
-        header |= {name: asked[name] for name in ("round", "seed", "ticket") if name in asked}
-        state = {f"state/{name}": tensor for name, tensor in trained.states[0].items()}
-        return Letter(header, {**state, "loss": trained.loss[0]})
+        return self._answer("trained", asked, {**flat(trained.states[0], "state"), "loss": trained.loss[0]})
+
+    def _visit(self, letter: Letter) -> Letter:
+        """Do what the method does at its clients, keep what is kept, and send the rest."""
+        asked, fed, _, tensors = self._opened(letter, {"visit": str, "keeps": dict})
+        visits = {visit.run.__name__: visit for visit in self._method(asked, fed).visits}
+        if asked["visit"] not in visits:
+            raise Refused(f"{asked['method']} has no visit {asked['visit']!r}: server and nodes need the same version")
+        visit, keeps = visits[asked["visit"]], asked["keeps"]
+        fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
+        received, mine = _row(nested(tensors, "received")), self._own(tensors, keeps, fed)
+        fed.meter.read()
+        try:
+            trained, new = visit.run(received, mine, [self.number], Rng(asked["seed"], asked["round"]))
+        except Diverged:
+            raise Refused("training diverged: loss or weights became infinite or not a number") from None
+        if not trained.sizes[0]:
+            raise Refused("training diverged: loss or weights became infinite or not a number")
+        kept = {name: tensor[0] for name, tensor in new.items()}
+        Store(self.folder).write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
+        sent = {f"state/{name}": t[0] for name, t in trained.received.items() if name not in visit.withheld}
+        return self._answer("visited", asked, {**sent, "loss": trained.loss[0]}, flops=int(fed.meter.read()))
+
+    def _score(self, letter: Letter) -> Letter:
+        """Say how well the models that this client predicts with do on its own held-out samples."""
+        wanted = {"parts": list, "mean": bool, "mine": (dict, type(None)), "levels": int}
+        asked, fed, model, tensors = self._opened(letter, wanted)
+        states = [nested(tensors, f"level{number}") for number in range(asked["levels"])]
+        if asked["mine"] is not None:
+            make, keeps = self._method(asked, fed).mine, fields(asked["mine"], {"keeps": (dict, type(None))})["keeps"]
+            mine = {} if keeps is None else self._own(tensors, fields(keeps, {"run": int, "from": int}), fed)
+            rng = Rng(asked["seed"], asked["round"])
+            made = make(_row(nested(tensors, "received")), mine, [self.number], rng)
+            states.append({name: tensor[0] for name, tensor in made.items()})
+        alone = Federation(model, fed.data, [self.split], 1, fed.local)
+        own = Own([Level([state], torch.zeros(1, dtype=torch.int64)) for state in states], asked["mean"])
+        scores = score_clients(alone, lambda x, _: predict(alone.predict, own.levels, 0, x, own.mean), lambda: own)
+        return self._answer("scored", asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
+
+    def _opened(
+        self, letter: Letter, more: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Federation, nn.Module, dict[str, torch.Tensor]]:
+        """The header of a letter about models, this node's part of the federation, the model, and the tensors."""
+        wanted = {"config": str, "method": str, "model": (dict, type(None)), "full": dict, "clients": int}
+        wanted |= {"client": int, "batch": int, "seed": int, "round": int, "same": dict, "ticket": str}
+        asked = fields(letter.header, {**wanted, **more})
+        if asked["client"] != self.number:
+            raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
+        key = (asked["config"], asked["full"], asked["model"], asked["clients"], asked["batch"])
+        if self._made[0] != key:
+            self._made, self._algorithm = (key, self._federation(*key)), None
+        fed, model = self._made[1]
+        device = fed.data.x.device
+        tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, asked["same"]).items()}
+        return asked, fed, model, tensors
+
+    def _method(self, asked: dict[str, Any], fed: Federation) -> Algorithm:
+        if self._algorithm is None:
+            self._algorithm = make_algorithm(Config.from_yaml(asked["config"]), fed)
+        return self._algorithm
+
+    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any], fed: Federation) -> Stack:
+        """What this client has kept [1, ...]: the version that the letter names, or the start that came with it."""
+        found = Store(self.folder).read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "kept")
+        return _row({name: tensor.to(fed.data.x.device) for name, tensor in found.items()})
+
+    def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> Letter:
+        header = {"kind": kind, "client": self.number, "samples": len(self.split.train), **more}
+        return Letter(header | {name: asked[name] for name in ("round", "seed", "ticket")}, tensors)
 
     def _federation(
         self, config: str, full: dict, spec: dict | None, clients: int, batch: int
@@ -127,7 +181,7 @@ class Node:
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
             samples[offsets[self.number] : offsets[self.number + 1]] = mine
             parts.append(Parts(samples, offsets))
-        fed = Federation(model, data, Splits(*parts), 1, local, spec=whole)
+        fed = Federation(model, data, Splits(*parts), 1, local, spec=whole, create=lambda rng: create(rng, whole))
         return fed, model if spec is None else make_fleet(model, whole, [_spec(spec)])[0].model
 
 
@@ -138,4 +192,14 @@ def _spec(values: dict) -> Spec:
         raise FLError(f"the letter describes no model: {error}") from None
 
 
-_KINDS: dict[str, Callable[[Node, Letter], Letter]] = {"hello": Node._hello, "train": Node._train}
+def _row(state: Mapping[str, torch.Tensor]) -> Stack:
+    """A stack of one."""
+    return {name: tensor[None] for name, tensor in state.items()}
+
+
+_KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
+    "hello": Node._hello,
+    "train": Node._train,
+    "visit": Node._visit,
+    "score": Node._score,
+}

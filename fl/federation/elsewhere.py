@@ -10,6 +10,7 @@ from fl.federation.cohort import Cohort, States
 from fl.federation.local_training import LocalTraining
 from fl.models.search import Space
 from fl.partition import Splits
+from surgery import State
 from zoo import Spec
 
 
@@ -37,4 +38,22 @@ class Elsewhere(Protocol):
         that sent nothing that can be used: it keeps its start.
 
         Raises FLError if too few clients answered.
+        """
+
+    def kept(self) -> State:
+        """What the server holds of what clients keep, before any of them took part: the number of the run, and that of
+        each client's version [clients].
+        """
+
+    def visit(
+        self, one: Any, received: Any, mine: State, start: State, clients: Sequence[int], rng: Rng
+    ) -> tuple[Any, State]:
+        """See `fl.federation.visit.visit`; `mine` holds the numbers of versions. Raises FLError as `train`."""
+
+    def score(self, own: Any) -> dict[str, list[dict[str, float]]]:
+        """The scores of each client on its own held-out samples, see `fl.runs.evaluate.score_clients`; not-a-numbers
+        for a client that did not answer.
+
+        Args:
+            own: what clients predict with, see `fl.federation.own.Own`.
         """
