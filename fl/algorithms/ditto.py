@@ -39,7 +39,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
         trained = fed.train(received, clients, rng)
         return trained, trained_or_same(fed, mine, clients, rng, objective, {"anchor": received})
 
-    both = Visit(at_client)
+    both = Visit("both", at_client)
 
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))

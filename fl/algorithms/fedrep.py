@@ -72,7 +72,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
         sizes = tuple(size if before else 0 for before, size in zip(first.sizes, trained.sizes))
         return trained._replace(sizes=sizes), heads
 
-    head_then_body = Visit(at_client, withheld=head)
+    head_then_body = Visit("head_then_body", at_client, withheld=head)
 
     def round(server, clients, rng):
         k, before = len(clients), server["global"]

@@ -29,7 +29,7 @@ def on_their_own(fed: Federation) -> Algorithm:
         trained = fed.train(mine, clients, rng)
         return trained, trained.states
 
-    alone = Visit(at_client, withheld=list(fed.initial()))
+    alone = Visit("alone", at_client, withheld=list(fed.initial()))
 
     def init():
         start = fed.initial()

@@ -63,7 +63,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         sent = pair.copy_of(trained.received)
         return trained._replace(states=sent, received=sent), pair.personal_of(trained.states)
 
-    paired = Visit(at_client)
+    paired = Visit("paired", at_client)
 
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))

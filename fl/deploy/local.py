@@ -153,7 +153,10 @@ class Deployment:
 
     def run(self, app: Path) -> str:
         """Start the app; returns the run's id."""
-        return str(json.loads(self.flwr("run", str(app), "here", "--format", "json", *self.more))["run-id"])
+        said = json.loads(self.flwr("run", str(app), "here", "--format", "json", *self.more))
+        if "run-id" not in said:
+            raise FLError(f"Flower did not start {app}: {said.get('error-message', said)}")
+        return str(said["run-id"])
 
     def status(self, run: str) -> str:
         """Of a run, such as "running" or "finished:completed"."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.parts.additive import Cache, Validation
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.config import Config
@@ -27,7 +28,7 @@ from fl.models.fleet import make_fleet
 from fl.partition import Parts, Split, Splits
 from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
-from surgery import Stack
+from surgery import Stack, State
 from zoo import Spec, ZooError
 
 
@@ -50,6 +51,10 @@ class Node:
     folder: Path | None = None
     _made: tuple[Any, Any] = (None, None)
     _algorithm: Algorithm | None = None
+    _validation: Validation | None = None
+
+    def __post_init__(self) -> None:
+        self._store = Store(self.folder)
 
     def answer(self, letter: Letter) -> Letter:
         """What it sends back.
@@ -94,40 +99,83 @@ class Node:
 
     def _visit(self, letter: Letter) -> Letter:
         """Do what the method does at its clients, keep what is kept, and send the rest."""
-        asked, fed, _, tensors = self._opened(letter, {"visit": str, "keeps": dict})
-        visits = {visit.run.__name__: visit for visit in self._method(asked, fed).visits}
+        wanted = {"visit": str, "keeps": (dict, type(None)), "levels": (list, type(None))}
+        asked, fed, _, tensors = self._opened(letter, wanted)
+        visits = {visit.name: visit for visit in self._method(asked, fed).visits}
         if asked["visit"] not in visits:
             raise Refused(f"{asked['method']} has no visit {asked['visit']!r}: server and nodes need the same version")
-        visit, keeps = visits[asked["visit"]], asked["keeps"]
-        fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
+        visit, keeps, more = visits[asked["visit"]], asked["keeps"], {}
+        if keeps is not None:
+            fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
         received, mine = _row(nested(tensors, "received")), self._own(tensors, keeps, fed)
+        if asked["levels"] is not None:
+            more = {"context": _row(nested(tensors, "context")), "levels": self._levels(tensors, asked["levels"], fed)}
+            self._store.forget([digest for digest in asked["levels"] if digest])
         fed.meter.read()
         try:
-            trained, new = visit.run(received, mine, [self.number], Rng(asked["seed"], asked["round"]))
+            trained, new = visit.run(received, mine, [self.number], Rng(asked["seed"], asked["round"]), **more)
         except Diverged:
             raise Refused("training diverged: loss or weights became infinite or not a number") from None
         if not trained.sizes[0]:
             raise Refused("training diverged: loss or weights became infinite or not a number")
-        kept = {name: tensor[0] for name, tensor in new.items()}
-        Store(self.folder).write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
+        if keeps is not None:
+            kept = {name: tensor[0] for name, tensor in new.items()}
+            self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
         sent = {f"state/{name}": t[0] for name, t in trained.received.items() if name not in visit.withheld}
         return self._answer("visited", asked, {**sent, "loss": trained.loss[0]}, flops=int(fed.meter.read()))
 
     def _score(self, letter: Letter) -> Letter:
         """Say how well the models that this client predicts with do on its own held-out samples."""
-        wanted = {"parts": list, "mean": bool, "mine": (dict, type(None)), "levels": int}
+        wanted = {"parts": list, "mean": bool, "mine": (dict, type(None)), "levels": list}
         asked, fed, model, tensors = self._opened(letter, wanted)
-        states = [nested(tensors, f"level{number}") for number in range(asked["levels"])]
+        states = [level.state(0) for level in self._levels(tensors, asked["levels"], fed)]
         if asked["mine"] is not None:
-            make, keeps = self._method(asked, fed).mine, fields(asked["mine"], {"keeps": (dict, type(None))})["keeps"]
-            mine = {} if keeps is None else self._own(tensors, fields(keeps, {"run": int, "from": int}), fed)
-            rng = Rng(asked["seed"], asked["round"])
-            made = make(_row(nested(tensors, "received")), mine, [self.number], rng)
-            states.append({name: tensor[0] for name, tensor in made.items()})
+            states.append(self._made_of(asked, fed, tensors))
         alone = Federation(model, fed.data, [self.split], 1, fed.local)
         own = Own([Level([state], torch.zeros(1, dtype=torch.int64)) for state in states], asked["mean"])
         scores = score_clients(alone, lambda x, _: predict(alone.predict, own.levels, 0, x, own.mean), lambda: own)
         return self._answer("scored", asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
+
+    def _judge(self, letter: Letter) -> Letter:
+        """Say what this client's validation samples say of levels."""
+        wanted = {"what": str, "mean": bool, "levels": list, "more": list, "mine": (dict, type(None))}
+        asked, fed, _, tensors = self._opened(letter, wanted)
+        if asked["what"] not in ("losses", "accuracies"):
+            raise Refused(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
+        levels, more = self._levels(tensors, asked["levels"], fed), []
+        for number, kind in enumerate(asked["more"]):
+            state = self._made_of(asked, fed, tensors) if kind == "mine" else nested(tensors, f"more{number}")
+            more.append(self._level(state, fed) if kind else None)
+        if self._validation is None:
+            self._validation = Validation(fed, Cache(fed), asked["mean"])
+        values = getattr(self._validation, asked["what"])(levels, more)[:, self.number]
+        return self._answer("judged", asked, {}, values=values.tolist())
+
+    def _levels(self, tensors: dict[str, torch.Tensor], digests: list, fed: Federation) -> list[Level]:
+        """The models of this client on some levels; those with a digest stay here, and may have come before."""
+        found = []
+        for number, digest in enumerate(digests):
+            state = nested(tensors, f"level{number}")
+            if digest:
+                state = self._store.level(str(digest), state)
+            found.append(self._level(state, fed))
+        return found
+
+    def _level(self, state: State, fed: Federation) -> Level:
+        """A level on which only this client has a model, or (for an empty state) nobody."""
+        used = torch.full((len(fed.clients),), -1)
+        if state:
+            used[self.number] = 0
+        device = fed.data.x.device
+        return Level([{name: tensor.to(device) for name, tensor in state.items()}], used)
+
+    def _made_of(self, asked: dict[str, Any], fed: Federation, tensors: dict[str, torch.Tensor]) -> State:
+        """The model that this client makes of what it has received and kept."""
+        keeps = fields(asked["mine"], {"keeps": (dict, type(None))})["keeps"]
+        mine = self._own(tensors, fields(keeps, {"run": int, "from": int}) if keeps else None, fed)
+        rng = Rng(asked["seed"], asked["round"])
+        made = self._method(asked, fed).mine(_row(nested(tensors, "received")), mine, [self.number], rng)
+        return {name: tensor[0] for name, tensor in made.items()}
 
     def _opened(
         self, letter: Letter, more: Mapping[str, Any]
@@ -140,7 +188,7 @@ class Node:
             raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
         key = (asked["config"], asked["full"], asked["model"], asked["clients"], asked["batch"])
         if self._made[0] != key:
-            self._made, self._algorithm = (key, self._federation(*key)), None
+            self._made, self._algorithm, self._validation = (key, self._federation(*key)), None, None
         fed, model = self._made[1]
         device = fed.data.x.device
         tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, asked["same"]).items()}
@@ -151,9 +199,10 @@ class Node:
             self._algorithm = make_algorithm(Config.from_yaml(asked["config"]), fed)
         return self._algorithm
 
-    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any], fed: Federation) -> Stack:
+    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None, fed: Federation) -> Stack:
         """What this client has kept [1, ...]: the version that the letter names, or the start that came with it."""
-        found = Store(self.folder).read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "kept")
+        again = keeps is not None and keeps["from"]
+        found = self._store.read(keeps["run"], keeps["from"]) if again else nested(tensors, "kept")
         return _row({name: tensor.to(fed.data.x.device) for name, tensor in found.items()})
 
     def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> Letter:
@@ -202,4 +251,5 @@ _KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
     "train": Node._train,
     "visit": Node._visit,
     "score": Node._score,
+    "judge": Node._judge,
 }

@@ -21,7 +21,7 @@ from fl.deploy.visits import Visits
 from fl.federation import Federation
 from fl.federation.cohort import Cohort, States, per_client, select
 from fl.federation.local_training import LocalTraining
-from fl.federation.own import Own
+from fl.federation.own import Level, Own
 from fl.federation.trained import Trained
 from fl.federation.training import LocalObjective
 from fl.federation.visit import Visit
@@ -153,10 +153,14 @@ class Remote:
         return self._visits.kept(len(self.splits))
 
     def visit(
-        self, one: Visit, received: Stack, mine: State, start: State, clients: Sequence[int], rng: Rng
+        self, one: Visit, received: Stack, mine: State, start: State, clients: Sequence[int], rng: Rng, **more: Any
     ) -> tuple[Trained, State]:
         """See `Elsewhere.visit`."""
-        return self._visits.visit(self._fed, one, received, mine, start, clients, rng)
+        return self._visits.visit(self._fed, one, received, mine, start, clients, rng, **more)
+
+    def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
+        """See `Elsewhere.judge`."""
+        return self._visits.judge(self._fed, what, levels, more, mean)
 
     def score(self, own: Own) -> dict[str, list[dict[str, float]]]:
         """See `Elsewhere.score`."""

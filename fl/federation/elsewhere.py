@@ -46,9 +46,17 @@ class Elsewhere(Protocol):
         """
 
     def visit(
-        self, one: Any, received: Any, mine: State, start: State, clients: Sequence[int], rng: Rng
+        self, one: Any, received: Any, mine: State, start: State, clients: Sequence[int], rng: Rng, **more: Any
     ) -> tuple[Any, State]:
         """See `fl.federation.visit.visit`; `mine` holds the numbers of versions. Raises FLError as `train`."""
+
+    def judge(self, what: str, levels: Sequence[Any], more: Sequence[Any], mean: bool) -> Tensor:
+        """What clients' validation data say of levels, see `fl.algorithms.parts.additive.Validation`: float64
+        [len(more), clients], not-a-numbers for a client that did not answer.
+
+        Args:
+            what: "losses" or "accuracies".
+        """
 
     def score(self, own: Any) -> dict[str, list[dict[str, float]]]:
         """The scores of each client on its own held-out samples, see `fl.runs.evaluate.score_clients`; not-a-numbers

@@ -6,7 +6,7 @@ of each client's version.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from fl.federation.trained import Trained
 from surgery import Stack, State, broadcast
 from surgery.transfer import upload
 
-Run: TypeAlias = Callable[[Stack, Stack, Sequence[int], Rng], tuple[Trained, Stack]]
-"""(what each client receives, what it kept, the clients, rng) -> (its training, what it keeps from now on)."""
+Run: TypeAlias = Callable[..., tuple[Trained, Stack]]
+"""(what each client receives, what it kept, the clients, rng) -> (its training, what it keeps from now on). Some also
+take `context`, values for each client, and `levels`, whose logits are added up."""
 
 Mine: TypeAlias = Callable[[Stack, Stack, Sequence[int], Rng], Stack]
 """(what each client receives, what it kept, the clients, rng) -> the model that it predicts with."""
@@ -29,11 +30,13 @@ class Visit(NamedTuple):
     """One kind of visit of a method.
 
     Attributes:
+        name: by which a node finds it.
         run: what is done. The stacks have a row for each client.
         withheld: the names of trained tensors that never leave the client's machine. (In a simulation the server has
             them, for the model that a stranger would get.)
     """
 
+    name: str
     run: Run
     withheld: Collection[str] = ()
 
@@ -46,21 +49,37 @@ def kept(fed: Federation, start: State) -> Stack:
 
 
 def visit(
-    fed: Federation, one: Visit, received: Stack, mine: Stack, start: State, clients: Sequence[int], rng: Rng
+    fed: Federation,
+    one: Visit,
+    received: Stack,
+    mine: Stack,
+    start: State,
+    clients: Sequence[int],
+    rng: Rng,
+    **more: Any,
 ) -> tuple[Trained, Stack]:
     """Visit the clients of a round: (their training, what all clients keep). A client that is dropped keeps its state.
 
     Args:
-        received: what the server sends to each of the clients [K, ...]; may be empty.
-        mine: what all clients keep, as `kept` gave it or the last visit.
+        received: the model that the server sends to each of the clients [K, ...]; may be empty.
+        mine: what all clients keep, as `kept` gave it or the last visit; empty if they keep nothing.
         start: what a client kept that never took part.
+        more: context, values for each client [K, ...]; levels (`fl.federation.own.Level`), of which a client gets its
+            own models.
     """
     if fed.elsewhere:
-        return fed.elsewhere.visit(one, received, mine, start, clients, rng)
-    trained, new = one.run(received, rows_of(mine, clients), clients, rng)
+        return fed.elsewhere.visit(one, received, mine, start, clients, rng, **more)
+    trained, new = one.run(received, rows_of(mine, clients), clients, rng, **more)
+    if not mine:
+        return trained, mine
     took = [row for row, size in enumerate(trained.sizes) if size]
     index, fresh = _index([clients[row] for row in took], mine), rows_of(new, took)
     return trained, {name: tensor.index_copy(0, index, fresh[name]) for name, tensor in mine.items()}
+
+
+def is_elsewhere(mine: Stack) -> bool:
+    """Whether a server's part holds no states but the numbers of versions that clients on other machines keep."""
+    return mine.keys() == {"run", "version"}
 
 
 def predicting(fed: Federation, make: Mine, received: Stack, mine: Stack, start: State, rng: Rng) -> Own:
