@@ -1,5 +1,6 @@
 """What a node does: it says what it has, and trains the model that it is sent on its own data."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from fl.config import Config
 from fl.data import Dataset
 from fl.deploy.letters import Letter, Refused, fields, flat, nested, repeated
 from fl.deploy.objectives import heard
+from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.cohort import Cohort
@@ -28,6 +30,8 @@ from fl.models.fleet import make_fleet
 from fl.partition import Parts, Split, Splits
 from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
+from fl.secure import Client
+from fl.secure.pieces import to_bytes
 from surgery import Stack, State
 from zoo import Spec, ZooError
 
@@ -52,6 +56,7 @@ class Node:
     _made: tuple[Any, Any] = (None, None)
     _algorithm: Algorithm | None = None
     _validation: Validation | None = None
+    _party: tuple[Client, str] | None = None
 
     def __post_init__(self) -> None:
         self._store = Store(self.folder)
@@ -95,7 +100,34 @@ class Node:
             )
         except Diverged:
             raise Refused("training diverged: loss or weights became infinite or not a number") from None
+        if "secure" in letter.header:
+            return self._join(letter, asked, trained.loss[0], _row(trained.states[0]))
         return self._answer("trained", asked, {**flat(trained.states[0], "state"), "loss": trained.loss[0]})
+
+    def _join(self, letter: Letter, asked: dict[str, Any], loss: torch.Tensor, states: Stack) -> Letter:
+        """Keep the trained model for an exchange in secret, and send a public key."""
+        secure = fields(fields(letter.header, {"secure": dict})["secure"], {"pieces": list, "server": str})
+        names = sorted(name for piece in secure["pieces"] for name in piece)
+        if names != sorted(states) or len(secure["server"]) != 64:
+            raise Refused("the pieces of the letter are not those of the model")
+        (pieces,) = to_bytes(states, secure["pieces"])
+        source = self._choices(Rng(asked["seed"], asked["round"]))
+        self._party = Client(self.number, pieces, bytes.fromhex(secure["server"]), source), asked["ticket"]
+        public = torch.tensor(list(self._party[0].public), dtype=torch.uint8)
+        return self._answer("joined", asked, {"public": public, "loss": loss})
+
+    def _choices(self, rng: Rng) -> random.Random | None:
+        """The source of the client's choices in an exchange: the operating system, which no server can know."""
+        return None
+
+    def _frames(self, letter: Letter) -> Letter:
+        """Take what other parties of an exchange have sent, and pass on what they are to get."""
+        asked = fields(letter.header, {"client": int, "seed": int, "round": int, "ticket": str, "party": str})
+        if self._party is None or self._party[1] != asked["party"]:
+            raise Refused("it takes no part in this exchange: its keys are gone")
+        envelopes = [one for frame in frames(letter.tensors) for one in self._party[0].receive(frame)]
+        to, tensors = packed(envelopes)
+        return self._answer("frames", asked, tensors, to=to)
 
     def _visit(self, letter: Letter) -> Letter:
         """Do what the method does at its clients, keep what is kept, and send the rest."""
@@ -252,4 +284,5 @@ _KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
     "visit": Node._visit,
     "score": Node._score,
     "judge": Node._judge,
+    "frames": Node._frames,
 }

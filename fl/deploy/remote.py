@@ -15,6 +15,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
+from fl.deploy import secret
 from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, once, shapes, whole
 from fl.deploy.objectives import told
 from fl.deploy.visits import Visits
@@ -88,6 +89,7 @@ class Remote:
         """Wait for the nodes, and learn what they have."""
         (name,) = config.algorithm
         self._link, self._waiting = link, waiting
+        self.steady = getattr(link, "steady", False)
         method = ALGORITHMS[name]
         self.labels = bool(
             config.masked_loss or getattr(method, "labels", lambda options: False)(getattr(config, name, None))
@@ -137,7 +139,7 @@ class Remote:
         self._check(population, local, objective)
         letters, starts = [], []
         for k in range(len(cohort.clients)):
-            letter, start = self._letter(cohort, objective, rng, k)
+            letter, start = self.letter(cohort, objective, rng, k)
             letters.append(letter)
             starts.append(start)
         limits = [_HEADER + 8 + sum(tensor.nbytes for tensor in start.values()) for start in starts]
@@ -157,6 +159,17 @@ class Remote:
     ) -> tuple[Trained, State]:
         """See `Elsewhere.visit`."""
         return self._visits.visit(self._fed, one, received, mine, start, clients, rng, **more)
+
+    def recombine(
+        self, starts: Stack, clients: Sequence[int], pieces: Sequence[Sequence[str]], repeats: int, rng: Rng
+    ) -> Trained:
+        """See `Elsewhere.recombine`."""
+        return secret.recombine(self, starts, clients, pieces, repeats, rng)
+
+    @property
+    def federation(self) -> Federation:
+        """The clients, as the server knows them."""
+        return self._fed
 
     def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
         """See `Elsewhere.judge`."""
@@ -213,7 +226,7 @@ class Remote:
         if objective.per_sample is not None:
             raise FLError("this method gives clients a value for each of their samples: take another --algorithm")
 
-    def _letter(self, cohort: Cohort, objective: LocalObjective, rng: Rng, k: int) -> tuple[Letter, State]:
+    def letter(self, cohort: Cohort, objective: LocalObjective, rng: Rng, k: int) -> tuple[Letter, State]:
         """What the k-th client of the cohort is sent, and the state that it starts from."""
         fed, client = self._fed, cohort.clients[k]
         start = per_client(cohort.states)[k]

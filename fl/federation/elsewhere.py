@@ -19,11 +19,13 @@ class Elsewhere(Protocol):
 
     Attributes:
         splits: how many samples each client has. The numbers of the samples mean nothing here.
+        steady: whether clients remember, in memory, from one message to the next.
         labels: whether the labels of the data that stand in for the clients' are as frequent as theirs.
     """
 
     splits: Splits
     labels: bool
+    steady: bool
 
     def specs(self, space: Space) -> list[Spec] | None:
         """The architecture of each client by its own budget; None if the settings choose them."""
@@ -56,6 +58,13 @@ class Elsewhere(Protocol):
 
         Args:
             what: "losses" or "accuracies".
+        """
+
+    def recombine(
+        self, starts: State, clients: Sequence[int], pieces: Sequence[Sequence[str]], repeats: int, rng: Rng
+    ) -> Any:
+        """Train the clients from these states, and let them recombine their models in secret before they upload them,
+        see `fl.algorithms.parts.secure_round.recombine`.
         """
 
     def score(self, own: Any) -> dict[str, list[dict[str, float]]]:
