@@ -30,7 +30,7 @@ def scores(folder):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ditto", "fedrep", *(pytest.param(name, marks=slow) for name in ("local", "pfedme"))]
+    "algorithm", ["ditto", *(pytest.param(name, marks=slow) for name in ("fedrep", "local", "pfedme"))]
 )
 def test_a_node_keeps_what_its_client_has_in_the_simulator(algorithm, tmp_path):
     config = settings(algorithm, **HELD_OUT)
@@ -47,7 +47,7 @@ def test_a_node_keeps_what_its_client_has_in_the_simulator(algorithm, tmp_path):
     assert scores(tmp_path / "remote") == pytest.approx(scores(tmp_path / "here"))
 
 
-@pytest.mark.parametrize("algorithm", ["ditto", "local", "fedrep"])
+@pytest.mark.parametrize("algorithm", ["fedrep", *(pytest.param(name, marks=slow) for name in ("local", "ditto"))])
 def test_the_server_never_sees_it(algorithm, tmp_path):
     """No tensor that a node sends is one that it keeps."""
     arrived = []
@@ -58,9 +58,10 @@ def test_the_server_never_sees_it(algorithm, tmp_path):
     assert not any(a.shape == b.shape and torch.equal(a, b) for a in own for b in sent)
 
 
+@slow
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
-    [("fedavg_plus", {}), pytest.param("fesem_plus", {"fesem_plus": FeSEMPlusOptions(clusters=2)}, marks=slow)],
+    [("fedavg_plus", {}), ("fesem_plus", {"fesem_plus": FeSEMPlusOptions(clusters=2)})],
 )
 def test_clients_fine_tune_where_their_data_are(algorithm, changes, tmp_path):
     config = settings(algorithm, **HELD_OUT, **changes)
@@ -107,6 +108,7 @@ def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_pa
     assert scores(tmp_path / "run") == scores(tmp_path / "whole")
 
 
+@slow
 def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
     """A node whose answer of round 1 was lost goes on as if it had not been drawn."""
     config, nodes, test, waiting = prepared

@@ -77,6 +77,7 @@ def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(t
     assert {path.stem for path in files} <= {digest for _, digest in came}
 
 
+@pytest.mark.slow
 def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path, caplog):
     options = FeMAMOptions(levels=("global", "2"), level_rounds=(1,), prune=False)
     nodes, test = dealt(config(options), tmp_path / "data")

@@ -22,6 +22,7 @@ CONFIG = settings("fedmr", fedmr=FedMROptions(secure=2), clients=3)
 ENVELOPE = secret.Envelope
 
 
+@pytest.mark.slow
 def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypatch):
     monkeypatch.setattr(Node, "_choices", lambda self, rng: secure_round.choices(rng, self.number))
     assert same(deployed(CONFIG, tmp_path)[0], simulated(CONFIG, tmp_path))
