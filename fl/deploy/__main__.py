@@ -56,7 +56,8 @@ def _main(argv: list[str]) -> int:
         require()
     root = Path(options.folder or _new_folder()).resolve()
     if options.only == "keys":
-        write_keys(root / "keys", options.nodes, options.host or ["127.0.0.1", "localhost"])
+        here = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
+        write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *here])))
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):
