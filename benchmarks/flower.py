@@ -42,7 +42,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from fl.deploy.folders import node_folder, read_node
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 def model(config):

@@ -36,6 +36,8 @@ class Direct:
         spoil: (client, round, answer) -> what arrives in its place: a letter, or why there is none.
     """
 
+    steady = True
+
     def __init__(self, nodes, spoil=None, notes=()):
         self.clients, self.spoil, self.notes, self.letters = nodes, spoil or (lambda c, r, a: a), notes, []
 
@@ -59,7 +61,7 @@ def dealt(config, root: Path, budgets=None):
     """The nodes of these settings, and the server's test set."""
     deal_out(config, root)
     budgets = budgets or [{}] * config.clients
-    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k]) for k in range(config.clients)]
+    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k], root / f"kept-{k}") for k in range(config.clients)]
     return nodes, read_server(root / SERVER)
 
 

@@ -1,6 +1,6 @@
 """What a federated method is: a few plain functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from fl.base.rng import Rng
 from fl.federation import Federation
 from fl.federation.own import Own
 from fl.federation.trained import Trained
+from fl.federation.visit import Mine, Visit
 from surgery import Stack, State, Submodel
 
 Server: TypeAlias = dict[str, State | Stack]
@@ -46,6 +47,10 @@ class Algorithm(NamedTuple):
         own: server -> the models behind `predict`, so that all clients can be evaluated in a few passes. None: each
             client is evaluated on its own, through `predict`.
         levels: server -> which client has which model, for methods that look for clusters of clients; None for others.
+        visits: what the method does at its clients beside plain training. Rounds call them through
+            `fl.federation.visit.visit`; nodes on other machines find them here, by the function's name.
+        mine: how a client makes the model that it predicts with, for methods whose clients keep something; `own` calls
+            it through `fl.federation.visit.predicting`.
     """
 
     init: Callable[[], Server]
@@ -55,6 +60,8 @@ class Algorithm(NamedTuple):
     plan: Callable[[int], Submodel] | None = None
     own: Callable[[Server], Own] | None = None
     levels: Callable[[Server], Levels] | None = None
+    visits: Sequence[Visit] = ()
+    mine: Mine | None = None
 
     def choose(self, fed: Federation, server: Server, rng: Rng) -> list[int]:
         """The clients of a round."""

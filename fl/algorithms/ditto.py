@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import take, trained_or_same, updated
+from fl.algorithms.parts.personal import trained_or_same
 from fl.base.flags import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
+from fl.federation.visit import Visit, visit
 from surgery import broadcast
 
 
@@ -34,20 +35,18 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
     METHOD.check(fed, options)
     objective = proximal(options.lam)
 
+    def at_client(received, mine, clients, rng):
+        trained = fed.train(received, clients, rng)
+        return trained, trained_or_same(fed, mine, clients, rng, objective, {"anchor": received})
+
+    both = Visit("both", at_client)
+
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))
-        trained = fed.train(start, clients, rng)
-        before = take(server["personal"], clients)
-        own = trained_or_same(fed, before, clients, rng, objective, {"anchor": start})
-        personal = updated(server["personal"], clients, own, trained.sizes)
+        trained, personal = visit(fed, both, start, server["personal"], fed.initial(), clients, rng)
         return {"global": fed.average(trained.received, trained.sizes), "personal": personal}, trained
 
-    return on_their_own(fed)._replace(round=round)
+    return on_their_own(fed)._replace(round=round, visits=(both,))
 
 
-METHOD = Method(
-    ditto,
-    DittoOptions(),
-    clients="own",
-    refuses={"elsewhere": "would have to send each client's own model to the server"},
-)
+METHOD = Method(ditto, DittoOptions(), clients="own")

@@ -25,9 +25,4 @@ def fedavg_plus(fed: Federation, options: FedAvgPlusOptions = FedAvgPlusOptions(
     return fine_tuned(fed, fedavg(fed), options.epochs, lambda server: broadcast(server["global"], len(fed.clients)))
 
 
-METHOD = Method(
-    fedavg_plus,
-    FedAvgPlusOptions(),
-    clients="own",
-    refuses={"elsewhere": "fine-tunes on all clients' data to be evaluated"},
-)
+METHOD = Method(fedavg_plus, FedAvgPlusOptions(), clients="own")

@@ -60,10 +60,10 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         every = layers(fed.model, unit=options.unit)
     with naming("--fedmr.fraction"):
         pieces = segments(every, fraction=options.fraction)
-    if options.secure and fed.elsewhere:
+    if options.secure and fed.elsewhere and not fed.elsewhere.steady:
         raise FLError(
-            "--fedmr.secure is simulated where the server runs, which sees the models of real clients before it: leave "
-            "it out"
+            "--fedmr.secure needs clients that remember their keys from one message to the next, and Flower starts a "
+            "new process for each: leave it out"
         )
     _check_secure(options, fed.participants, len(pieces))
     with naming("--fedmr.align"):
@@ -74,9 +74,13 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         return {"global": start, "slots": broadcast(start, fed.participants)}
 
     def round(server, clients, rng):
-        trained = fed.train(server["slots"], clients, rng)
+        if options.secure and fed.elsewhere:
+            trained = fed.elsewhere.recombine(server["slots"], clients, pieces, options.secure, rng)
+        else:
+            trained = fed.train(server["slots"], clients, rng)
         if options.secure:
-            trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
+            if not fed.elsewhere:
+                trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
             if not any(trained.sizes):  # nobody could upload: a warning said why, and the next round may do better
                 return server, trained
         models = whole(trained.received)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import classifier, row, take, trained_only, updated
+from fl.algorithms.parts.personal import classifier, row, trained_only
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast1
+from fl.base.rng import Rng
 from fl.federation import Federation, traffic
-from fl.federation.own import personal
+from fl.federation.visit import Visit, kept, predicting, visit
 from surgery import broadcast
 
 
@@ -32,8 +33,8 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     is dropped in either part of its training counts in no average and keeps its head. The loss is that of the body's
     epochs.
 
-    The global model that a stranger would get has the mean of the participants' heads. A real server would not know
-    these; nobody trains from that mean, and it does not count as traffic.
+    The global model that a stranger would get has the mean of the participants' heads. A real server does not know
+    these, and its global model keeps the initial head. Nobody trains from that mean, and it does not count as traffic.
 
     Raises:
         FLError: for a model of which the head, or all but the head, has nothing to train.
@@ -49,34 +50,54 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     of_head = replace(fed, model=trained_only(fed.model, head), epochs=options.head_epochs)
     of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))
 
-    def init():
-        start = fed.initial()
-        return {"global": start, "heads": broadcast({name: start[name] for name in head}, len(fed.clients))}
+    names = list(fed.initial())
 
-    def round(server, clients, rng):
-        k = len(clients)
-        start = {**broadcast(server["global"], k), **take(server["heads"], clients)}
+    def joined(body, heads):
+        return {name: heads[name] if name in heads else body[name] for name in names}
+
+    def first_head():
+        return {name: tensor for name, tensor in fed.initial().items() if name in head}
+
+    def body_of(models):
+        return {name: tensor for name, tensor in models.items() if name not in head}
+
+    def init():
+        return {"global": fed.initial(), "heads": kept(fed, first_head())}
+
+    def at_client(received, mine, clients, rng):
+        start = joined(received, mine)
         first = of_head.train(start, clients, rng.apart("head"))
         heads = {name: first.states[name] for name in head}
         trained = of_body.train({**start, **heads}, clients, rng)
         sizes = tuple(size if before else 0 for before, size in zip(first.sizes, trained.sizes))
-        trained = trained._replace(sizes=sizes, metrics=traffic.count(start, sizes))
-        kept_back = sum(tensor[0].nbytes for tensor in heads.values())
+        return trained._replace(sizes=sizes), heads
+
+    head_then_body = Visit("head_then_body", at_client, withheld=head)
+
+    def round(server, clients, rng):
+        k, before = len(clients), server["global"]
+        body = broadcast(body_of(before), k)
+        trained, heads = visit(fed, head_then_body, body, server["heads"], first_head(), clients, rng)
+        sizes = trained.sizes
+        trained = trained._replace(metrics=traffic.count(broadcast(before, k), sizes))
+        kept_back = sum(before[name].nbytes for name in head)
         trained = traffic.add_bytes(trained, down=-kept_back, up=-kept_back * sum(size > 0 for size in sizes) / k)
-        mean = fed.average(trained.received, sizes, fallback=server["global"])  # each may have failed in one of the two
-        return {"global": mean, "heads": updated(server["heads"], clients, heads, sizes)}, trained
+        known = {name: before[name] for name in trained.received}  # each may have failed in one of the two
+        return {"global": {**before, **fed.average(trained.received, sizes, fallback=known)}, "heads": heads}, trained
 
     def predict(server, images, client=None):
         if client is None:
             return fed.predict(server["global"], images)
         return fed.predict({**server["global"], **row(server["heads"], client)}, images)
 
+    def mine(received, kept, clients, rng):
+        return joined(received, kept)
+
     def own(server):
-        return personal({**broadcast(server["global"], len(fed.clients)), **server["heads"]})
+        body = broadcast(body_of(server["global"]), len(fed.clients))
+        return predicting(fed, mine, body, server["heads"], first_head(), Rng(0))
 
-    return Algorithm(init, round, predict, own=own)
+    return Algorithm(init, round, predict, own=own, visits=(head_then_body,), mine=mine)
 
 
-METHOD = Method(
-    fedrep, FedRepOptions(), clients="own", refuses={"elsewhere": "would have to send each client's head to the server"}
-)
+METHOD = Method(fedrep, FedRepOptions(), clients="own")

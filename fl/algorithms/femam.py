@@ -16,9 +16,10 @@ from fl.base.flags import AtLeast0, Lengths, Names, number, one_of
 from fl.base.rng import Rng
 from fl.engine.objectives import with_logits
 from fl.federation import Federation
-from fl.federation.own import Level, Own, count
+from fl.federation.own import AtClients, Level, Own, count
 from fl.federation.own import predict as own_logits
-from surgery import State, broadcast
+from fl.federation.visit import Visit, is_elsewhere, visit
+from surgery import State
 from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d
 
@@ -85,14 +86,14 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     clustering = Clustering.make(fed, options.clustering, options.compare, "femam")
     kinds = [_kind(fed, options, clustering, name) for name in options.levels]
     names, last = [f"level{number}" for number in range(1, len(kinds) + 1)], len(kinds) - 1
-    objectives = [with_logits(kind.objective()) if at else kind.objective() for at, kind in enumerate(kinds)]
     n, mean = len(fed.clients), options.combine == "mean"
     cache = Cache(fed) if last else None
     validation = Validation(fed, cache, mean) if validates(options) else None
+    visits = [_training(fed, kind, at, name, cache) for at, (kind, name) in enumerate(zip(kinds, names))]
 
     def init():
         start, used, unused = fed.initial(), kinds[0].start(), torch.full((last, n), -1)
-        levels = {name: broadcast(start, kind.width) for name, kind in zip(names, kinds)}
+        levels = {name: kind.begin(start) for name, kind in zip(names, kinds)}
         structure = {"pathways": torch.cat([used[None], unused])}
         return {"global": start, **levels, "structure": structure, "progress": _begun(0, used, options)}
 
@@ -103,14 +104,15 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         kind, below = kinds[at], levels_of(server)[:at]
         level = Level(server[names[at]], progress["members"])  # with the model that each client trains
         if at and not progress["rounds"]:  # line 2; the first level begins in `init`
-            level = level._replace(models=broadcast(new_model(server, at, rng), kind.width))
+            level = level._replace(models=kind.begin(new_model(server, at, rng)))
 
-        starts = kind.distribute(level, clients)  # line 5
-        context, logits = kind.context(starts, clients), cache.table(below) if at else None
+        starts, context = kind.distribute(level, clients), kind.context(clients)  # line 5
         if at and mean:
             context["share"] = upload(1 / (1 + count(below, n)[clients]), fed.data.x.device)
-        trained = fed.train(starts, clients, rng, objectives[at], context, per_sample=logits)  # lines 6 to 9
-        level = kind.collect(level, clients, trained, rng)  # lines 10 to 12
+        begin = new_model(server, at, rng) if own_level(kind) and fed.elsewhere else {}
+        mine, more = level.models if own_level(kind) else {}, {"context": context, "levels": below}
+        trained, mine = visit(fed, visits[at], starts, mine, begin, clients, rng, **more)  # lines 6 to 9
+        level = kind.collect(level._replace(models=mine or level.models), clients, trained, rng)  # lines 10 to 12
 
         progress = {**progress, "rounds": progress["rounds"] + 1, "members": level.used}
         if at < last and not options.level_rounds:
@@ -126,13 +128,16 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
             progress = _begun(at + 1, torch.full((n,), -1), options)
 
         pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
-        first = {"global": centre(fed, kept.models, kept.used)} if at == 0 else {}
+        known = at == 0 and not is_elsewhere(kept.models)  # or else the server has only the initial model
+        first = {"global": centre(fed, kept.models, kept.used)} if known else {}
         columns = {"level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
         server = {**server, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
         return server, trained._replace(metrics={**trained.metrics, **columns})
 
     def new_model(server, at: int, rng: Rng) -> State:
         """What a level begins from (line 2): the same model for all of its clusters or clients."""
+        if at == 0:
+            return fed.initial()
         return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
     def pruned(kind: Kind, level: Level, below: list[Level]) -> Level:
@@ -140,16 +145,29 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         missed, offers = level.used < 0, kind.offers(level)
         if missed.any() and len(offers):
             losses = validation.losses(below, [level._replace(used=torch.where(missed, k, -1)) for k in offers])
+            missed &= ~silent(losses)
             level = level._replace(used=torch.where(missed, offers[losses.argmin(0)], level.used))
-        without, present = validation.losses(below, [None, level])
-        return level._replace(used=torch.where(without - present > options.epsilon, level.used, -1))
+        losses = validation.losses(below, [None, at_clients(kind, level)])
+        keeps = (losses[0] - losses[1] > options.epsilon) | silent(losses)
+        return level._replace(used=torch.where(keeps, level.used, -1))
+
+    def silent(losses: Tensor) -> Tensor:
+        """The clients on other machines that did not answer: they stay where they are."""
+        return losses.isnan().all(0) & (fed.elsewhere is not None)
+
+    def at_clients(kind: Kind, level: Level) -> Level:
+        """The same, with models that clients on other machines keep as such."""
+        if not (own_level(kind) and fed.elsewhere):
+            return level
+        start = fed.initial() if not last else {}  # with levels below, only those who have trained it use it
+        return level._replace(models=AtClients({}, level.models, start, Rng(0)))
 
     def predict(server, images, client=None):
         logits = None if client is None else own_logits(fed.predict, levels_of(server), client, images, mean)
         return fed.predict(server["global"], images) if logits is None else logits
 
     def own(server):
-        levels = levels_of(server)
+        levels = [at_clients(kind, level) for kind, level in zip(kinds, levels_of(server))]
         strangers = torch.where(count(levels, n) == 0, 0, -1)
         return Own([*levels, Level([server["global"]], strangers)], mean)
 
@@ -158,7 +176,30 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         trained = int(progress["level"]) + bool(progress["rounds"])
         return Levels(list(options.levels), server["structure"]["pathways"].tolist(), trained)
 
-    return Algorithm(init, round, predict, own=own, levels=found)
+    def mine(received, kept, clients, rng):
+        return kept
+
+    return Algorithm(init, round, predict, own=own, levels=found, visits=visits, mine=mine)
+
+
+def own_level(kind: Kind) -> bool:
+    """Whether each client has a model of its own on such a level."""
+    return isinstance(kind, PersonalLevel)
+
+
+def _training(fed: Federation, kind: Kind, at: int, name: str, cache: Cache | None) -> Visit:
+    """What participants do while a level trains; those of a personal level keep their models."""
+    objective = with_logits(kind.objective()) if at else kind.objective()
+    own = own_level(kind)
+
+    def run(received, mine, clients, rng, context, levels):
+        starts = mine if own else received
+        logits = cache.table(levels) if at else None
+        context = {**kind.anchor(starts), **context}
+        trained = fed.train(starts, clients, rng, objective, context, per_sample=logits)
+        return trained, trained.states if own else {}
+
+    return Visit(name, run, withheld=list(fed.initial()) if own else ())
 
 
 def levels_of(server: Server) -> list[Level]:
@@ -168,8 +209,11 @@ def levels_of(server: Server) -> list[Level]:
 
 
 def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], Own]:
-    """What each level holds, and the models that clients add up; see `Method.pathways`."""
-    return options.levels, Own(levels_of(server), options.combine == "mean")
+    """What each level holds, and the models that clients add up; see `Method.pathways`. Without a personal level that
+    clients on other machines keep.
+    """
+    levels = [level for level in levels_of(server) if not is_elsewhere(level.models)]
+    return options.levels[: len(levels)], Own(levels, options.combine == "mean")
 
 
 def validates(options: FeMAMOptions) -> bool:
@@ -214,11 +258,6 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
         raise FLError(
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
             "1 or more, at most one for each level but the last, which trains to the end, or converged"
-        )
-    if len(kinds) > 1 and fed.elsewhere:
-        raise FLError(
-            "FeMAM compares its levels on clients' data, and these lie on other machines: give --femam.levels a single "
-            "level, or take another --algorithm"
         )
     if len(kinds) > 1 and options.start == "random" and fed.create is None:
         raise FLError(

@@ -32,9 +32,4 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
     return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs, starts)
 
 
-METHOD = Method(
-    fesem_plus,
-    FeSEMPlusOptions(),
-    clients="own",
-    refuses={"elsewhere": "fine-tunes on all clients' data to be evaluated"},
-)
+METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="own")

@@ -10,10 +10,10 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
-from fl.algorithms.parts.personal import updated
 from fl.base.flags import Above0, AtLeast0, AtLeast1
 from fl.federation import Federation, traffic
 from fl.federation.spread import whole
+from fl.federation.visit import Visit, visit
 from surgery import broadcast
 
 
@@ -59,23 +59,23 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     both = replace(fed, model=pair, optimizer=optimizer, repeats=options.inner_steps)
     objective = enveloped(options.lam, options.mu)
 
+    def at_client(received, mine, clients, rng):
+        trained = both.train(pair.starting_from(received), clients, rng, objective)
+        sent = pair.copy_of(whole(trained.received))
+        return trained._replace(states=sent, received=sent), pair.personal_of(whole(trained.states))
+
+    paired = Visit("paired", at_client)
+
     def round(server, clients, rng):
         start = broadcast(server["global"], len(clients))
-        trained = both.train(pair.starting_from(start), clients, rng, objective)
-        theta, sent = pair.personal_of(whole(trained.states)), pair.copy_of(whole(trained.received))
-        mean = fed.average(sent, trained.sizes)
+        trained, personal = visit(fed, paired, start, server["personal"], fed.initial(), clients, rng)
+        mean = fed.average(trained.received, trained.sizes)
         for name in pair.learnt:
             mean[name] = torch.lerp(server["global"][name], mean[name], options.mixing)
-        personal = updated(server["personal"], clients, theta, trained.sizes)
-        trained = trained._replace(states=sent, received=sent, metrics=traffic.count(start, trained.sizes))
+        trained = trained._replace(metrics=traffic.count(start, trained.sizes))
         return {"global": mean, "personal": personal}, trained
 
-    return on_their_own(fed)._replace(round=round)
+    return on_their_own(fed)._replace(round=round, visits=(paired,))
 
 
-METHOD = Method(
-    pfedme,
-    PFedMeOptions(),
-    clients="own",
-    refuses={"elsewhere": "would have to send each client's own model to the server"},
-)
+METHOD = Method(pfedme, PFedMeOptions(), clients="own")

@@ -21,7 +21,8 @@ from fl.base.help import program
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
-from fl.deploy.local import deployment, require, write_app, write_keys
+from fl.deploy.follow import Follow
+from fl.deploy.local import deployment, require, share_of_cores, write_app, write_keys
 from fl.runs.summary import describe
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
@@ -55,7 +56,8 @@ def _main(argv: list[str]) -> int:
         require()
     root = Path(options.folder or _new_folder()).resolve()
     if options.only == "keys":
-        write_keys(root / "keys", options.nodes, options.host or ["127.0.0.1", "localhost"])
+        here = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
+        write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *here])))
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):
@@ -63,12 +65,18 @@ def _main(argv: list[str]) -> int:
     if options.only:
         print(f"written: {root / options.only}")
         return 0
-    with deployment(root, options.nodes) as running:
+    threads = options.threads or share_of_cores(options.nodes + 1)
+    with deployment(root, options.nodes, threads=threads) as running:
         print(
-            f"a SuperLink and {options.nodes} SuperNodes run on this machine; logs and data are in {root}", flush=True
+            f"a SuperLink and {options.nodes} SuperNodes run on this machine, with {threads} "
+            f"thread{'s' * (threads > 1)} each; logs and data are in {root}",
+            flush=True,
         )
-        run = running.run(root / "app")
-        status = running.wait(run, timeout=float("inf"))
+        run, follow = running.run(root / "app"), Follow(root / "run", config.rounds)
+        try:
+            status = running.wait(run, float("inf"), follow)
+        finally:
+            follow.close()
         log = running.log(run)
     write_text(root / "run.log", log)
     said = {kind: [line for line in log.splitlines() if line.startswith(f"{kind}: ")] for kind in ("warning", "error")}
@@ -90,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quorum", type=int, default=1, metavar="N", help="clients of a round that must answer [1]")
     parser.add_argument("--round-timeout", type=float, default=600, metavar="S", help="seconds to wait for them [600]")
     parser.add_argument("--start-timeout", type=float, default=300, metavar="S", help="seconds to wait for nodes [300]")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads of a node [PyTorch's]")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads of a node [all, shared out]")
     parser.add_argument(
         "--only", choices=["data", "keys", "app"], help="write this part of what other machines need, and start nothing"
     )
@@ -108,7 +116,7 @@ def _settings(options: argparse.Namespace, flags: Sequence[str], data: Path, fol
         "quorum": options.quorum,
         "round-timeout": options.round_timeout,
         "start-timeout": options.start_timeout,
-        "threads": options.threads,
+        "threads": options.threads or (0 if options.only else share_of_cores(options.nodes + 1)),
     }
 
 

@@ -75,7 +75,7 @@ def _of(context: Context) -> Node:
 @lru_cache(maxsize=64)  # of the nodes that Flower simulates in one process
 def _node(number: int, folder: Path, budget: tuple) -> Node:
     data, split = read_node(folder)
-    return Node(number, data, split, dict(budget))
+    return Node(number, data, split, dict(budget), folder / "kept")
 
 
 def _numbers(value: object) -> object:

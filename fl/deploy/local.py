@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -153,7 +153,10 @@ class Deployment:
 
     def run(self, app: Path) -> str:
         """Start the app; returns the run's id."""
-        return str(json.loads(self.flwr("run", str(app), "here", "--format", "json", *self.more))["run-id"])
+        said = json.loads(self.flwr("run", str(app), "here", "--format", "json", *self.more))
+        if "run-id" not in said:
+            raise FLError(f"Flower did not start {app}: {said.get('error-message', said)}")
+        return str(said["run-id"])
 
     def status(self, run: str) -> str:
         """Of a run, such as "running" or "finished:completed"."""
@@ -164,13 +167,19 @@ class Deployment:
         """What the run's ServerApp has printed, such as the outcome of a round in which something went wrong."""
         return self.flwr("log", run, "here", "--show")
 
-    def wait(self, run: str, timeout: float) -> str:
-        """Until the run is over; returns its status. Raises FLError if that takes longer, or a SuperLink has died."""
+    def wait(self, run: str, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Until the run is over; returns its status. Raises FLError if that takes longer, or a SuperLink has died.
+
+        Args:
+            meanwhile: called again and again.
+        """
         end = time.monotonic() + timeout
         while time.monotonic() < end:
+            meanwhile()
             if self.processes["superlink"].poll() is not None:
                 raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}")
             if (status := self.status(run)).startswith("finished"):
+                meanwhile()
                 return status
             time.sleep(0.5)
         raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`")
@@ -220,15 +229,19 @@ class Deployment:
 
 
 @contextmanager
-def deployment(root: Path, nodes: int, budgets: Sequence[Mapping[str, Any]] = ()) -> Iterator[Deployment]:
+def deployment(
+    root: Path, nodes: int, budgets: Sequence[Mapping[str, Any]] = (), threads: int = 0
+) -> Iterator[Deployment]:
     """A SuperLink and so many registered SuperNodes, whose data lie in the folder; they end with the block.
 
     Args:
         budgets: what each node reports of the model that it can afford; see `fl.deploy.node.Node`.
+        threads: of the CPU for each process; 0: as many as PyTorch takes.
     """
     write_keys(root / "keys", nodes)
     authority = f"root-certificates = {json.dumps(str(root / 'keys' / 'ca.crt'))}"
     with _stopped_at_the_end(root, authority) as running:
+        running.env |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
         running.start_superlink()
         for number in range(nodes):
             running.register(number)
@@ -266,6 +279,15 @@ def _stopped_at_the_end(root: Path, connection: str) -> Iterator[Deployment]:
     with ExitStack() as stack:
         stack.callback(lambda: [running.stop(name) for name in list(running.processes)[::-1]])
         yield running
+
+
+def share_of_cores(processes: int) -> int:
+    """How many threads each of some processes on this machine gets, at least one.
+
+    >>> share_of_cores(10**6)
+    1
+    """
+    return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
 def free_port() -> int:

@@ -1,26 +1,38 @@
 """What a node does: it says what it has, and trains the model that it is sent on its own data."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.parts.additive import Cache, Validation
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
-from fl.deploy.letters import Letter, Refused, fields, nested, repeated
+from fl.deploy.letters import Letter, Refused, fields, flat, nested, repeated
 from fl.deploy.objectives import heard
+from fl.deploy.secret import frames, packed
+from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.cohort import Cohort
 from fl.federation.defence import Defence
+from fl.federation.own import Level, Own, predict
 from fl.federation.training import LocalObjective, train_cohort
 from fl.models import own
 from fl.models.create import create
 from fl.models.fleet import make_fleet
 from fl.partition import Parts, Split, Splits
-from fl.runs.assembly import model_spec, pick_device, training
+from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
+from fl.runs.evaluate import score_clients
+from fl.secure import Client
+from fl.secure.pieces import to_bytes
+from surgery import Stack, State
 from zoo import Spec, ZooError
 
 
@@ -33,13 +45,21 @@ class Node:
         data: its samples; the test part is not used.
         split: which of them it trains on, validates on and tests on.
         budget: what it says of the model that it can afford: some of "width", "depth" and "budget".
+        folder: where it keeps what is its own from round to round; None: nowhere, for methods that keep nothing.
     """
 
     number: int
     data: Dataset
     split: Split
     budget: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
     _made: tuple[Any, Any] = (None, None)
+    _algorithm: Algorithm | None = None
+    _validation: Validation | None = None
+    _party: tuple[Client, str] | None = None
+
+    def __post_init__(self) -> None:
+        self._store = Store(self.folder)
 
     def answer(self, letter: Letter) -> Letter:
         """What it sends back.
@@ -70,28 +90,7 @@ class Node:
         return Letter(header, {})
 
     def _train(self, letter: Letter) -> Letter:
-        asked = fields(
-            letter.header,
-            {
-                **{
-                    "config": str,
-                    "model": (dict, type(None)),
-                    "full": dict,
-                    "clients": int,
-                    "client": int,
-                    "batch": int,
-                },
-                **{"seed": int, "round": int, "objective": dict, "ascent": (dict, type(None)), "same": dict},
-            },
-        )
-        if asked["client"] != self.number:
-            raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
-        key = (asked["config"], asked["full"], asked["model"], asked["clients"], asked["batch"])
-        if self._made[0] != key:
-            self._made = key, self._federation(*key)
-        fed, model = self._made[1]
-        device = fed.data.x.device
-        tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, letter.header["same"]).items()}
+        asked, fed, model, tensors = self._opened(letter, {"objective": dict, "ascent": (dict, type(None))})
         start = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
         objective = LocalObjective(heard(asked["objective"]), [nested(tensors, "context")], heard(asked["ascent"]))
         cohort = Cohort([self.number], [model], [start])
@@ -101,10 +100,146 @@ class Node:
             )
         except Diverged:
             raise Refused("training diverged: loss or weights became infinite or not a number") from None
-        header = {"kind": "trained", "client": self.number, "samples": len(self.split.train)}
-        header |= {name: asked[name] for name in ("round", "seed", "ticket") if name in asked}
-        state = {f"state/{name}": tensor for name, tensor in trained.states[0].items()}
-        return Letter(header, {**state, "loss": trained.loss[0]})
+        if "secure" in letter.header:
+            return self._join(letter, asked, trained.loss[0], _row(trained.states[0]))
+        return self._answer("trained", asked, {**flat(trained.states[0], "state"), "loss": trained.loss[0]})
+
+    def _join(self, letter: Letter, asked: dict[str, Any], loss: torch.Tensor, states: Stack) -> Letter:
+        """Keep the trained model for an exchange in secret, and send a public key."""
+        secure = fields(fields(letter.header, {"secure": dict})["secure"], {"pieces": list, "server": str})
+        names = sorted(name for piece in secure["pieces"] for name in piece)
+        if names != sorted(states) or len(secure["server"]) != 64:
+            raise Refused("the pieces of the letter are not those of the model")
+        (pieces,) = to_bytes(states, secure["pieces"])
+        source = self._choices(Rng(asked["seed"], asked["round"]))
+        self._party = Client(self.number, pieces, bytes.fromhex(secure["server"]), source), asked["ticket"]
+        public = torch.tensor(list(self._party[0].public), dtype=torch.uint8)
+        return self._answer("joined", asked, {"public": public, "loss": loss})
+
+    def _choices(self, rng: Rng) -> random.Random | None:
+        """The source of the client's choices in an exchange: the operating system, which no server can know."""
+        return None
+
+    def _frames(self, letter: Letter) -> Letter:
+        """Take what other parties of an exchange have sent, and pass on what they are to get."""
+        asked = fields(letter.header, {"client": int, "seed": int, "round": int, "ticket": str, "party": str})
+        if self._party is None or self._party[1] != asked["party"]:
+            raise Refused("it takes no part in this exchange: its keys are gone")
+        envelopes = [one for frame in frames(letter.tensors) for one in self._party[0].receive(frame)]
+        to, tensors = packed(envelopes)
+        return self._answer("frames", asked, tensors, to=to)
+
+    def _visit(self, letter: Letter) -> Letter:
+        """Do what the method does at its clients, keep what is kept, and send the rest."""
+        wanted = {"visit": str, "keeps": (dict, type(None)), "levels": (list, type(None))}
+        asked, fed, _, tensors = self._opened(letter, wanted)
+        visits = {visit.name: visit for visit in self._method(asked, fed).visits}
+        if asked["visit"] not in visits:
+            raise Refused(f"{asked['method']} has no visit {asked['visit']!r}: server and nodes need the same version")
+        visit, keeps, more = visits[asked["visit"]], asked["keeps"], {}
+        if keeps is not None:
+            fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
+        received, mine = _row(nested(tensors, "received")), self._own(tensors, keeps, fed)
+        if asked["levels"] is not None:
+            more = {"context": _row(nested(tensors, "context")), "levels": self._levels(tensors, asked["levels"], fed)}
+            self._store.forget([digest for digest in asked["levels"] if digest])
+        fed.meter.read()
+        try:
+            trained, new = visit.run(received, mine, [self.number], Rng(asked["seed"], asked["round"]), **more)
+        except Diverged:
+            raise Refused("training diverged: loss or weights became infinite or not a number") from None
+        if not trained.sizes[0]:
+            raise Refused("training diverged: loss or weights became infinite or not a number")
+        if keeps is not None:
+            kept = {name: tensor[0] for name, tensor in new.items()}
+            self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
+        sent = {f"state/{name}": t[0] for name, t in trained.received.items() if name not in visit.withheld}
+        return self._answer("visited", asked, {**sent, "loss": trained.loss[0]}, flops=int(fed.meter.read()))
+
+    def _score(self, letter: Letter) -> Letter:
+        """Say how well the models that this client predicts with do on its own held-out samples."""
+        wanted = {"parts": list, "mean": bool, "mine": (dict, type(None)), "levels": list}
+        asked, fed, model, tensors = self._opened(letter, wanted)
+        states = [level.state(0) for level in self._levels(tensors, asked["levels"], fed)]
+        if asked["mine"] is not None:
+            states.append(self._made_of(asked, fed, tensors))
+        alone = Federation(model, fed.data, [self.split], 1, fed.local)
+        own = Own([Level([state], torch.zeros(1, dtype=torch.int64)) for state in states], asked["mean"])
+        scores = score_clients(alone, lambda x, _: predict(alone.predict, own.levels, 0, x, own.mean), lambda: own)
+        return self._answer("scored", asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
+
+    def _judge(self, letter: Letter) -> Letter:
+        """Say what this client's validation samples say of levels."""
+        wanted = {"what": str, "mean": bool, "levels": list, "more": list, "mine": (dict, type(None))}
+        asked, fed, _, tensors = self._opened(letter, wanted)
+        if asked["what"] not in ("losses", "accuracies"):
+            raise Refused(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
+        levels, more = self._levels(tensors, asked["levels"], fed), []
+        for number, kind in enumerate(asked["more"]):
+            state = self._made_of(asked, fed, tensors) if kind == "mine" else nested(tensors, f"more{number}")
+            more.append(self._level(state, fed) if kind else None)
+        if self._validation is None:
+            self._validation = Validation(fed, Cache(fed), asked["mean"])
+        values = getattr(self._validation, asked["what"])(levels, more)[:, self.number]
+        return self._answer("judged", asked, {}, values=values.tolist())
+
+    def _levels(self, tensors: dict[str, torch.Tensor], digests: list, fed: Federation) -> list[Level]:
+        """The models of this client on some levels; those with a digest stay here, and may have come before."""
+        found = []
+        for number, digest in enumerate(digests):
+            state = nested(tensors, f"level{number}")
+            if digest:
+                state = self._store.level(str(digest), state)
+            found.append(self._level(state, fed))
+        return found
+
+    def _level(self, state: State, fed: Federation) -> Level:
+        """A level on which only this client has a model, or (for an empty state) nobody."""
+        used = torch.full((len(fed.clients),), -1)
+        if state:
+            used[self.number] = 0
+        device = fed.data.x.device
+        return Level([{name: tensor.to(device) for name, tensor in state.items()}], used)
+
+    def _made_of(self, asked: dict[str, Any], fed: Federation, tensors: dict[str, torch.Tensor]) -> State:
+        """The model that this client makes of what it has received and kept."""
+        keeps = fields(asked["mine"], {"keeps": (dict, type(None))})["keeps"]
+        mine = self._own(tensors, fields(keeps, {"run": int, "from": int}) if keeps else None, fed)
+        rng = Rng(asked["seed"], asked["round"])
+        made = self._method(asked, fed).mine(_row(nested(tensors, "received")), mine, [self.number], rng)
+        return {name: tensor[0] for name, tensor in made.items()}
+
+    def _opened(
+        self, letter: Letter, more: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Federation, nn.Module, dict[str, torch.Tensor]]:
+        """The header of a letter about models, this node's part of the federation, the model, and the tensors."""
+        wanted = {"config": str, "method": str, "model": (dict, type(None)), "full": dict, "clients": int}
+        wanted |= {"client": int, "batch": int, "seed": int, "round": int, "same": dict, "ticket": str}
+        asked = fields(letter.header, {**wanted, **more})
+        if asked["client"] != self.number:
+            raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
+        key = (asked["config"], asked["full"], asked["model"], asked["clients"], asked["batch"])
+        if self._made[0] != key:
+            self._made, self._algorithm, self._validation = (key, self._federation(*key)), None, None
+        fed, model = self._made[1]
+        device = fed.data.x.device
+        tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, asked["same"]).items()}
+        return asked, fed, model, tensors
+
+    def _method(self, asked: dict[str, Any], fed: Federation) -> Algorithm:
+        if self._algorithm is None:
+            self._algorithm = make_algorithm(Config.from_yaml(asked["config"]), fed)
+        return self._algorithm
+
+    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None, fed: Federation) -> Stack:
+        """What this client has kept [1, ...]: the version that the letter names, or the start that came with it."""
+        again = keeps is not None and keeps["from"]
+        found = self._store.read(keeps["run"], keeps["from"]) if again else nested(tensors, "kept")
+        return _row({name: tensor.to(fed.data.x.device) for name, tensor in found.items()})
+
+    def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> Letter:
+        header = {"kind": kind, "client": self.number, "samples": len(self.split.train), **more}
+        return Letter(header | {name: asked[name] for name in ("round", "seed", "ticket")}, tensors)
 
     def _federation(
         self, config: str, full: dict, spec: dict | None, clients: int, batch: int
@@ -127,7 +262,7 @@ class Node:
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
             samples[offsets[self.number] : offsets[self.number + 1]] = mine
             parts.append(Parts(samples, offsets))
-        fed = Federation(model, data, Splits(*parts), 1, local, spec=whole)
+        fed = Federation(model, data, Splits(*parts), 1, local, spec=whole, create=lambda rng: create(rng, whole))
         return fed, model if spec is None else make_fleet(model, whole, [_spec(spec)])[0].model
 
 
@@ -138,4 +273,16 @@ def _spec(values: dict) -> Spec:
         raise FLError(f"the letter describes no model: {error}") from None
 
 
-_KINDS: dict[str, Callable[[Node, Letter], Letter]] = {"hello": Node._hello, "train": Node._train}
+def _row(state: Mapping[str, torch.Tensor]) -> Stack:
+    """A stack of one."""
+    return {name: tensor[None] for name, tensor in state.items()}
+
+
+_KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
+    "hello": Node._hello,
+    "train": Node._train,
+    "visit": Node._visit,
+    "score": Node._score,
+    "judge": Node._judge,
+    "frames": Node._frames,
+}

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -15,16 +15,22 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
+from fl.deploy import secret
 from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, once, shapes, whole
 from fl.deploy.objectives import told
+from fl.deploy.visits import Visits
 from fl.federation import Federation
 from fl.federation.cohort import Cohort, States, per_client, select
 from fl.federation.local_training import LocalTraining
+from fl.federation.own import Level, Own
+from fl.federation.trained import Trained
 from fl.federation.training import LocalObjective
+from fl.federation.visit import Visit
 from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
-from surgery import State, stack
+from fl.runs.evaluate import held_out
+from surgery import Stack, State, stack
 from zoo import Spec
 
 _log = logging.getLogger("fl")
@@ -83,6 +89,7 @@ class Remote:
         """Wait for the nodes, and learn what they have."""
         (name,) = config.algorithm
         self._link, self._waiting = link, waiting
+        self.steady = getattr(link, "steady", False)
         method = ALGORITHMS[name]
         self.labels = bool(
             config.masked_loss or getattr(method, "labels", lambda options: False)(getattr(config, name, None))
@@ -92,6 +99,7 @@ class Remote:
         self._strange: dict[Address, str] = {}
         self._text: str = ""
         self._fed: Federation | None = None
+        self._visits = Visits(self)
         self.bytes_down = self.bytes_up = 0
         self._test = test
         self._wait()
@@ -131,25 +139,83 @@ class Remote:
         self._check(population, local, objective)
         letters, starts = [], []
         for k in range(len(cohort.clients)):
-            letter, start = self._letter(cohort, objective, local, rng, k)
+            letter, start = self.letter(cohort, objective, rng, k)
             letters.append(letter)
             starts.append(start)
-        self._look_around(cohort.clients)
-        known = [k for k, client in enumerate(cohort.clients) if client in self._places]
-        sendable = [(self._places[cohort.clients[k]], letters[k]) for k in known]
-        limits = [_HEADER + 8 + sum(tensor.nbytes for tensor in starts[k].values()) for k in known]
-        answers, notes = self._link.ask(sendable, self._waiting.round, limits) if known else ([], [])
-        came: dict[int, tuple[State, Tensor]] = {}
-        lost = {k: "its node is not connected" for k in range(len(cohort.clients)) if k not in known}
+        limits = [_HEADER + 8 + sum(tensor.nbytes for tensor in start.values()) for start in starts]
+
+        def read(k: int, answer: Letter) -> tuple[State, Tensor]:
+            return self.trained(answer, letters[k], starts[k], "trained")
+
+        came = self.exchange(cohort.clients, letters, limits, read, rng.round)
+        return self._assembled(cohort, starts, came)
+
+    def kept(self) -> State:
+        """See `Elsewhere.kept`."""
+        return self._visits.kept(len(self.splits))
+
+    def visit(
+        self, one: Visit, received: Stack, mine: State, start: State, clients: Sequence[int], rng: Rng, **more: Any
+    ) -> tuple[Trained, State]:
+        """See `Elsewhere.visit`."""
+        return self._visits.visit(self._fed, one, received, mine, start, clients, rng, **more)
+
+    def recombine(
+        self, starts: Stack, clients: Sequence[int], pieces: Sequence[Sequence[str]], repeats: int, rng: Rng
+    ) -> Trained:
+        """See `Elsewhere.recombine`."""
+        return secret.recombine(self, starts, clients, pieces, repeats, rng)
+
+    @property
+    def federation(self) -> Federation:
+        """The clients, as the server knows them."""
+        return self._fed
+
+    def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
+        """See `Elsewhere.judge`."""
+        return self._visits.judge(self._fed, what, levels, more, mean)
+
+    def score(self, own: Own) -> dict[str, list[dict[str, float]]]:
+        """See `Elsewhere.score`."""
+        return self._visits.score(self._fed, own, held_out(self._fed))
+
+    def exchange(
+        self,
+        clients: Sequence[int],
+        letters: Sequence[Letter],
+        limits: Sequence[int],
+        read: Callable[[int, Letter], Any],
+        round: int | None,
+    ) -> dict[int, Any]:
+        """Send each client its letter and read the answers, by the clients' positions; those that could not be used
+        are missing, and named in one line.
+
+        Args:
+            limits: bytes of each answer.
+            read: (position, answer) -> what it says. Raises Refused for one that cannot be used.
+            round: of the training, which needs a quorum; None: scores, which do not.
+
+        Raises:
+            FLError: if fewer than the quorum are left.
+        """
+        self._look_around(clients)
+        known = [k for k, client in enumerate(clients) if client in self._places]
+        sendable = [(self._places[clients[k]], letters[k]) for k in known]
+        answers, notes = ([], [])
+        if known:
+            answers, notes = self._link.ask(sendable, self._waiting.round, [limits[k] for k in known])
+        came, lost = {}, {k: "its node is not connected" for k in range(len(clients)) if k not in known}
         for k, answer in zip(known, answers):
             try:
-                came[k] = self._read(answer, letters[k], starts[k])
+                if isinstance(answer, str):
+                    raise Refused(answer)
+                came[k] = read(k, answer)
             except Refused as error:
                 lost[k] = str(error)
         self.bytes_down += sum(letter.size for _, letter in sendable)
         self.bytes_up += sum(answer.size for answer in answers if isinstance(answer, Letter))
-        self._report(cohort.clients, lost, notes, rng.round)
-        return self._assembled(cohort, starts, came)
+        self._report(clients, lost, notes, round)
+        return came
 
     def _check(self, population: Any, local: LocalTraining, objective: LocalObjective) -> None:
         if population.model is not self._fed.model or local != self._fed.local:
@@ -160,44 +226,52 @@ class Remote:
         if objective.per_sample is not None:
             raise FLError("this method gives clients a value for each of their samples: take another --algorithm")
 
-    def _letter(
-        self, cohort: Cohort, objective: LocalObjective, local: LocalTraining, rng: Rng, k: int
-    ) -> tuple[Letter, State]:
+    def letter(self, cohort: Cohort, objective: LocalObjective, rng: Rng, k: int) -> tuple[Letter, State]:
         """What the k-th client of the cohort is sent, and the state that it starts from."""
         fed, client = self._fed, cohort.clients[k]
         start = per_client(cohort.states)[k]
         context = objective.context or {}
         mine = context[k] if isinstance(context, list) else _first(select(context, [k]))
         tensors, same = once({**flat(start, "state"), **flat(mine, "context")})
-        header = {
-            "kind": "train",
+        more = {"objective": told(objective.objective), "ascent": told(objective.ascent), "same": same}
+        spec = fed.fleet[client].spec if fed.fleet else None
+        return Letter({**self.header("train", client, rng, spec), **more}, tensors), start
+
+    def header(self, kind: str, client: int, rng: Rng, spec: Spec | None = None) -> dict[str, Any]:
+        """What every letter about models says.
+
+        Args:
+            spec: of the client's model; None: it is the global one.
+        """
+        fed = self._fed
+        return {
+            "kind": kind,
             "config": self._text,
             "method": self.config.algorithm[0],
             "round": rng.round,
             "seed": rng.seed,
             "client": client,
             "clients": len(fed.clients),
-            "batch": local.size_of_batches(fed.clients.train),
-            "model": dataclasses.asdict(fed.fleet[client].spec) if fed.fleet else None,
+            "batch": fed.local.size_of_batches(fed.clients.train),
+            "model": None if spec is None else dataclasses.asdict(spec),
             "full": dataclasses.asdict(fed.spec),
-            "objective": told(objective.objective),
-            "ascent": told(objective.ascent),
-            "same": same,
             "ticket": secrets.token_hex(8),
         }
-        return Letter(header, tensors), start
 
-    def _read(self, answer: Letter | str, letter: Letter, start: State) -> tuple[State, Tensor]:
-        """(state, loss) of an answer. Raises Refused for one that cannot be used."""
-        if isinstance(answer, str):
-            raise Refused(answer)
+    def trained(self, answer: Letter, letter: Letter, start: State, kind: str) -> tuple[State, Tensor]:
+        """(state, loss) of an answer. Raises Refused for one that cannot be used.
+
+        Args:
+            start: the tensors as they were sent; the answer has the same names, shapes and dtypes.
+            kind: what the answer calls itself.
+        """
         said = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
         for name in ("round", "client", "ticket"):
             if said[name] != letter.header[name]:
                 if name == "ticket":
                     raise Refused("it answers another letter")
                 raise Refused(f"it answers for {name} {said[name]}, and {letter.header[name]} was asked")
-        if said["kind"] != "trained":
+        if said["kind"] != kind:
             raise Refused(f"it sent {said['kind']!r} instead of a trained model")
         if said["samples"] != self._said[said["client"]]["sizes"][0]:
             raise Refused(
@@ -214,23 +288,22 @@ class Remote:
         return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
 
     def _report(
-        self, clients: Sequence[int], lost: dict[int, str], notes: Sequence[tuple[Address, str]], round: int
+        self, clients: Sequence[int], lost: dict[int, str], notes: Sequence[tuple[Address, str]], round: int | None
     ) -> None:
         """Log the outcome of a round in one line if anything went wrong; raise FLError if too few clients are left."""
+        what = "evaluation" if round is None else f"round {round}"
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
         left = len(clients) - len(lost)
         quorum = max(1, min(self._waiting.quorum, len(clients)))
-        if left < quorum:
+        if left < quorum and round is not None:
             raise FLError(
                 f"round {round}: {left} of {len(clients)} clients answered, fewer than --quorum {quorum}: "
                 f"{'; '.join(reasons)}. What came before is saved: see to these nodes and go on with --resume"
             )
         if reasons:
-            _log.warning(
-                "warning: round %d: %d of %d clients answered: %s", round, left, len(clients), "; ".join(reasons)
-            )
+            _log.warning("warning: %s: %d of %d clients answered: %s", what, left, len(clients), "; ".join(reasons))
 
     def _assembled(
         self, cohort: Cohort, starts: Sequence[State], came: dict[int, tuple[State, Tensor]]

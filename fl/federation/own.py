@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fl.base.rng import Rng
 from fl.federation.federation import Federation
 from fl.federation.inference import lacks_statistics
 from surgery import Stack, State, stack_size
@@ -24,16 +25,32 @@ _ALONE: WeakSet[nn.Module] = WeakSet()
 """Models that do not predict side by side."""
 
 
+class AtClients(NamedTuple):
+    """Models that clients on other machines make themselves, one each; the server never sees them.
+
+    Attributes:
+        received: what each client of the population is sent for it [clients, ...].
+        kept: which version of its own state each client takes, see `fl.federation.visit`.
+        start: the state of a client that never took part.
+        rng: the random streams of the round.
+    """
+
+    received: Stack
+    kept: Stack
+    start: State
+    rng: Rng
+
+
 class Level(NamedTuple):
     """Models, and the one of them that each client uses.
 
     Attributes:
-        models: a stack, or a list of states.
+        models: a stack, or a list of states; `AtClients` if only the clients have them.
         used: the number of each client's model, -1 for none: int64 [clients], on the CPU.
         modules: the architecture of each of the models; None: all have the federation's.
     """
 
-    models: Stack | Sequence[State]
+    models: Stack | Sequence[State] | AtClients
     used: Tensor
     modules: Sequence[nn.Module] | None = None
 

@@ -78,7 +78,7 @@ class Population:
         rounding would change them: a weighted sum of equal numbers can differ from them in its last bit.
         """
         kept = {}
-        for name in self.frozen.intersection(mean):  # which may be some layers' alone
+        for name in self.frozen.intersection(mean, models):  # which may be some layers' alone
             same = (models[name] == models[name][:1]).all(0)
             kept[name] = torch.where(same, models[name][0], mean[name])
         return mean | kept

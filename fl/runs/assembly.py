@@ -61,7 +61,7 @@ def build(
     config.check()
     if len(config.runs()) > 1:
         raise FLError("these are the settings of several runs: take one of config.runs()")
-    (name,), (seed,) = config.algorithm, config.seeds
+    (seed,) = config.seeds
     device = pick_device(config.device)
     if dataset is None:
         dataset = config.load()
@@ -111,10 +111,16 @@ def build(
     if elsewhere:
         elsewhere.meet(fed)
     check_batch(fed)
+    return fed, make_algorithm(config, fed)
+
+
+def make_algorithm(config: Config, fed: Federation) -> Algorithm:
+    """The method of the settings, for a federation that fits them."""
+    (name,) = config.algorithm
     method = ALGORITHMS[name]
     if isinstance(method, Method):
-        return fed, method(fed, getattr(config, name, None))
-    return fed, method(fed, config)  # a plain function, of all settings
+        return method(fed, getattr(config, name, None))
+    return method(fed, config)  # a plain function, of all settings
 
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:

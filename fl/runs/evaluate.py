@@ -1,5 +1,6 @@
 """The measurements after a round."""
 
+import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -193,7 +194,10 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """
     if len(cohort.clients) < 2 or isinstance(cohort.states, list):
         return {}
-    k, similarity = len(cohort.clients), cosines(cohort.states, dict(fed.model.named_parameters()))
+    k, parameters = len(cohort.clients), dict(fed.model.named_parameters())
+    if not cohort.states.keys() >= parameters.keys():  # clients on other machines have kept some of it
+        return {}
+    similarity = cosines(cohort.states, parameters)
     return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
 
 
@@ -216,6 +220,8 @@ def score_clients(
     parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
     if not parts:
         return {}
+    if fed.elsewhere:
+        return fed.elsewhere.score(own()) if own else {}
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
     models = own() if own and not fed.local.augment.mask else None
     tokens, text = fed.data.y[0].numel(), fed.data.text
@@ -244,6 +250,15 @@ def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, T
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):
         labels = fed.data.y[upload(samples, fed.data.y.device)]
         yield predict_all(fed, own, samples, whose).flatten(0, -2), labels.flatten()
+
+
+def silent(scores: Scores) -> set[int]:
+    """The clients on other machines that did not say what they score.
+
+    >>> silent({"test": [{"accuracy": 0.5, "loss": 1.0}, {"accuracy": math.nan, "loss": math.nan}]})
+    {1}
+    """
+    return {client for rows in scores.values() for client, row in enumerate(rows) if all(map(math.isnan, row.values()))}
 
 
 def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:

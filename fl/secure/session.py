@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -82,8 +83,17 @@ def exchange(
     server = Server(list(lengths), repeats)
     clients = {a: Client(a, pieces, server.public, choices.get(a)) for a, pieces in models.items()}
     network.run(server, clients)
+    return outcome_of(server, list(clients), network.sent, time.perf_counter() - started)
+
+
+def outcome_of(server: Server, clients: Sequence[int], sent: Counter[tuple[int, int]], seconds: float) -> Outcome:
+    """The result of a round that is over.
+
+    Args:
+        sent: bytes by (sender, recipient).
+    """
     to_peers = dict.fromkeys(clients, 0)
-    for (sender, recipient), size in network.sent.items():
+    for (sender, recipient), size in sent.items():
         if SERVER not in (sender, recipient):
             to_peers[sender] += size
     return Outcome(
@@ -92,7 +102,7 @@ def exchange(
         server.faults,
         server.attempts,
         to_peers,
-        {a: network.sent[a, SERVER] for a in clients},
-        {a: network.sent[SERVER, a] for a in clients},
-        time.perf_counter() - started,
+        {a: sent[a, SERVER] for a in clients},
+        {a: sent[SERVER, a] for a in clients},
+        seconds,
     )

@@ -115,7 +115,7 @@ def evaluate_round(run: Simulation, server: Server, cohort: Cohort, number: int)
     if "global" in wanted:
         own = partial(algorithm.own, server) if algorithm.own else None
         scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client), own)
-        row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else ())
+        row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else evaluate.silent(scores))
         # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
     return row | participants, scores

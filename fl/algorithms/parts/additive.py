@@ -26,7 +26,8 @@ class Cache:
     """
 
     def __init__(self, fed: Federation) -> None:
-        every = torch.cat([fed.clients.train.samples, fed.clients.valid.samples])
+        parts = [_here(fed, each) for each in (fed.clients.train, fed.clients.valid)]
+        every = torch.cat([samples for samples, _ in parts])
         if len(every.unique()) < len(every):
             raise FLError("logits are kept for each sample, and some sample has two places: give clients disjoint data")
         if (size := 4 * fed.data.y.numel() * fed.data.classes) > _LIMIT:
@@ -34,8 +35,7 @@ class Cache:
                 f"FeMAM's logits of every sample take {size / 1e9:.0f} GB, more than {_LIMIT / 1e9:.0f}: take fewer "
                 "--samples, or of text --text.tokens byte or a smaller --text.vocabulary"
             )
-        self._fed, self._last = fed, LastValue()
-        self._parts = [(parts, _owners(parts)) for parts in (fed.clients.train, fed.clients.valid)]
+        self._fed, self._last, self._parts = fed, LastValue(), parts
 
     def table(self, levels: Sequence[Level]) -> Tensor:
         """[N, classes] for images, [N, T, classes] for text; 0 for samples that no client has."""
@@ -48,9 +48,9 @@ class Cache:
             return torch.zeros(*data.y.shape, data.classes, device=data.x.device)
         *below, newest = levels
         table = self.table(below).clone()  # whoever has that one keeps it as it is
-        for parts, owners in self._parts:
-            values = logits(self._fed, newest, parts.samples, owners)
-            table[upload(parts.samples, values.device)] += values
+        for samples, owners in self._parts:
+            values = logits(self._fed, newest, samples, owners)
+            table[upload(samples, values.device)] += values
         return self._last.keep(source, table)
 
 
@@ -69,9 +69,9 @@ class Validation:
                 "--local-valid, such as 0.1, or give both --femam.no-prune and --femam.level-rounds"
             )
         self._fed, self._cache, self._mean, self._parts = fed, cache, mean, parts
-        self._samples = upload(parts.samples, device)
+        self._here, self._owners = _here(fed, parts)
+        self._samples = upload(self._here, device)
         self._labels = fed.data.y[self._samples]
-        self._owners = _owners(parts)
 
     def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Mean cross entropy of each client: float64 [len(more), clients], on the CPU.
@@ -80,6 +80,8 @@ class Validation:
             levels: those whose logits are remembered.
             more: for each of the results one further level, whose logits are not remembered, or None.
         """
+        if self._fed.elsewhere:
+            return self._fed.elsewhere.judge("losses", levels, more, self._mean)
         values = []
         for newest in more:
             flat = self._logits(levels, newest).double().flatten(0, -2)
@@ -87,13 +89,19 @@ class Validation:
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
-        """The mean over the clients of their accuracy."""
-        return self._means([self._logits(levels, newest).argmax(-1) == self._labels]).mean().item()
+        """The mean over the clients of their accuracy (over those on other machines that answered)."""
+        if self._fed.elsewhere:
+            return self._fed.elsewhere.judge("accuracies", levels, [newest], self._mean).nanmean().item()
+        return self.accuracies(levels, [newest]).mean().item()
+
+    def accuracies(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+        """The accuracy of each client, as `losses`."""
+        return self._means([self._logits(levels, newest).argmax(-1) == self._labels for newest in more])
 
     def _logits(self, levels: Sequence[Level], newest: Level | None) -> Tensor:
         total = self._cache.table(levels)[self._samples]
         if newest is not None:
-            total = total + logits(self._fed, newest, self._parts.samples, self._owners)
+            total = total + logits(self._fed, newest, self._here, self._owners)
         if not self._mean:
             return total
         used = count([*levels, *([newest] if newest else [])], len(self._parts)).clamp(min=1)
@@ -106,6 +114,8 @@ class Validation:
         return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
 
 
-def _owners(parts: Parts) -> Tensor:
-    """The client of each sample."""
-    return torch.arange(len(parts)).repeat_interleave(parts.sizes)
+def _here(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
+    """The samples that are on this machine, and the client of each: on a client's own machine only its own are."""
+    owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+    here = parts.samples < len(fed.data.y)
+    return parts.samples[here], owners[here]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts_of
-from fl.algorithms.parts.personal import put, take
 from fl.base.rng import Rng
 from fl.engine.objectives import Batch, Call, Objective, cross_entropy, proximal
 from fl.federation import Federation, traffic
 from fl.federation.own import Level
 from fl.federation.trained import Trained
+from fl.federation.visit import kept
 from surgery import Stack, State, broadcast
 from surgery.transfer import upload
 
@@ -35,9 +35,17 @@ class Kind:
         """What a participant minimises (B.2, B.5): the loss, and the pull if there is one."""
         return proximal(self.lam) if self.lam else cross_entropy
 
-    def context(self, starts: Stack, clients: Sequence[int]) -> dict[str, Any]:
-        """What the objective needs to know of each participant."""
+    def begin(self, model: State) -> Stack:
+        """The level's models, all of which begin as this one."""
+        return broadcast(model, self.width)
+
+    def anchor(self, starts: Stack) -> dict[str, Any]:
+        """What participants' models are pulled to, for the objective."""
         return {"anchor": starts} if self.lam else {}
+
+    def context(self, clients: Sequence[int]) -> dict[str, Any]:
+        """What else the objective needs to know of each participant."""
+        return {}
 
     def offers(self, level: Level) -> Tensor:
         """The models that a client may choose from, at the end of a level that it never took part in: int64."""
@@ -95,12 +103,11 @@ class ClusterLevel(Kind):
         loss = _weighted if self.share_gradients else cross_entropy
         return proximal(self.lam, loss) if self.lam else loss
 
-    def context(self, starts: Stack, clients: Sequence[int]) -> dict[str, Any]:
-        """The anchor of the pull, and the share of all samples."""
-        context = super().context(starts, clients)
-        if self.share_gradients:
-            context["weight"] = upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.x.device)
-        return context
+    def context(self, clients: Sequence[int]) -> dict[str, Any]:
+        """The share of all samples."""
+        if not self.share_gradients:
+            return {}
+        return {"weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.x.device)}
 
     def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
         """The participants' new clusters (B.3), and the mean of what the participants of each cluster sent (B.1b)."""
@@ -117,14 +124,18 @@ class PersonalLevel(Kind):
         """Everybody uses the model that is theirs."""
         return torch.arange(self.width)
 
+    def begin(self, model: State) -> Stack:
+        """A model for each client, which keeps it."""
+        return kept(self.fed, model)
+
     def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
-        """A participant goes on with its own model."""
-        return take(level.models, clients)
+        """Nothing: a participant goes on with its own model."""
+        return {}
 
     def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
-        """Every participant keeps what it trained, and from now on uses it, unless it was dropped."""
+        """Every participant has kept what it trained, and from now on uses it, unless it was dropped."""
         took = torch.tensor([client for client, size in zip(clients, trained.sizes) if size])
-        return Level(put(level.models, clients, trained.states), level.used.index_copy(0, took, took))
+        return level._replace(used=level.used.index_copy(0, took, took))
 
     def offers(self, level: Level) -> Tensor:
         """None: nobody receives another client's model."""

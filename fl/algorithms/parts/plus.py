@@ -13,6 +13,7 @@ from fl.base.rng import Rng
 from fl.federation import Federation
 from fl.federation.last_value import LastValue
 from fl.federation.own import personal
+from fl.federation.visit import predicting
 from surgery import Stack
 
 
@@ -51,19 +52,28 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
 
     def tuned(server):
         if (models := last.of(server)) is None:
-            models = last.keep(server, trained_or_same(tuning, starts(server), everybody, tuning_rng(server)))
+            models = last.keep(server, mine(starts(server), {}, everybody, _last_round(server)))
         return models
 
-    def own(server):
-        return personal(tuned(server))
+    def mine(received, kept, clients, rng):
+        return trained_or_same(tuning, received, clients, rng.apart("fine-tune"))
 
-    return algorithm._replace(init=init, round=round, predict=predict, own=own)
+    def own(server):
+        if not fed.elsewhere:
+            return personal(tuned(server))
+        return predicting(fed, mine, starts(server), {}, {}, _last_round(server))
+
+    return algorithm._replace(init=init, round=round, predict=predict, own=own, mine=mine)
 
 
 def tuning_rng(server: Server) -> Rng:
     """The random streams of the fine-tuning after a server's last round; before the first round, those of round 1."""
+    return _last_round(server).apart("fine-tune")
+
+
+def _last_round(server: Server) -> Rng:
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
-    return Rng(seed, max(number, 1)).apart("fine-tune")
+    return Rng(seed, max(number, 1))
 
 
 def _marked(rng: Rng) -> dict[str, torch.Tensor]:

@@ -44,22 +44,39 @@ def recombine(
     began = time.perf_counter()
     received = whole(trained.received)
     models = {client: model for client, model, size in zip(clients, to_bytes(received, pieces), trained.sizes) if size}
-    choices = {client: random.Random(int(rng.numpy("secure", client).integers(2**63))) for client in models}
-    outcome = exchange(models, repeats, choices)
+    outcome = exchange(models, repeats, {client: choices(rng, client) for client in models})
+    return recombined(trained, starts, clients, pieces, outcome, rng.round, time.perf_counter() - began)
+
+
+def choices(rng: Rng, client: int) -> random.Random:
+    """The source of a simulated client's choices."""
+    return random.Random(int(rng.numpy("secure", client).integers(2**63)))
+
+
+def recombined(
+    trained: Trained,
+    starts: Stack,
+    clients: Sequence[int],
+    pieces: Sequence[Segment],
+    outcome: Outcome,
+    round: int,
+    seconds: float,
+) -> Trained:
+    """What the server receives by an exchange that is over, see `recombine`."""
     kept = [k for k, client in enumerate(clients) if client in outcome.models]
     states = {name: start.clone() for name, start in starts.items()}
     if kept:
-        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, received)
+        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts)
         rows = torch.tensor(kept, device=trained.loss.device)
         for name, tensor in opened.items():
             states[name].index_copy_(0, rows, tensor)
     sizes = tuple(size if k in kept else 0 for k, size in enumerate(trained.sizes))
-    _warn(outcome, rng.round)
+    _warn(outcome, round)
     down, up, peers = (
         sum(sent.values()) / len(clients) for sent in (outcome.from_server, outcome.to_server, outcome.to_peers)
     )
     trained = traffic.add_bytes(trained, down, up - trained.metrics["bytes_up"])  # instead of the bare models
-    metrics = {**trained.metrics, "bytes_peers": peers, "secure_seconds": time.perf_counter() - began}
+    metrics = {**trained.metrics, "bytes_peers": peers, "secure_seconds": seconds}
     return trained._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 

@@ -1,12 +1,16 @@
 """`layer-surgery deploy`, as far as it goes without Flower."""
 
+import os
 import tomllib
 
 import pytest
+import torch
 
+import fl
 from fl.deploy import local
 from fl.deploy.__main__ import main
 from fl.deploy.folders import node_folder, read_node, read_server
+from fl.deploy.follow import Follow
 
 
 def test_it_writes_what_other_machines_need(tmp_path):
@@ -32,3 +36,38 @@ def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
 def test_it_refuses_what_cannot_be_run(flags, tmp_path, capsys):
     assert main(["--folder", str(tmp_path / "new"), "--only", "app", *flags]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_nodes_on_one_machine_share_its_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert [local.share_of_cores(n) for n in (1, 3, 4, 9)] == [8, 2, 2, 1]
+    assert main(["--folder", str(tmp_path), "--only", "app"]) == 0
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert app["threads"] == 0  # other machines have their own
+
+
+def test_progress_follows_the_run_folder(tmp_path, capsys):
+    follow = Follow(tmp_path, 4)
+    follow()
+    (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")
+    follow()
+    follow.close()
+    said = capsys.readouterr().err
+    assert "waiting for the nodes" in said
+    assert "2/4" in said
+    assert "accuracy 50.00%" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FL_DATA_ROOT" not in os.environ, reason="FEMNIST lies in FL_DATA_ROOT")
+def test_each_node_gets_the_samples_of_a_writer(tmp_path):
+    flags = ["--dataset", "femnist", "--partition", "natural", "--nodes", "3", "--folder", str(tmp_path)]
+    assert main([*flags, "--only", "data"]) == 0
+    config = fl.Config(
+        dataset="femnist", partition="natural", clients=3, participants=3, algorithm=("fedavg",), device="cpu"
+    )
+    fed, _ = fl.build(config)
+    for client, split in enumerate(fed.clients):
+        data, mine = read_node(node_folder(tmp_path / "data", client))
+        assert torch.equal(data.x[mine.train], fed.data.x[split.train])
+        assert torch.equal(data.y[mine.train], fed.data.y[split.train])

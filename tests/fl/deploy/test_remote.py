@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated, tensors
 
-from fl.algorithms.fedmr import FedMROptions
-from fl.algorithms.femam import FeMAMOptions
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
 from fl.deploy.letters import Letter
@@ -43,17 +41,6 @@ DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
 def test_the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes, tmp_path):
     config = settings(algorithm, **changes)
     assert same(deployed(config, tmp_path)[0], simulated(config, tmp_path))
-
-
-@pytest.mark.parametrize("algorithm", ["local", "ditto", "fedrep", "pfedme", "fedavg_plus", "fesem_plus", "femam"])
-def test_methods_that_would_send_what_must_stay_are_refused(algorithm, tmp_path):
-    with pytest.raises(FLError, match=r"(?i)machines|send|fine-tunes"):
-        deployed(settings(algorithm, local_valid=0.1, femam=FeMAMOptions(levels=("global", "personal"))), tmp_path)
-
-
-def test_secure_recombination_that_would_not_be_secure_is_refused(tmp_path):
-    with pytest.raises(FLError, match=r"--fedmr\.secure is simulated where the server runs"):
-        deployed(settings("fedmr", fedmr=FedMROptions(secure=1)), tmp_path)
 
 
 def test_a_model_that_is_its_own_anchor_travels_once(tmp_path):

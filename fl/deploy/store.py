@@ -1,0 +1,91 @@
+"""What a node keeps on its disk: its own state after each of the rounds that the server may still name.
+
+    FOLDER/RUN/ROUND-VERSION.safetensors
+    FOLDER/levels/DIGEST.safetensors      finished levels that the server has sent, and will not send again
+
+The last file by name is the newest. A node that is started anew finds them, and a run that the server resumes from an
+earlier checkpoint names an earlier version.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fl.base.files import replacing
+from fl.deploy.letters import Refused
+
+LOST = "a finished level that it was sent before is gone from its disk, and is sent again in the next round"
+
+
+class Store:
+    """The states of one client in all runs.
+
+    Args:
+        folder: on the node's disk; made when it is needed. None: the node can keep nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._levels: dict[str, dict[str, Tensor]] = {}
+
+    def read(self, run: int, version: int) -> dict[str, Tensor]:
+        """What was written under this version. Raises Refused if it is gone or damaged."""
+        folder = self._run(run)
+        for path in folder.glob(f"*-{version:016x}.safetensors"):
+            try:
+                return load_file(path)
+            except (SafetensorError, OSError) as error:
+                raise Refused(f"its own state cannot be read: {path} ({' '.join(str(error).split())})") from None
+        raise Refused(f"its own state of this run is gone: put a copy of {folder} back on the node, or start a new run")
+
+    def write(self, run: int, round: int, version: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
+        """Keep a new version, and of the older ones of the run those that are still needed.
+
+        >>> import tempfile, torch
+        >>> store = Store(Path(tempfile.mkdtemp()))
+        >>> store.write(7, 1, 11, {"w": torch.zeros(1)}, needed=[])
+        >>> store.write(7, 2, 12, {"w": torch.ones(1)}, needed=[11])
+        >>> store.read(7, 11), store.read(7, 12)
+        ({'w': tensor([0.])}, {'w': tensor([1.])})
+        """
+        folder = self._run(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / f"{round:06d}-{version:016x}.safetensors") as temporary:
+            save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, temporary)
+        endings = tuple(f"-{one:016x}" for one in {*needed, version})
+        for old in folder.glob("*.safetensors"):
+            if not old.stem.endswith(endings):
+                old.unlink(missing_ok=True)
+
+    def level(self, digest: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A finished level: written if it has come, otherwise read. Raises Refused, saying LOST, if it is gone."""
+        if digest not in self._levels:
+            if not (len(digest) == 64 and digest.isalnum()):
+                raise Refused(f"{digest!r} names no level")
+            path = self._folder / "levels" / f"{digest}.safetensors" if self._folder else None
+            if not tensors:
+                try:
+                    tensors = load_file(path)
+                except (SafetensorError, OSError, TypeError):
+                    raise Refused(LOST) from None
+            elif path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(path) as temporary:
+                    save_file({name: t.cpu().contiguous().clone() for name, t in tensors.items()}, temporary)
+            self._levels[digest] = tensors
+        return self._levels[digest]
+
+    def forget(self, digests: Collection[str]) -> None:
+        """Delete the finished levels other than these."""
+        self._levels = {digest: level for digest, level in self._levels.items() if digest in digests}
+        for old in self._folder.glob("levels/*.safetensors") if self._folder else ():
+            if old.stem not in digests:
+                old.unlink(missing_ok=True)
+
+    def _run(self, run: int) -> Path:
+        if self._folder is None:
+            raise Refused("this node has no folder in which it could keep a state of its own: give it one")
+        return self._folder / f"{run:016x}"

@@ -1,0 +1,153 @@
+"""What clients keep stays on their nodes, with the bits that it has in the simulator, through faults and restarts."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from fl_nodes import Direct, dealt, deployed, settings, simulated, tensors
+from safetensors.torch import load_file
+
+from fl.algorithms.fesem_plus import FeSEMPlusOptions
+from fl.base.errors import FLError
+from fl.deploy.remote import Waiting
+from fl.deploy.serve import serve
+
+slow = pytest.mark.slow
+HELD_OUT = {"local_valid": 0.1, "local_test": 0.1}
+PART = {"local": "personal", "ditto": "personal", "pfedme": "personal", "fedrep": "heads"}
+
+
+def kept(root, client):
+    """The newest state of its own that a node has; none if it never took part."""
+    files = sorted((root / "data" / f"kept-{client}").glob("*/*.safetensors"))
+    return load_file(files[-1]) if files else None
+
+
+def scores(folder):
+    header, *_, last = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    return {name: float(value) for name, value in zip(header, last) if name.startswith("local_") and value}
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ditto", *(pytest.param(name, marks=slow) for name in ("fedrep", "local", "pfedme"))]
+)
+def test_a_node_keeps_what_its_client_has_in_the_simulator(algorithm, tmp_path):
+    config = settings(algorithm, **HELD_OUT)
+    there, _ = deployed(config, tmp_path)
+    here, part = simulated(config, tmp_path), PART[algorithm]
+    for client in range(config.clients):
+        if (mine := kept(tmp_path, client)) is None:
+            assert there[f"{part}/version"][client] == 0
+        else:
+            assert all(torch.equal(mine[name], here[f"{part}/{name}"][client]) for name in mine)
+    shared = [name for name in there if name.startswith("global/")]
+    withheld = {"local": shared, "fedrep": [f"global/{n.removeprefix('heads/')}" for n in here if "heads/" in n]}
+    assert all(torch.equal(there[n], here[n]) for n in shared if n not in withheld.get(algorithm, []))
+    assert scores(tmp_path / "remote") == pytest.approx(scores(tmp_path / "here"))
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", *(pytest.param(name, marks=slow) for name in ("local", "ditto"))])
+def test_the_server_never_sees_it(algorithm, tmp_path):
+    """No tensor that a node sends is one that it keeps."""
+    arrived = []
+    deployed(settings(algorithm, rounds=1), tmp_path, lambda client, round, answer: arrived.append(answer) or answer)
+    sent = [t for answer in arrived for name, t in answer.tensors.items() if name.startswith("state/")]
+    own = [tensor for client in range(4) for tensor in (kept(tmp_path, client) or {}).values()]
+    assert own
+    assert not any(a.shape == b.shape and torch.equal(a, b) for a in own for b in sent)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [("fedavg_plus", {}), ("fesem_plus", {"fesem_plus": FeSEMPlusOptions(clusters=2)})],
+)
+def test_clients_fine_tune_where_their_data_are(algorithm, changes, tmp_path):
+    config = settings(algorithm, **HELD_OUT, **changes)
+    there, _ = deployed(config, tmp_path)
+    here = simulated(config, tmp_path)
+    assert all(torch.equal(there[name], here[name]) for name in here)
+    assert scores(tmp_path / "remote") == pytest.approx(scores(tmp_path / "here"))
+    assert scores(tmp_path / "remote")
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    config = settings("ditto", clients=3, rounds=3, checkpoint_every=2, **HELD_OUT)
+    nodes, test = dealt(config, tmp_path / "data")
+    return config, nodes, test, Waiting(start=0, nodes=3)
+
+
+def states(nodes):
+    return [{path.parent.name: load_file(path) for path in sorted(node.folder.glob("*/*"))} for node in nodes]
+
+
+def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_path):
+    """After an interruption in round 2, which no checkpoint knows of, and a restart of the nodes, the result is the
+    same: a node takes the version that the server names, not its newest."""
+    config, nodes, test, waiting = prepared
+
+    class Interrupted(Direct):
+        def ask(self, letters, *words):
+            answers = super().ask(letters, *words)
+            if letters[0][1].header.get("round") == 2:
+                raise KeyboardInterrupt
+            return answers
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(Interrupted(nodes), config, tmp_path / "run", test, waiting)
+    again = [replace(node) for node in nodes]
+    serve(Direct(again), config, tmp_path / "run", test, waiting)
+    resumed = [list(one.values())[-1] for one in states(nodes)]
+    whole = [replace(node, folder=tmp_path / f"whole-{node.number}") for node in nodes]
+    serve(Direct(whole), config, tmp_path / "whole", test, waiting)
+    for mine, theirs in zip(resumed, states(whole)):
+        assert all(torch.equal(mine[name], tensor) for name, tensor in list(theirs.values())[-1].items())
+    assert {name: t for name, t in tensors(tmp_path / "run").items() if "global" in name}.keys()
+    assert scores(tmp_path / "run") == scores(tmp_path / "whole")
+
+
+@slow
+def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
+    """A node whose answer of round 1 was lost goes on as if it had not been drawn."""
+    config, nodes, test, waiting = prepared
+    lost = lambda client, round, answer: "no answer" if (client, round) == (1, 1) else answer  # noqa: E731
+    serve(Direct(nodes, lost), config, tmp_path / "run", test, waiting)
+
+    class Deaf(Direct):
+        def ask(self, letters, *words):
+            kept = [one for one in letters if (one[0], one[1].header.get("round")) != ("node-1", 1)]
+            answers, notes = super().ask(kept, *words)
+            answered = iter(answers)
+            return ["no answer" if one not in kept else next(answered) for one in letters], notes
+
+    absent = [replace(node, folder=tmp_path / f"absent-{node.number}") for node in nodes]
+    serve(Deaf(absent), config, tmp_path / "absent", test, waiting)
+    for mine, theirs in zip(states(nodes), states(absent)):
+        mine, theirs = list(mine.values())[-1], list(theirs.values())[-1]
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, caplog):
+    config, nodes, test, waiting = prepared
+    nodes[1].folder.mkdir()
+
+    class Burgled(Direct):
+        def ask(self, letters, *words):
+            if letters[0][1].header.get("round") == 2:
+                for path in nodes[1].folder.glob("*/*"):
+                    path.unlink()
+            return super().ask(letters, *words)
+
+    with caplog.at_level(logging.WARNING, "fl"):
+        serve(Burgled(nodes), config, tmp_path / "run", test, waiting)
+    assert "round 2: 2 of 3 clients answered: client 1 is left out (its own state of this run is gone" in caplog.text
+    assert "evaluation: 2 of 3 clients answered" in caplog.text  # and the others' scores count
+    assert scores(tmp_path / "run")
+
+
+def test_what_nodes_send_is_not_clipped_with_a_state_of_their_own(tmp_path):
+    config = settings("ditto", defence=replace(settings("ditto").defence, clip=0.5))
+    with pytest.raises(FLError, match=r"--defence\.clip clips what clients send"):
+        deployed(config, tmp_path)

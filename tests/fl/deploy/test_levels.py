@@ -1,0 +1,121 @@
+"""FeMAM on real clients: a node has its own pathway, only what it lacks travels, and new clients join."""
+
+import json
+import logging
+
+import pytest
+import torch
+from fl_nodes import Direct, dealt, deployed, same, settings, simulated, tensors
+from safetensors.torch import load_file
+
+import fl
+from fl.algorithms.femam import FeMAMOptions
+from fl.deploy.folders import read_node
+from fl.deploy.remote import Waiting
+from fl.deploy.serve import serve
+
+LEVELS = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(2, 2))
+
+
+def config(options=LEVELS, **changes):
+    return settings("femam", **{"rounds": 6, "samples": 200, "local_valid": 0.1, "femam": options, **changes})
+
+
+def personal(folder):
+    return load_file(sorted(folder.glob("*/*-*.safetensors"))[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("femam")
+    _, link = deployed(config(), root)
+    return root, link.letters
+
+
+def test_levels_are_those_of_the_simulator(trained, tmp_path):
+    root, _ = trained
+    there, here = tensors(root / "remote"), simulated(config(), tmp_path)
+    assert same(*({name: t for name, t in each.items() if "level3" not in name} for each in (there, here)))
+    version = there["level3/version"]
+    assert version.any()
+    for client in version.nonzero().flatten().tolist():
+        mine = personal(root / "data" / f"kept-{client}")
+        assert all(torch.equal(mine[name], here[f"level3/{name}"][client]) for name in mine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(2, 2), combine="mean", share_gradients=True),
+        FeMAMOptions(levels=("global", "2"), window=2, variance=100.0),  # which converges
+        FeMAMOptions(levels=("2", "personal"), level_rounds=(3,), start="global", prune=False),
+        FeMAMOptions(levels=("personal",)),
+    ],
+)
+def test_so_they_are_with_other_options(options, tmp_path):
+    there, here = deployed(config(options), tmp_path)[0], simulated(config(options), tmp_path)
+    left = f"level{len(options.levels)}/" if options.levels[-1] == "personal" else "nothing"
+    left = (left, "global/") if options.levels == ("personal",) else left  # no server knows the mean of all
+    assert same(*({name: t for name, t in each.items() if not name.startswith(left)} for each in (there, here)))
+
+
+def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(trained):
+    root, letters = trained
+    came = {}
+    for letter in letters:
+        if letter.header["kind"] in ("visit", "judge"):
+            for number, digest in enumerate(letter.header["levels"]):
+                if any(name.startswith(f"level{number}/") for name in letter.tensors):
+                    key = letter.header["client"], digest
+                    came[key] = came.get(key, 0) + 1
+    assert set(came.values()) == {1}
+    third = [letter for letter in letters if letter.header.get("visit") == "level3"]
+    assert third
+    assert not any(name.startswith("received/") for letter in third for name in letter.tensors)
+    files = list((root / "data").glob("kept-*/levels/*.safetensors"))
+    assert {path.stem for path in files} <= {digest for _, digest in came}
+
+
+@pytest.mark.slow
+def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path, caplog):
+    options = FeMAMOptions(levels=("global", "2"), level_rounds=(1,), prune=False)
+    nodes, test = dealt(config(options), tmp_path / "data")
+
+    class Burgled(Direct):
+        def ask(self, letters, *words):
+            if letters[0][1].header.get("round") == 4:
+                for node in nodes:
+                    node.__post_init__()  # started anew
+                    for path in node.folder.glob("levels/*"):
+                        path.unlink()
+            return super().ask(letters, *words)
+
+    link, wanted = Burgled(nodes), config(options, clients=4, participants=4)
+    with caplog.at_level(logging.WARNING, "fl"):
+        with pytest.raises(fl.FLError, match=r"round 4: 0 of 4 clients answered.*is gone from its disk, and is sent"):
+            serve(link, wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
+        serve(link, wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 6
+
+
+def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
+    """At the end of the second level client 1 is not asked: it stays in its cluster."""
+    options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), epsilon=100.0)  # all others leave
+    nodes, test = dealt(config(options), tmp_path / "data")
+    mute = lambda client, round, answer: "" if client == 1 and answer.header["kind"] == "judged" else answer  # noqa: E731
+    wanted = config(options, rounds=2, participants=4)
+    serve(Direct(nodes, mute), wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
+    assert (tensors(tmp_path / "run")["structure/pathways"][1] >= 0).tolist() == [False, True, False, False]
+
+
+def test_a_new_client_joins_with_what_the_server_has(trained, tmp_path):
+    root, _ = trained
+    fl.Pathways.load(root / "remote").save(tmp_path / "levels.safetensors")  # which the new node is given
+    paths = fl.Pathways.load(tmp_path / "levels.safetensors")
+    assert paths.kinds == ("global", "2")
+    data, split = read_node(root / "data" / "node-0")
+    x, y = data.normalise(data.x[split.train]), data.y[split.train]
+    new = paths.join(x, y)
+    assert (new, paths.pathway(new)[0]) == (4, 0)
+    assert paths.predict(new, x).shape == (len(y), 10)
