@@ -137,7 +137,7 @@ def draw(rows: list[dict], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = list(dict.fromkeys((row["case"], row["width"]) for row in rows))
-    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
+    figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
     colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b"}
     for axes, (case, width) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         shown = set()
@@ -151,7 +151,8 @@ def draw(rows: list[dict], path: Path) -> None:
         axes.set_title(case if width == 1 else f"{case}, width {width:g}", fontsize=10)
         axes.set_xlabel("share of the second network", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines if line.get_label()[0] != "_"}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
     figure.axes[0].set_ylabel("test loss", fontsize=9)
     figure.savefig(path, dpi=150)
     print(f"wrote {path}")
