@@ -287,7 +287,12 @@ def share_of_cores(processes: int) -> int:
     >>> share_of_cores(10**6)
     1
     """
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+    return max(1, _cores() // processes)
+
+
+def _cores() -> int:
+    """How many cores this process may use; of systems that do not tell that, how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_port() -> int:

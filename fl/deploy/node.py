@@ -16,6 +16,7 @@ from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
 from fl.deploy.letters import Letter, Refused, fields, flat, nested, repeated
+from fl.deploy.letters import whole as whole_numbers
 from fl.deploy.objectives import heard
 from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
@@ -123,6 +124,8 @@ class Node:
     def _frames(self, letter: Letter) -> Letter:
         """Take what other parties of an exchange have sent, and pass on what they are to get."""
         asked = fields(letter.header, {"client": int, "seed": int, "round": int, "ticket": str, "party": str})
+        if asked["client"] != self.number:
+            raise Refused(f"it is client {self.number}, and was asked for client {asked['client']}")
         if self._party is None or self._party[1] != asked["party"]:
             raise Refused("it takes no part in this exchange: its keys are gone")
         envelopes = [one for frame in frames(letter.tensors) for one in self._party[0].receive(frame)]
@@ -139,6 +142,8 @@ class Node:
         visit, keeps, more = visits[asked["visit"]], asked["keeps"], {}
         if keeps is not None:
             fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
+            if not whole_numbers(keeps["needed"]):
+                raise Refused("the versions that are still needed are no numbers")
         received, mine = _row(nested(tensors, "received")), self._own(tensors, keeps, fed)
         if asked["levels"] is not None:
             more = {"context": _row(nested(tensors, "context")), "levels": self._levels(tensors, asked["levels"], fed)}

@@ -186,6 +186,7 @@ class Remote:
         limits: Sequence[int],
         read: Callable[[int, Letter], Any],
         round: int | None,
+        what: str = "evaluation",
     ) -> dict[int, Any]:
         """Send each client its letter and read the answers, by the clients' positions; those that could not be used
         are missing, and named in one line.
@@ -193,7 +194,8 @@ class Remote:
         Args:
             limits: bytes of each answer.
             read: (position, answer) -> what it says. Raises Refused for one that cannot be used.
-            round: of the training, which needs a quorum; None: scores, which do not.
+            round: of the training, which needs a quorum; None: anything else, which does not.
+            what: what else.
 
         Raises:
             FLError: if fewer than the quorum are left.
@@ -214,7 +216,7 @@ class Remote:
                 lost[k] = str(error)
         self.bytes_down += sum(letter.size for _, letter in sendable)
         self.bytes_up += sum(answer.size for answer in answers if isinstance(answer, Letter))
-        self._report(clients, lost, notes, round)
+        self._report(clients, lost, notes, round, what)
         return came
 
     def _check(self, population: Any, local: LocalTraining, objective: LocalObjective) -> None:
@@ -287,16 +289,25 @@ class Remote:
         device = self._fed.data.x.device
         return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
 
+    def quorum(self, clients: Sequence[int]) -> int:
+        """How many of these have to answer."""
+        return max(1, min(self._waiting.quorum, len(clients)))
+
     def _report(
-        self, clients: Sequence[int], lost: dict[int, str], notes: Sequence[tuple[Address, str]], round: int | None
+        self,
+        clients: Sequence[int],
+        lost: dict[int, str],
+        notes: Sequence[tuple[Address, str]],
+        round: int | None,
+        what: str = "evaluation",
     ) -> None:
         """Log the outcome of a round in one line if anything went wrong; raise FLError if too few clients are left."""
-        what = "evaluation" if round is None else f"round {round}"
+        what = what if round is None else f"round {round}"
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
         left = len(clients) - len(lost)
-        quorum = max(1, min(self._waiting.quorum, len(clients)))
+        quorum = self.quorum(clients)
         if left < quorum and round is not None:
             raise FLError(
                 f"round {round}: {left} of {len(clients)} clients answered, fewer than --quorum {quorum}: "

@@ -58,6 +58,13 @@ def recombine(
     tickets = {clients[k]: letters[k].header["ticket"] for k in came}
     sent = _relay(remote, server, {clients[k]: key for k, (key, _) in came.items()}, tickets, lengths, rng)
     outcome = outcome_of(server, list(tickets), sent, time.perf_counter() - began)
+    if len(outcome.models) < remote.quorum(clients):
+        gone = "; ".join(f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items())
+        raise FLError(
+            f"round {rng.round}: {len(outcome.models)} of {len(clients)} clients took part in secure recombination to "
+            f"its end, fewer than --quorum {remote.quorum(clients)}: {gone}. What came before is saved: see to these "
+            "nodes and go on with --resume"
+        )
     nothing = torch.full((), torch.nan, device=fed.data.x.device)
     loss = torch.stack([came[k][1] if k in came else nothing for k in range(len(clients))])
     sizes = tuple(len(fed.clients.train[client]) if k in came else 0 for k, client in enumerate(clients))
@@ -99,7 +106,8 @@ def _relay(
                 raise Refused("it did not pass on what it was asked for")
             return [Envelope(to[k], *pair) for pair in zip(said["to"], frames(answer.tensors))]
 
-        for envelopes in remote.exchange(to, letters, [limit] * len(to), read, None).values():
+        what = f"round {rng.round}, secure recombination"
+        for envelopes in remote.exchange(to, letters, [limit] * len(to), read, None, what).values():
             post(envelopes)
     return sent
 

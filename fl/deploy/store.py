@@ -50,6 +50,9 @@ class Store:
         >>> store.write(7, 2, 12, {"w": torch.ones(1)}, needed=[11])
         >>> store.read(7, 11), store.read(7, 12)
         ({'w': tensor([0.])}, {'w': tensor([1.])})
+        >>> store.write(7, 1, 13, {"w": torch.zeros(1)}, needed=[])  # a letter of an earlier round that came late
+        >>> store.read(7, 12)
+        {'w': tensor([1.])}
         """
         folder = self._run(run)
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,8 @@ class Store:
             save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, temporary)
         endings = tuple(f"-{one:016x}" for one in {*needed, version})
         for old in folder.glob("*.safetensors"):
-            if not old.stem.endswith(endings):
+            # a letter that comes late, after the next round's, must not delete what the server has accepted since
+            if not old.stem.endswith(endings) and old.stem < f"{round:06d}":
                 old.unlink(missing_ok=True)
 
     def level(self, digest: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from fl.federation.visit import Visit
 from surgery import Stack, State
 
 _HEADER = 1 << 20  # bytes that an answer may have beside its tensors
+_MOST = 1 << 63  # what a node says it has measured is below this
 
 
 class Visits:
@@ -77,7 +78,10 @@ class Visits:
 
         def read(k: int, answer: Letter) -> tuple[State, Tensor]:
             result = self._remote.trained(answer, letters[k], sent[k], "visited")
-            fed.meter.flops += max(0, fields(answer.header, {"flops": int})["flops"])
+            flops = fields(answer.header, {"flops": int})["flops"]
+            if not 0 <= flops < _MOST:
+                raise Refused(f"it says that it computed {str(flops)[:20]} operations")
+            fed.meter.flops += flops
             self._has[clients[k]] = {digest for digest in letters[k].header["levels"] or () if digest}
             return result
 
@@ -143,6 +147,8 @@ class Visits:
             for row in said["scores"].values():
                 if not isinstance(row, dict) or list(row) != whats or not all(map(_sound, row.values())):
                     raise Refused("its scores are no numbers")
+                if any(row[what] < 0 or row[what] > 1 for what in ("accuracy", "f1") if what in row):
+                    raise Refused("its scores are no shares")
             return said["scores"]
 
         came = self._remote.exchange(clients, letters, [_HEADER] * len(letters), read, None)
@@ -224,7 +230,12 @@ def _number() -> int:
 
 
 def _sound(value: Any) -> bool:
-    return type(value) in (int, float)
+    """Whether this is a number that can be averaged. A loss may be nan: a model that has diverged honestly has that.
+
+    >>> [_sound(value) for value in (0.5, 3, math.nan, math.inf, 10**400, True, "1")]
+    [True, True, True, False, False, False, False]
+    """
+    return type(value) in (int, float) and not abs(value) >= _MOST
 
 
 def _digest(state: State, seen: dict) -> str:

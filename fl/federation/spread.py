@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl.parallel import current, deal
 from surgery import Stack
+from surgery.errors import InternalError
 from surgery.transfer import upload
 
 
@@ -36,6 +37,10 @@ class Spread(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.mine)
+
+    def __contains__(self, name: object) -> bool:
+        """Asked without gathering anything."""
+        return name in self.mine
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._read:
@@ -77,6 +82,8 @@ class Spread(Mapping[str, Tensor]):
         if list(rows) == list(range(sum(map(len, self.dealt)))):
             return self
         new = {row: k for k, row in enumerate(rows)}
+        if len(new) < len(rows):
+            raise InternalError(f"rows {list(rows)} of models that lie on ranks are selected more than once")
         dealt = [[new[row] for row in mine if row in new] for mine in self.dealt]
         kept = [k for k, row in enumerate(self.rows) if row in new]
         result = Spread(dealt, _rows(self.mine, kept))

@@ -50,8 +50,7 @@ def carry_out(
     from surgery.operations.table import OPERATIONS
 
     check_new(out)
-    if plan is not None and not plan.absolute().parent.is_dir():
-        raise SurgeryError(f"{plan}: there is no folder {plan.absolute().parent}")
+    check_plan(plan)
     subject = Subject.open(file, model, shape)
     beside = {name: Subject.open(path) for name, path in (others or {}).items() if path is not None}
     given = {name: value for name, value in settings.items() if value is not None}
@@ -61,6 +60,12 @@ def carry_out(
     save_subject(out, result, made={"do": do, **told, "inputs": inputs})
     if result.plan is not None:
         save_plan(plan, result.plan)
+
+
+def check_plan(path: Path | None) -> None:
+    """SurgeryError for a plan that could not be written, before anything is computed."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise SurgeryError(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def save_plan(path: Path | None, plan: "Submodel") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from surgery.commands.one import Files, Model, Shape, save_plan
+from surgery.commands.one import Files, Model, Shape, check_plan, save_plan
 from surgery.commands.shared import save_subject, source, summary
 from surgery.errors import SurgeryError
 
@@ -46,6 +46,7 @@ class Passthrough:
         if not self.files or not self.blocks:
             raise SurgeryError("passthrough needs checkpoints and the new blocks: give --blocks layer3=0:0-4,1:3-5")
         check_new(self.out)
+        check_plan(self.plan)
         blocks, outside = _entries("blocks", self.blocks), _entries("outside", self.outside)
         if odd := [value for value in outside.values() if not value.isdecimal()]:
             raise SurgeryError(f"--outside {odd[0]}: give the number of a model, from 0, such as --outside fc=1")

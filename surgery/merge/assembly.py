@@ -68,7 +68,8 @@ def passthrough(
     places = [{section.name: section.blocks for section in found} for found in own]
     for name, chosen in blocks.items():
         if name not in places[0]:
-            raise SurgeryError(f"the first model has no section {name!r}; it has {', '.join(map(repr, places[0]))}")
+            found = ", ".join(map(repr, places[0])) or "none"
+            raise SurgeryError(f"the first model has no section {name!r}; it has {found}")
         for k, i in chosen:
             if not 0 <= k < len(models) or not 0 <= i < len(places[k].get(name, ())):
                 raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}")

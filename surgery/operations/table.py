@@ -27,6 +27,11 @@ def _by_numbers(name: str) -> Callable[..., Subject]:
     method = METHODS[name]
 
     def operation(models: Any, **settings: Any) -> Subject:
+        every = [*models, *([settings["base"]] if settings.get("base") is not None else [])]
+        if any(model.module for model in every):  # of tied tensors these have one name only, and so must the others
+            for model in every:
+                if model.described:
+                    model.built()
         if "base" in settings and settings["base"] is not None:
             settings["base"] = settings["base"].values
         values = method.function([model.values for model in models], **settings)

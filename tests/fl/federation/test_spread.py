@@ -56,6 +56,10 @@ def on_three(rank):
             same(whole(part), chosen)
         assert there.select(range(K)) is there
 
+        asked = spread(ranks, stack)
+        assert asked.keys() >= set(stack)
+        assert not asked.is_whole  # that names were asked for moves nothing
+
         starts = {name: torch.zeros_like(tensor) for name, tensor in stack.items()}
         kept = [True, False, True, False, True]
         same(whole(restored(there, starts, kept)), restored(stack, starts, kept))

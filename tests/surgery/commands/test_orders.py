@@ -54,6 +54,12 @@ def near_two(model):
 
 def nothing():
     return 3
+
+
+def tied():
+    model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+    model[3].weight = model[1].weight
+    return model
 """
 X = torch.zeros(2, 5)
 MODEL = ("--model", "their_orders:net", "--input", "5")
@@ -151,6 +157,8 @@ def test_widen_and_the_old_model_in_it(nets):
 
 def test_passthrough(nets, capsys):
     blocks = ("--blocks", "1=0:0-1,1:1", "--outside", "2=1")
+    assert main(["passthrough", "a.safetensors", *blocks, "--out", "d.safetensors", "--plan", "no/p.json"]) == 2
+    assert "no/p.json: there is no folder" in capsys.readouterr().err
     run("passthrough", "a.safetensors", "b.safetensors", *blocks, "--out", "c.safetensors")
     expected, _ = merge.passthrough(nets, blocks={"1": [(0, 0), (0, 1), (1, 1)]}, outside={"2": 1})
     same("c.safetensors", surgery.state(expected))
@@ -204,6 +212,32 @@ def test_steps_of_recipes_are_the_commands(nets, tmp_path):
     same("mixed.safetensors", load_file("folder/1.safetensors"))
     run("permute", "mixed.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors")
     same("best.safetensors", load_file("sorted.safetensors"))
+
+
+def test_tied_tensors_merge_with_what_was_made_of_them(nets, tmp_path):
+    import their_orders
+
+    for k, name in enumerate("ab"):
+        torch.manual_seed(k)
+        torch.save(their_orders.tied().state_dict(), f"tied-{name}.pt")
+    (tmp_path / "tied.yaml").write_text(
+        "inputs:\n"
+        "  a: {file: tied-a.pt, model: 'their_orders:tied', input: [5]}\n"
+        "  b: {file: tied-b.pt, model: 'their_orders:tied', input: [5]}\n"
+        "steps:\n"
+        "  near: {do: align, model: b, to: a}\n"
+        "  mean: {do: linear, models: [a, near]}\n"
+        "outputs: {tied.safetensors: mean}"
+    )
+    run("apply", "tied.yaml")
+    torch.manual_seed(0)
+    a = their_orders.tied()
+    torch.manual_seed(1)
+    near = surgery.align([a, their_orders.tied()], example=X).models[1]
+    expected = merge.linear([surgery.state(a), surgery.state(near)])
+    found = load_file("tied.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
