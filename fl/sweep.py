@@ -25,7 +25,7 @@ from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.help import asked
 from fl.config import Config
-from fl.config.command_line import parse
+from fl.config.command_line import flag_in, parse
 from fl.data import Dataset
 from fl.figures.sweep import report
 from fl.parallel import current, joined
@@ -89,7 +89,7 @@ def _run(argv: list[str]) -> int:
 
 def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
     """(sweep, its folder, whether it is resumed) from the command line."""
-    names = list(map(_flag, argv))
+    names = list(map(flag_in, argv))
 
     def settings(folder: Path) -> Config:
         saved = Sweep.read(folder)
@@ -112,16 +112,6 @@ def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
     config, _ = ask(rest, swept=option)
     sweep = Sweep.make(option, values, config)
     return sweep, new_folder(config, f"sweep-{sweep.option}-{config.title()}"), False
-
-
-def _flag(word: str) -> str:
-    """The name of a flag, or nothing.
-
-    >>> _flag("--fedmr.stage1_rounds=3"), _flag("--no-flip"), _flag("3")
-    ('fedmr.stage1-rounds', 'flip', '')
-    """
-    name = word.partition("=")[0].replace("_", "-")
-    return name[2:].removeprefix("no-").replace(".no-", ".") if name.startswith("--") else ""
 
 
 def _not_given(option: str, names: Sequence[str]) -> None:

@@ -1,23 +1,17 @@
 """Runs of folders, in groups that differ only in their seed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 
-from fl.algorithms import ALGORITHMS, is_mixed
 from fl.analysis.costs import target_lines, target_text, totals, up_to
 from fl.analysis.outcome import Run
-from fl.base.checks import role
 from fl.base.errors import FLError
 from fl.base.tables import wrapped
 from fl.config import Config
 from fl.config.checks import check_recorded
-from fl.data import GIVEN, is_text
+from fl.data import GIVEN
 from fl.runs.metrics import Row, read
 
-NOT_COMPARED = {field.name for field in fields(Config) if not role(field).compared}
-"""Settings in which runs of one group may differ: results do not depend on them, or they name the group."""
-_COMMON = ("attack", "defence")  # groups of settings that every method reads
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
 """What curves can be drawn against, and the column of the rows for it."""
 
@@ -56,7 +50,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     Raises FLError for two runs with the same label and seed.
     """
-    tables = [read_settings(run.config) for run in runs]
+    tables = [{one.name: one.value for one in run.config.settings() if one.role.compared} for run in runs]
     values: dict[str, set] = {}
     for settings in tables:
         for name, value in settings.items():
@@ -75,24 +69,6 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _said(value: object) -> str:
     """A value as its flag is written."""
     return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
-
-
-def read_settings(config: Config) -> dict[str, object]:
-    """The settings that the results of a run depend on. Options of methods are those of its own method; options of text
-    are left out if the data is not text, and architectures if its method does not use them. A method that is not
-    registered here may use all.
-    """
-    (method,) = config.algorithm
-    groups = {method, *_COMMON} | ({"text"} if is_text(config.dataset) else set())
-    groups |= {"architectures"} if method not in ALGORITHMS or is_mixed(method) else set()
-    result = {}
-    for name, value in asdict(config).items():
-        if isinstance(value, dict):
-            if name in groups:
-                result |= {f"{name}.{option}": choice for option, choice in value.items()}
-        elif name not in NOT_COMPARED:
-            result[name] = value
-    return result
 
 
 def target_table(

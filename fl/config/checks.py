@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.method import Method
-from fl.base.checks import check_values, marks
+from fl.base.checks import changed, check_read, check_values, marks
 from fl.base.errors import FLError
 from fl.base.flags import Flag
 from fl.config.fields import Fields
@@ -33,6 +33,8 @@ def check(config: Fields) -> None:
         raise FLError("--pool leaves no test set, so clients have to hold samples out: give --local-test, such as 0.17")
     if is_text(config.dataset) and config.masked_loss:
         raise FLError("--masked-loss is for classes of images, and the data set is text: leave it out")
+    # Options of methods that are not run are let through: from Python, one Config may serve several.
+    check_read(config, [one.flag for one in changed(config, type(config)()) if one.group not in ALGORITHMS])
     uniform = [name for name in config.algorithm if not is_mixed(name)]
     if uniform and config.architectures != ArchitectureOptions():
         able = ", ".join(filter(is_mixed, ALGORITHMS))

@@ -1,14 +1,15 @@
 """Settings from the command line: a recipe, a file, flags, or a folder to resume."""
 
 import difflib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import tyro
 
-from fl.base.checks import changed, role
+from fl.base.checks import changed, check_read, check_values, settings_of, without_unread
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.flags import written
@@ -19,7 +20,8 @@ from fl.config.held_out import holding_out
 from fl.config.help import settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
-from fl.config.yaml_settings import flat
+
+_log = logging.getLogger("fl")
 
 
 def parse(
@@ -50,33 +52,48 @@ def parse(
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
     if asked(argv):
         finish(_help(argv, start, command, usage, about))
-    config = _cli(argv, start, command)
+    config, given, file = _cli(argv, start, command), {flag_in(word) for word in argv}, None
     if config.config is not None:
         if recipe or config.resume is not None:
             other = "a recipe" if recipe else "--resume"
             raise FLError(f"--config and {other} both say where the settings come from: leave one of them out")
-        start = Config.from_file(Path(config.config))
+        file = Path(config.config)
+        start = Config.from_file(file)
         config = replace(_cli(argv, start, command), config=None)
     if config.resume is None:
-        config.check_options(start, swept)
-        chosen = any(word.replace("_", "-").split("=")[0] == "--local-valid" for word in argv)
-        return config if swept == "local-valid" else holding_out(config, chosen), None
+        check_values(config)
+        check_read(config, given, swept)
+        for one in changed(start, Config()) if file else ():
+            if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
+                _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
+        config = without_unread(config, swept)
+        return config if swept == "local-valid" else holding_out(config, "local-valid" in given), None
     if recipe:
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = read(folder)
     check_registered(saved, folder)
     resumed = _cli(argv, replace(saved, resume=None), command)
-    different = [*changed(resumed, saved)]
-    if fixed := [f.name for f in fields(Config) if f.name in different and not role(f).resumable]:
-        was, now = (flat(asdict(config)) for config in (saved, resumed))
-        flag = next(f for f in was if was[f] != now[f] and f.split(".")[0] == fixed[0].replace("_", "-"))
-        raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was[flag])})")
+    different = {setting.flag: setting for setting in changed(saved, resumed)}
+    for flag, was in different.items():
+        if not was.role.resumable:
+            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was.value)})")
+    check_read(resumed, given)
     if "rounds" in different and resumed.lr_schedule != "constant":
         raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
     if "rounds" in different and (resumed.joining or resumed.leaving):
         raise FLError("--rounds cannot change: the rounds of --joining and --leaving were drawn among them")
     return resumed, folder
+
+
+def flag_in(word: str) -> str:
+    """The flag that a word of a command line names, without its dashes; "" for a word that is none.
+
+    >>> flag_in("--fedmr.stage1_rounds=3"), flag_in("--no-flip"), flag_in("3")
+    ('fedmr.stage1-rounds', 'flip', '')
+    """
+    name = word.partition("=")[0].replace("_", "-")
+    return name[2:].removeprefix("no-").replace(".no-", ".") if name.startswith("--") else ""
 
 
 def _cli(argv: Sequence[str], default: Config, command: str) -> Config:

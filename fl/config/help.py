@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import Field, fields, is_dataclass
-from typing import Any
 
-from fl.algorithms import ALGORITHMS, is_mixed
-from fl.base.checks import marks, unread
+from fl.algorithms import ALGORITHMS
+from fl.base.checks import flag_of, marks, settings_of
 from fl.base.console import program
 from fl.base.flags import Rare
 from fl.base.help import Entry, Section, entries, page
 from fl.config.config import Config
 from fl.config.recipes import overview
-from fl.data import is_text
 
 _BEGIN = {
     "dataset": "data",
@@ -50,35 +48,28 @@ def settings_page(name: str, usage: str, about: str, start: Config, config: Conf
 
 
 def _sections(start: Config, config: Config, everything: bool) -> list[Section]:
-    def shown(settings: Any, group: str = "") -> Callable[[Field], bool]:
-        return lambda field: everything or not (marks(field, Rare) or unread(settings, field.name, group))
+    unread = {setting.flag for setting in settings_of(config) if setting.unread}
+
+    def shown(group: str = "") -> Callable[[Field], bool]:
+        return lambda field: everything or not (marks(field, Rare) or flag_of(field.name, group) in unread)
 
     title, under, groups = "", {}, []
     for field in fields(Config):
         title = _BEGIN.get(field.name, title)
         if is_dataclass(getattr(start, field.name)):
             groups.append(field)
-        elif shown(config)(field):
+        elif shown()(field):
             under.setdefault(title, []).append(field.name)
     flat = [
         Section(title, entries(start, shown=lambda field, names=names: field.name in names))
         for title, names in under.items()
     ]
     inner = [
-        Section(_title(group.name), entries(getattr(start, group.name), group.name, shown(getattr(config, group.name))))
+        Section(_title(group.name), entries(getattr(start, group.name), group.name, shown(group.name)))
         for group in groups
-        if everything or (_is_read(config, group.name) and shown(config)(group))
+        if shown()(group)
     ]
     return [*flat, *inner]
-
-
-def _is_read(config: Config, group: str) -> bool:
-    """Whether these settings read a group of settings: a method its own, text those of text."""
-    if group == "text":
-        return is_text(config.dataset)
-    if group == "architectures":
-        return any(map(is_mixed, config.algorithm))
-    return group not in ALGORITHMS or group in config.algorithm
 
 
 def _title(group: str) -> str:

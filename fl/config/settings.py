@@ -7,7 +7,7 @@ import numpy as np
 import tyro
 
 from fl import data
-from fl.base.checks import check_read, check_values
+from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast1, Natural, OnlyWith, Rare, Role, one_of
 from fl.data import Dataset, TextOptions
@@ -85,16 +85,15 @@ class DataSettings(PartitionOptions, Who):
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
-    def check_options(self, start: "DataSettings", swept: str = "") -> None:
-        """Raise FLError for an option that was changed from `start` while nothing reads it.
+    def group_unread(self, group: str, swept: str = "") -> str:
+        """Why nothing reads a group of settings, see `fl.base.checks.settings_of`.
 
         Args:
             swept: the flag that will have several values, some of which may read it.
         """
-        check_values(self)
-        if self.text != start.text and not data.is_text(self.dataset) and swept != "dataset":
-            raise FLError(f"--text options are for data sets of text, not for {self.dataset}: leave them out")
-        check_read(self, start, swept=swept)
+        if group == "text" and not data.is_text(self.dataset) and swept != "dataset":
+            return f"is for data sets of text, not for {self.dataset}: leave it out"
+        return ""
 
     def load(self) -> Dataset:
         """The data set."""

@@ -1,19 +1,27 @@
 """Settings as they are written: nested dataclasses as the plain values of YAML and back, and as flags."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fl.base.checks import flag_of
+from fl.base.checks import Setting, flag_of
 from fl.base.errors import FLError
 from fl.base.types import from_yaml
 
 
-def with_lists(values: Any) -> Any:
-    """Lists in the place of tuples, which YAML does not know."""
-    if isinstance(values, dict):
-        return {name: with_lists(value) for name, value in values.items()}
-    return list(values) if isinstance(values, tuple) else values
+def plain(value: Any) -> Any:
+    """A list in the place of a tuple, which YAML does not know."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def nested(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Settings as YAML writes them, those of a group in a mapping of its own."""
+    result: dict[str, Any] = {}
+    for setting in settings:
+        place = result.setdefault(setting.group, {}) if setting.group else result
+        place[setting.field.name] = plain(setting.value)
+    return result
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:

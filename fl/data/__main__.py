@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import tyro
 
+from fl.base.checks import changed, check_read
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.flags import number
@@ -41,7 +42,7 @@ class Look(DataSettings):
     def run(self) -> int:
         """Carry out the command."""
         self.check_data()
-        self.check_options(Look())
+        check_read(self, [one.flag for one in changed(self, Look())])
         dataset = self.load()
         if self.plot and dataset.text:
             raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")

@@ -11,7 +11,6 @@ import torch
 import tyro
 import yaml
 
-from fl.base.checks import check_read, check_values
 from fl.base.errors import FLError
 from fl.base.flags import Blocks, OnlyWith, Share, one_of, several
 from fl.base.rng import Rng, draw
@@ -56,8 +55,6 @@ class ArchitectureOptions:
 
     def check(self) -> None:
         """Raise FLError for values out of range, and for options without an effect."""
-        check_values(self, "architectures")
-        check_read(self, ArchitectureOptions(), "architectures")
         for flag, reader in (("budgets", "budget"), ("file", "given")):
             if self.choose == reader and not getattr(self, flag):
                 raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}")

@@ -7,16 +7,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fl.algorithms import is_mixed
-from fl.base.checks import flag_of, unread
 from fl.base.errors import FLError
 from fl.base.files import regular, write_text
 from fl.config import Config
-from fl.data import is_text
 from fl.papers.cell import Arm
 from fl.runs.fixed_settings import fixed
 
@@ -95,16 +92,8 @@ def settings(config: Config) -> dict[str, Any]:
     >>> said["alpha"], "rounds" in said, "attack.amplify" in said, "architectures.widths" in said
     (0.1, False, False, False)
     """
-    skipped, groups = {"algorithm", "seeds", "rounds"}, set()
-    groups |= set() if is_text(config.dataset) else {"text"}
-    groups |= set() if is_mixed(config.algorithm[0]) else {"architectures"}
-    for field in fields(config):
-        value = getattr(config, field.name)
-        inner = [(value, one.name, field.name) for one in fields(value)] if is_dataclass(value) else []
-        for owner, name, group in inner or [(config, field.name, "")]:
-            if group in groups or unread(owner, name, group):
-                skipped.add(flag_of(name, group))
-    return {flag: value for flag, value in json.loads(json.dumps(fixed(config))).items() if flag not in skipped}
+    kept = json.loads(json.dumps(fixed(config)))
+    return {flag: value for flag, value in kept.items() if flag not in ("algorithm", "seeds", "rounds")}
 
 
 def path(run: str, seed: int, rounds: int, config: Config) -> Path:

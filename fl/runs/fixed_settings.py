@@ -1,18 +1,13 @@
 """The settings that a run keeps from its first round to its last, as its checkpoint remembers them."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fl.algorithms import ALGORITHMS
-from fl.base.checks import role
 from fl.base.errors import FLError
 from fl.base.flags import written
 from fl.config import Config
-from fl.config.yaml_settings import flat
+from fl.config.yaml_settings import plain
 
 
 def fixed(config: Config) -> dict[str, Any]:
@@ -26,14 +21,13 @@ def fixed(config: Config) -> dict[str, Any]:
     >>> fixed(Config(lr_schedule="cosine"))["rounds"]
     40
     """
-    free = {field.name for field in fields(config) if role(field).resumable} | {"out", "name"}
+    settings = {setting.flag: setting for setting in config.settings() if setting.name not in ("out", "name")}
+    free = {flag for flag, setting in settings.items() if setting.role.resumable}
     if config.lr_schedule != "constant" or config.joining or config.leaving:
         free.discard("rounds")
     if config.keep_best or config.patience:
-        free.discard("eval_every")
-    free |= set(ALGORITHMS) - set(config.algorithm)
-    values = yaml.safe_load(config.to_yaml())
-    return flat({name: value for name, value in values.items() if name not in free})
+        free.discard("eval-every")
+    return {flag: plain(setting.value) for flag, setting in settings.items() if flag not in free}
 
 
 def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> None:

@@ -10,9 +10,7 @@ from urllib.parse import quote
 import tyro
 import yaml
 
-from fl.algorithms import ALGORITHMS, is_mixed
-from fl.analysis.groups import NOT_COMPARED, read_settings
-from fl.base.checks import unread
+from fl.base.checks import check_read, check_values, settings_of
 from fl.base.errors import FLError
 from fl.base.flags import choice
 from fl.config import Config
@@ -46,9 +44,9 @@ class Sweep:
 
     def check(self) -> None:
         """Raise FLError for an unknown option, one that cannot be swept, and values that it cannot have."""
-        option, known = self.option, flat(asdict(Config()))
-        fixed = {name.replace("_", "-") for name in NOT_COMPARED}
-        if option in fixed:
+        option = self.option
+        settings = {setting.flag: setting for setting in settings_of(self.config)}
+        if option in settings and not settings[option].role.compared:
             several = option in ("algorithm", "seeds")
             raise FLError(
                 f"{option} is not swept: "
@@ -58,16 +56,13 @@ class Sweep:
                     else f"results do not depend on it; give --{option}"
                 )
             )
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
+        if option not in settings:
+            near = difflib.get_close_matches(option, settings, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise FLError(f"unknown option {option!r}: {hint}python -m fl.sweep --help lists all that can be swept")
         if len(self.values) < 2:
             raise FLError(f"{option} {self.values[0]}: give at least two values, or run this one with fl.run")
-        self.methods()
-        group, _, name = option.replace("-", "_").rpartition(".")
-        if reason := unread(getattr(self.config, group) if group else self.config, name, group):
-            raise FLError(reason)
+        check_read(self.config, [option])
         configs = [self.at(text) for text in self.values]
         if option == "local-valid":
             for config in configs:
@@ -93,20 +88,13 @@ class Sweep:
             kind = type(flat(asdict(self.config))[self.option]).__name__
             what = {"int": "a whole number", "float": "a number", "tuple": "numbers"}.get(kind, "such a value")
             raise FLError(f"{self.option} cannot be {text!r}: --{self.option} takes {what}") from None
-        config.check_options(self.config)
+        check_values(config)
         return config
 
     def methods(self) -> tuple[list[str], list[str]]:
-        """(methods that read the option, methods that do not); FLError if none does."""
-        key = self.option.replace("-", "_")
-        reads = [m for m in self.config.algorithm if key in read_settings(replace(self.config, algorithm=(m,)))]
-        if not reads:
-            owner = self.option.partition(".")[0]
-            owner = next(filter(is_mixed, ALGORITHMS)) if owner == "architectures" else owner
-            such = f", such as {owner}" if owner in ALGORITHMS else ""
-            raise FLError(
-                f"{','.join(self.config.algorithm)} does not read {self.option}: name an --algorithm that does{such}"
-            )
+        """(methods that read the option, methods that do not)."""
+        each = {name: replace(self.config, algorithm=(name,)).settings() for name in self.config.algorithm}
+        reads = [name for name, settings in each.items() if self.option in {setting.flag for setting in settings}]
         return reads, [m for m in self.config.algorithm if m not in reads]
 
     def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
@@ -125,7 +113,7 @@ class Sweep:
 
     def write(self) -> str:
         """As YAML; `read` is the inverse."""
-        settings = yaml.safe_load(self.config.to_yaml())
+        settings = yaml.safe_load(self.config.to_yaml(swept=self.option))
         return yaml.safe_dump(
             {"option": self.option, "values": list(self.values), "settings": settings}, sort_keys=False
         )

@@ -179,7 +179,7 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
         assert words in shown
 
     for words in (
-        "halfway is too simple for that: leave --masked-loss out", "fedavg gives all clients one model",
+        "halfway is too simple for that: leave --masked-loss out", "all clients of fedavg,halfway have one model",
         "--first-share is for --partition largest, not for iid", "--halfway.share is for halfway",
     ):  # fmt: skip
         assert words in errors

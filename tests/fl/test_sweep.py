@@ -275,7 +275,10 @@ BAD = [
     (["seeds", "1,2"], "seeds is not swept: give several as --seeds A,B,..."),
     (["algorithm", "fedavg,fedmr"], "algorithm is not swept: give several as --algorithm A,B,..."),
     (["device", "cpu,cuda"], "device is not swept: results do not depend on it"),
-    (["fedmr.fraction", "0,1", "--algorithm", "fedavg"], "name an --algorithm that does, such as fedmr"),
+    (
+        ["fedmr.fraction", "0,1", "--algorithm", "fedavg"],
+        "--fedmr.fraction is for fedmr, which is not in --algorithm fedavg",
+    ),
     (["fedmr.fraction", "0,2"], "between 0 and 1"),
     (["alpha", "0.1,1", "--partition", "iid"], "--alpha is for --partition dirichlet, not for iid"),
     (["participants", "2,5", "--clients", "4"], "--participants 5 of --clients 4"),
@@ -287,7 +290,7 @@ BAD = [
     (["attack.share", "0,1.5"], "attack.share must be between 0 and 1"),
     (
         ["architectures.widths", "1/0.5,1"],
-        "fedmr does not read architectures.widths: name an --algorithm that does, such as fedfa",
+        "--architectures.widths is for fedfa, ",
     ),
 ]
 

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from fl import Config, FLError
 from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions
-from fl.base.checks import check_read, check_types, check_values, flag_of, marks, role, unread
+from fl.base.checks import (
+    changed,
+    check_read,
+    check_types,
+    check_values,
+    flag_of,
+    marks,
+    role,
+    settings_of,
+    without_unread,
+)
 from fl.base.flags import Flag, Limits, OnlyWith
 from fl.base.types import fits, from_yaml, is_tuple, options_of, said
 from fl.config import command_line
@@ -115,21 +125,44 @@ class Chain:
     size: Annotated[int, OnlyWith("kind", "b", "c")] = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Links:
+    chain: Chain = Chain()
+    taken: bool = True
+
+    def group_unread(self, group, swept=""):
+        return "" if self.taken or swept == "taken" else "needs --taken"
+
+
+def unread(settings, flag, swept=""):
+    (reason,) = (one.unread for one in settings_of(settings, swept) if one.flag == flag)
+    return reason
+
+
 def test_a_setting_is_read_only_if_what_it_needs_is_read():
     assert unread(Chain(on=True, kind="b"), "size") == ""
     reason = "--chain.size is for --chain.kind b or c, not for a: leave it out, or give --chain.kind b or c"
-    assert unread(Chain(on=True), "size", "chain") == reason
+    assert unread(Links(Chain(on=True)), "chain.size") == reason
     assert unread(Chain(kind="b"), "size") == "--kind is for --on True, not for False: leave it out, or give --on True"
-    assert unread(Chain(on=True), "size", "chain", swept="chain.kind") == ""
-    assert unread(Chain(), "size", "chain", swept="chain.kind") != ""
+    assert unread(Links(Chain(on=True)), "chain.size", swept="chain.kind") == ""
+    assert unread(Links(), "chain.size", swept="chain.kind") != ""
+    assert unread(Links(taken=False), "chain.on") == "--chain.on needs --taken"
+    assert unread(Links(taken=False), "chain.on", swept="taken") == ""
 
 
-def test_only_a_changed_setting_has_to_be_read():
-    check_read(Chain(), Chain())
-    check_read(Chain(size=2), Chain(size=2))
-    check_read(Chain(on=True, kind="c", size=2), Chain())
+def test_only_named_settings_have_to_be_read():
+    check_read(Chain(on=True, size=2), ["on"])
+    check_read(Chain(on=True, kind="c", size=2), ["on", "size"])
     with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave it out, or give --kind b or c"):
-        check_read(Chain(on=True, size=2), Chain())
+        check_read(Chain(on=True), ["size"])  # even with its default
+
+
+def test_what_is_not_read_has_its_default():
+    links = Links(Chain(on=True, size=2))
+    assert [(one.flag, one.value) for one in changed(links, Links())] == [("chain.on", True), ("chain.size", 2)]
+    assert without_unread(links) == Links(Chain(on=True))
+    assert without_unread(links, swept="chain.kind") == links
+    assert without_unread(dataclasses.replace(links, taken=False)) == Links(taken=False)
 
 
 def test_all_settings_have_defaults_that_are_allowed():
@@ -183,7 +216,15 @@ def test_a_value_of_another_type_is_refused(wrong, message):
 
 
 def test_numbers_of_numpy_lists_and_single_values_are_taken():
-    config = Config(algorithm="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1, lr_steps=0.5)
+    config = Config(
+        algorithm="fedavg",
+        seeds=[0, 1],
+        rounds=np.int64(3),
+        lr=np.float32(0.1),
+        width=1,
+        lr_schedule="step",
+        lr_steps=0.5,
+    )
     config.check()
     assert (config.algorithm, config.seeds, config.width, config.lr_steps) == (("fedavg",), (0, 1), (1.0,), (0.5,))
 

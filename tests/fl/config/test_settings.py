@@ -5,12 +5,16 @@ import json
 
 import pytest
 import torch
+import yaml
 
 import fl
 from fl import Config, FLError
 from fl import run as cli
+from fl.algorithms import OPTIONS, FedProxOptions
 from fl.base.rng import Rng
+from fl.config import command_line
 from fl.config.settings import DataSettings
+from fl.data import TextOptions
 from fl.data.__main__ import main
 from fl.partition import deal
 from fl.runs import checkpoint
@@ -118,7 +122,7 @@ def test_every_setting_comes_back_from_yaml_and_dropout_is_a_number(tmp_path):
         (["--optimizer", "adam", "--momentum", "0.5"], "--momentum is for --optimizer sgd, not for adam"),
         (["--betas", "0.5,0.9"], "--betas is for --optimizer adam, not for sgd"),
         (["--lr-factor", "0.5"], "--lr-factor is for --lr-schedule step, not for constant"),
-        (["--text.tokens", "byte"], "--text options are for data sets of text, not for digits"),
+        (["--text.tokens", "byte"], "--text.tokens is for data sets of text, not for digits"),
         (["--crop", "8"], "--crop 8 is as large as the images"),
         (["--optimizer", "adam", "--betas", "0.9,1"], "--betas must be at least 0 and below 1"),
         (["--optimizer", "lbfgs"], "unknown --optimizer 'lbfgs': there are sgd, adam"),
@@ -133,6 +137,78 @@ def test_settings_that_nothing_reads_are_refused(flags, message, tmp_path, capsy
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--momentum", "0.9", "--optimizer", "adam"], "--momentum is for --optimizer sgd, not for adam"),
+        (["--algorithm", "heterofl", "--fedexp.no-last-two"], "--fedexp.last-two is for fedexp, which is not in"),
+        (["--architectures.no-mixed"], "--architectures.mixed is for "),
+    ],
+)
+def test_a_flag_that_nothing_reads_is_refused_even_with_its_default(flags, message, tmp_path, capsys):
+    assert cli.main([*flags, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Config(optimizer="adam", momentum=0.5), "--momentum is for --optimizer sgd, not for adam"),
+        (Config(lr_steps=(0.2,)), "--lr-steps is for --lr-schedule step"),
+        (Config(text=TextOptions(length=3)), "--text.length is for data sets of text"),
+    ],
+)
+def test_python_refuses_settings_that_nothing_reads(config, message):
+    with pytest.raises(FLError, match=message):
+        fl.build(config)
+
+
+def test_one_config_serves_several_methods_from_python():
+    config = Config(algorithm=("fedavg", "fedprox"), fedprox=FedProxOptions(mu=1.0))
+    plain, prox = config.runs()
+    assert (plain.fedprox.mu, prox.fedprox.mu) == (0.01, 1.0)
+    dataclasses.replace(config, algorithm=("fedavg",)).check()
+
+
+def test_settings_on_disk_are_those_that_the_run_reads():
+    written = yaml.safe_load(Config(algorithm="fedavg", optimizer="adam", lr=0.001, alpha=0.1).to_yaml())
+    assert {"algorithm", "betas", "alpha", "attack", "lr"} <= written.keys()
+    assert not {*OPTIONS, "architectures", "text", "momentum", "lr_steps", "clusters", "resume"} & written.keys()
+    assert yaml.safe_load(Config(algorithm="fedprox").to_yaml())["fedprox"] == {"mu": 0.01}
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["fedgone: {beta: 0.9}", "fedprox: {renamed: 1}", "fedprox: {mu: text}", "architectures: {old: 1}"],
+    ids=lambda text: text.partition(": {")[0],
+)
+def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, caplog):
+    assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config(algorithm="fedavg")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("warning: ")
+    assert section.partition(":")[0] in record.getMessage()
+
+
+def test_a_section_that_the_run_reads_is_not_ignored(caplog):
+    with pytest.raises(FLError, match=r"unknown setting fedprox\.renamed"):
+        Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
+    assert Config.from_yaml("algorithm: fedavg\nfedprox: {mu: 1}").fedprox.mu == 1  # a flag may name fedprox yet
+    assert not caplog.records
+
+
+def test_what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
+    file = tmp_path / "mine.yaml"
+    file.write_text("optimizer: adam\nmomentum: 0.5\nfedprox: {mu: 1}")
+    config, _ = command_line.parse(["--config", str(file)])
+    assert config == Config(optimizer="adam")
+    assert [("momentum" in one.getMessage(), "fedprox.mu" in one.getMessage()) for one in caplog.records] == [
+        (True, False),
+        (False, True),
+    ]
+    config, _ = command_line.parse(["--config", str(file), "--algorithm", "fedprox", "--optimizer", "sgd"])
+    assert (config.fedprox.mu, config.momentum) == (1, 0.5)
 
 
 def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):

@@ -397,7 +397,7 @@ def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
     [
         (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
         (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
-        (["--dataset", "digits"], "--text options are for data sets of text, not for digits: leave them out"),
+        (["--dataset", "digits"], "--text.vocabulary is for data sets of text, not for digits: leave it out"),
         (["--partition", "dirichlet"], "depends on class labels, and text has none: choose contiguous, iid, natural"),
         (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
         (["--text.length", "-1"], "--text.length must be 1 or more"),
@@ -438,12 +438,12 @@ def test_the_length_is_the_model_s():
 
 
 def test_settings_of_text_come_back_from_yaml():
-    config = fl.Config(dataset="pydoc", text=TextOptions("byte", 0, 7))
+    config = fl.Config(dataset="pydoc", text=TextOptions("word", 0, 7))
     assert fl.Config.from_yaml(config.to_yaml()) == config
     with pytest.raises(fl.FLError, match=r"unknown setting text\.size"):
-        fl.Config.from_yaml("text: {size: 3}")
+        fl.Config.from_yaml("dataset: pydoc\ntext: {size: 3}")
     with pytest.raises(fl.FLError, match=r"text\.length cannot be 'a'"):
-        fl.Config.from_yaml("text: {length: a}")
+        fl.Config.from_yaml("dataset: pydoc\ntext: {length: a}")
 
 
 def test_the_objective_is_the_mean_over_all_tokens():
