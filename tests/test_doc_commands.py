@@ -106,7 +106,10 @@ def test_settings_of_runs_are_valid(words, tmp_path, monkeypatch):
     elif words[2] == "fl.run" or "--resume" in arguments:
         parse(arguments, read=lambda _: Config())[0].check()
     else:
-        parse_sweep(arguments)[0].config.check()
+        sweep = parse_sweep(arguments)[0]
+        for runs in sweep.runs(tmp_path).values():
+            for config in runs.values():
+                config.check()
 
 
 @are(("torchrun",))

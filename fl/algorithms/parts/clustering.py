@@ -124,14 +124,19 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
 
 
 def _coordinates(models: Stack) -> np.ndarray:
-    """Points [n, n] that are as far apart as the n models, which spares K-means their many weights."""
+    """Points [n, n] that are as far apart as the n models, which spares K-means their many weights. Equal models are
+    equal points: what lies below rounding is cut off, or K-means would find clusters in it.
+    """
     gram = 0
     for tensor in models.values():
         x = tensor.flatten(1).double()
         x = x - x.mean(0)
         gram = gram + x @ x.T
     values, vectors = torch.linalg.eigh(gram)
-    return (vectors * values.clamp(min=0).sqrt()).cpu().numpy()
+    largest = values[-1].clamp(min=0).sqrt()
+    noise = len(values) * torch.finfo(values.dtype).eps * values[-1].abs()
+    points = vectors * torch.where(values > noise, values, 0).sqrt()
+    return (torch.round(points / largest.clamp(min=1e-300), decimals=10) * largest).cpu().numpy()
 
 
 def _unit_sum(weights: Tensor) -> Tensor:

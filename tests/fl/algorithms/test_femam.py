@@ -584,6 +584,13 @@ def test_there_may_be_fewer_models_than_clusters():
     assert updated(two, [[0.0], [9.0], [5.0]], [0] * 4, "kmeans") == [0, 0, 1, 1]
 
 
+def test_equal_models_are_equal_points():
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    points = clustering._coordinates({"w": rows[[0, 1, 0, 2, 1, 0]]})
+    assert len({tuple(point) for point in points}) == 3
+    assert not clustering._coordinates({"w": torch.ones(4, 5)}).any()
+
+
 def test_running_statistics_are_not_compared():
     made = clustering.Clustering.make(
         SimpleNamespace(model=nn.BatchNorm1d(1, affine=True), average=Defence().average), "nearest", "all", "fesem"

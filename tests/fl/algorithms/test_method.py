@@ -120,13 +120,11 @@ def test_a_method_that_is_put_in_has_its_default_options(make_federation):
 def test_a_method_cannot_hide_a_setting(name):
     """The settings' file is run anew, with such a method among those that there are."""
     source = (ROOT / "fl/config/config.py").read_text()
-    assert "for _name in OPTIONS" in source
-    space = {"__name__": "fl.config.again"}
+    imported = "from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed"
+    assert imported in source
+    space = {"__name__": "fl.config.again", "ALGORITHMS": {}, "OPTIONS": [name], "is_mixed": None}
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
-        exec(
-            source.replace("from fl.algorithms import ALGORITHMS, OPTIONS", f"ALGORITHMS, OPTIONS = {{}}, ['{name}']"),
-            space,
-        )
+        exec(source.replace(imported, ""), space)
 
 
 def test_local_refuses_an_attack(make_federation):
