@@ -19,13 +19,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-METHODS = (
-    "fedavg fedprox fedgen clusamp fedexp fedasam fedmut fedmr indep local fedavg_plus pfedme fedrep ditto fesem "
-    "fesem_plus femam fedfa heterofl fedrolex nefl flexifed"
-).split()
+METHODS = [
+    *("fedavg", "fedprox", "fedgen", "clusamp", "fedexp", "fedasam", "fedmut", "fedmr", "indep"),
+    *("local", "fedavg_plus", "pfedme", "fedrep", "ditto", "fesem", "fesem_plus", "femam"),
+    *("fedfa", "heterofl", "fedrolex", "nefl", "flexifed"),
+]
 SHORT = "--rounds 3 --clients 6 --participants 3 --local-epochs 1 --samples 300 --min-samples 5 --device cpu"
 RESNET = f"{SHORT} --model resnet20 --width 0.25 --rounds 2 --samples 120"
 PARTS = f"{RESNET} --architectures.widths 0.5,1 --norm static_batch"
+TEXT = (
+    "--algorithm fedmr --dataset shakespeare --model transformer --partition natural --rounds 2 --clients 6 "
+    "--participants 2 --local-epochs 1 --text.length 64 --min-samples 5 --width 0.25 --device cpu"
+)
 
 CASES = [
     *(f"--algorithm {name} --backend {backend} {SHORT}" for name in METHODS for backend in ("loop", "vmap", "workers")),
@@ -36,7 +41,7 @@ CASES = [
     f"--algorithm fedavg --attack.share 0.4 --attack.amplify 3 --defence.rule median {SHORT}",
     f"--algorithm fedavg --attack.share 0.4 --defence.rule trimmed --defence.trim 0.3 {SHORT}",
     f"--algorithm fedavg --optimizer adam --lr 0.001 --crop 1 --flip --lr-schedule cosine {SHORT}",
-    f"--algorithm fedmr --dataset shakespeare --model transformer --partition natural --rounds 2 --clients 6 --participants 2 --local-epochs 1 --text.length 64 --min-samples 5 --width 0.25 --device cpu",
+    TEXT,
     f"--algorithm femam --partition clusters --clusters 2,3 --local-test 0.2 {SHORT}",
     f"--algorithm ditto --partition iid --joining 0.2 --leaving 0.2 --local-valid 0.1 {SHORT}",
     f"--algorithm fedavg --last-batch partial --batch-size 16 --clip 1 --masked-loss {SHORT}",
