@@ -53,12 +53,15 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
     found: list[Whole] = []
     known: set[Atom] = set()  # of what was found
     read = summed_over(solution)
-    held = ((key[0], axis) for key, axes in solution.tensors.items() for axis in axes)
-    for module, axis in (*solution.made, *held):
+    made = [(module, axis, True) for module, axis in solution.made]
+    held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
+    for module, axis, is_made in made + held:
         for part in _not_shrunk(axis, demand, chosen):
             parts = {a for a in atoms(part) if demand.share(a.size, demand.rate_of(a)) < a.size}
             if parts <= known or (demand.numbers and not parts.isdisjoint(chosen.sliced)):
                 continue  # with numbers, what could shrink stays because others are worth less
+            if not is_made and not all(map(chosen.why, parts)):
+                continue  # another digit of the width that is made shrinks
             why = _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
             if any(atom.makers for atom in parts):
                 hidden = why.kind < Kind.ASKED or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))

@@ -418,3 +418,19 @@ def test_widths_are_those_that_narrow_finds_for_the_same_output():
     for rate in (1.0, 0.5):
         found = {w.size: w for w in surgery.widths(Several(), example=x, rate=rate, output=lambda out: out["logits"])}
         assert (found[8].reason, found[8].kept) == ("", 8 * rate)
+
+
+def test_an_unused_copy_of_a_tensor_follows_it(caplog):
+    class Copies(Average):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(16))
+            self.register_buffer("first_scale", self.scale.detach().clone())
+
+        def forward(self, x):
+            return self.c(self.a(x) * self.scale)
+
+    model = Copies()
+    model.average = None
+    small, _ = narrow(model, rate=0.5, example=torch.randn(2, 8), strict=True)
+    assert torch.equal(small.first_scale, small.scale)
