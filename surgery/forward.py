@@ -1,13 +1,17 @@
 """Running somebody's model to watch it: a copy of it, on the meta device if possible, with its flags put back."""
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from surgery.edits import clone, copy_sharing, replace_tensors
@@ -94,16 +98,37 @@ _UNFUSED = _Unfused()
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
 
-    Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation.
+    Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation. In
+    training mode batch norms and dropout evaluate all the same: the axes are those of training, which refuses a single
+    value a channel. What the code draws is the same in every pass, and nobody else's numbers change.
     """
     flags = {module: module.training for module in model.modules()}
     model.train(training)
+    for module in flags:
+        if isinstance(module, _BatchNorm | _DropoutNd):
+            module.training = False
     try:
-        with torch.no_grad(), _UNFUSED:
+        with torch.no_grad(), _UNFUSED, _own_draws() if training else nullcontext():
             yield
     finally:
         for module, flag in flags.items():
             module.training = flag
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Random numbers of torch, NumPy and Python begin at a seed, and are put back afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            torch.manual_seed(0) if devices else torch.default_generator.manual_seed(0)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def call(model: nn.Module, example: Any) -> Any:

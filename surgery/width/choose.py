@@ -21,6 +21,8 @@ from surgery.width.solved import (
 )
 from surgery.width.why import Kind, Why, lost, role
 
+INSIDE = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of them")
+
 
 class Chosen(NamedTuple):
     """A choice, and where it comes from.
@@ -116,7 +118,7 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
                 bound.update(atom for digit in free if isinstance(digit, Sum) for atom in atoms(digit))
             elif free and isinstance(free[0], Atom):
                 if free[0].grouping == "heads" and demand.heads == "inside":
-                    reasons[free[0]] = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of them")
+                    reasons[free[0]] = INSIDE
                 lone[free[0]] = None
 
     for found in solution.tensors.values():

@@ -38,15 +38,16 @@ def narrow(
 ) -> tuple[nn.Module, Submodel]:
     """A narrower copy of any module: the first, or the best, ceil(rate * C) positions of every hidden width C.
 
-    One forward pass in evaluation mode shows which axes of which tensors are one width; another compares every
-    operation of the narrow model with what the algebra of axes predicts, so that no wrong model is returned. Both
-    run on the meta device if the model can, so that they cost little.
+    One forward pass in evaluation mode shows which axes of which tensors are one width, and another in training mode if
+    the model does something else there. The narrow model's own passes are then compared, operation by operation, with
+    what the algebra of axes predicts, so that no wrong model is returned. All run on the meta device if the model can,
+    so that they cost little.
 
     Args:
         model: any module; it is not changed.
         rate: in (0, 1]; needed, unless `rates` (it is then 1) or a `target` are given.
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed. Its axes, and those of
-            the output (classes), stay whole; so does everything that the forward pass does not use.
+            the output (classes), stay whole; so does everything that the forward passes do not use.
         rates: other rates for the widths that modules of these names make: `{"layer1": 0.5, "*.mlp.fc1": 0.25}`. A
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
@@ -60,8 +61,9 @@ def narrow(
         heads: `inside` keeps all heads of an attention and slices inside each of them; `drop` keeps the first heads.
         rounding: from rate * C to the number of positions kept, which is at least one and at most C. `zoo.divisor8`
             gives multiples of 8.
-        strict: whether a hidden width that stays whole, although it was to shrink, is an error. Otherwise such widths
-            are logged as a warning with the reasons, and an error only if nothing shrinks.
+        strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no
+            pass has used although it is as long as a width that shrinks. Otherwise such widths are logged as a warning
+            with the reasons, and an error only if nothing shrinks; such tensors are logged, too.
         like: deprecated; use `corner`.
 
     Returns:
@@ -106,4 +108,9 @@ def narrow(
         if strict or not search.chosen.choice:
             raise SurgeryError(told(model, whole))
         _log.warning(told(model, whole))
-    return plan.build(model), plan
+    small = plan.build(model)
+    if unused := search.untouched(small):
+        if strict:
+            raise SurgeryError(unused)
+        _log.warning(unused)
+    return small, plan

@@ -24,7 +24,7 @@ from surgery.width.scores import Followed, Scores, best, scores_of
 from surgery.width.solved import solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
-from surgery.width.whole import Whole, stayed_whole, told
+from surgery.width.whole import Whole, stayed_whole, told, untouched
 from surgery.width.why import Why, lost, role
 
 _PATIENCE = 6  # couplings that are tried to bring the narrow model further
@@ -66,6 +66,10 @@ class Search:
     def whole(self) -> list[Whole]:
         """The hidden widths that stay whole although they were to shrink."""
         return stayed_whole(self.solution, self.demand, self.chosen)
+
+    def untouched(self, small: nn.Module) -> str:
+        """Which tensors of the narrow model no pass has used though they may belong to a width that shrinks."""
+        return untouched(self.solution, self.demand, self.chosen, small, self.trace.untrained)
 
     def solve(self) -> None:
         """Solve the trace, and choose."""

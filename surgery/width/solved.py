@@ -158,7 +158,7 @@ class Solution:
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
         constants: atoms along which a tensor lies that is neither the model's nor its input.
-        unused: state names of parameters that no operation used.
+        unused: keys of `tensors` that no operation used, of more than one element.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
     """
@@ -170,7 +170,7 @@ class Solution:
     made: Sequence[tuple[str, Axis]]
     ordered: Sequence[Axis]
     constants: frozenset[Atom]
-    unused: Sequence[str]
+    unused: Sequence[tuple[str, str]]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 

@@ -5,9 +5,10 @@ windows, channel shuffles, grouped convolutions and the like. An operation witho
 touches, so that nothing is assumed about it.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from surgery.edits import clone
 from surgery.errors import InternalError, SurgeryError, first_line
-from surgery.forward import Observed, call, ghost_of, in_mode, named_tensors, observed, tensors_in, watching
+from surgery.forward import (
+    Observed,
+    call,
+    copied,
+    ghost_of,
+    in_mode,
+    named_tensors,
+    observed,
+    tensors_in,
+    watching,
+)
 from surgery.width import axes
 from surgery.width.axes import Axis
 from surgery.width.ledger import Axes, Learnt, Ledger, View
 from surgery.width.rules.registry import Rule, operation_name, rule_for
 from surgery.width.why import Kind, Why, lost
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -63,8 +77,11 @@ class Trace(Ledger):
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
         steps: the operations, in order.
         outputs: for each forward pass the axes of the output's tensors.
-        unused: state names of parameters that no operation used.
+        unused: the tensors, of more than one element, that no operation used, by (module name, attribute name).
+        untrained: why no pass was in training mode though it does something else there, or "".
     """
+
+    untrained = ""
 
     def __init__(
         self,
@@ -98,7 +115,8 @@ class Trace(Ledger):
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
                 axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
-        self.unused = [name for name, tensor in model.named_parameters() if id(tensor) not in self.touched]
+        held = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
+        self.unused = [key for key, tensor in held.items() if id(tensor) not in self.touched]
 
 
 class Origins:
@@ -204,22 +222,70 @@ def _described(func: Any, rule: Rule | None) -> str:
 def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
 
-    If that leaves parameters unused that training uses (auxiliary classifiers), a second pass follows in training mode.
+    If the model does something else in training mode (auxiliary classifiers, moving averages), a second pass follows.
 
     Args:
         output: what of the model's output has to keep its shape; all of it if it is not given.
     """
-    seen = observed(model, example, partial(Trace, output=output))
-    if seen.found.unused and seen.on_meta:
-        try:
-            both = Trace(ghost_of(model), seen.example, modes=(False, True), output=output)
-        except InternalError:
-            raise
-        except Exception:  # the model cannot train on this example: the pass in evaluation mode has to do
+    ran = []  # the copies that ran
+
+    def watch(copy: nn.Module, example: Any) -> Trace:
+        ran.append(copy)
+        return Trace(copy, example, output=output)
+
+    seen = observed(model, example, watch)
+    try:
+        if not _trains_otherwise(ran[-1], copied(seen.example), seen.found):
+            _follow_copies(model, seen.found)
             return seen
-        if len(both.unused) < len(seen.found.unused):
-            return seen._replace(found=both)
-    return seen
+        copy = ghost_of(model) if seen.on_meta else clone(model)
+        both = Trace(copy, copied(seen.example), modes=(False, True), output=output)
+    except InternalError:
+        raise
+    except Exception as error:  # the model cannot train on this example: the pass in evaluation mode has to do
+        seen.found.untrained = first_line(error)
+        name = type(model).__name__
+        _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
+        _follow_copies(model, seen.found)
+        return seen
+    _follow_copies(model, both)
+    return seen._replace(found=both)
+
+
+def _follow_copies(model: nn.Module, trace: Trace) -> None:
+    """An unused tensor that has the values of another of its module, a copy of it, lies along the same axes."""
+    tensors = dict(named_tensors(model))
+    for key in list(trace.unused):
+        mine = tensors[key]
+        for other, tensor in tensors.items():
+            if other[0] != key[0] or other in trace.unused or tensor.shape != mine.shape or mine.is_meta:
+                continue
+            if torch.equal(tensor, mine) and bool((mine != mine.flatten()[0]).any()):
+                for a, b in zip(trace.tensors[key], trace.tensors[other]):
+                    axes.unify(a, b)
+                trace.unused.remove(key)
+                break
+
+
+def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
+    """Whether a pass in training mode has operations that the traced one in evaluation mode has not."""
+    known = Counter((step.module, step.name) for step in trace.steps)
+    with in_mode(model, training=True), watching(model) as where, _Count(where) as count:
+        call(model, example)
+    return bool(count.found - known)
+
+
+class _Count(TorchDispatchMode):
+    """Counts the operations that are steps, by module and name."""
+
+    def __init__(self, where: list[str]):
+        super().__init__()
+        self.where, self.found = where, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not ((rule := rule_for(func)) and rule.layout):
+            self.found[self.where[-1], operation_name(func)] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,21 @@
 """The hidden widths that stay whole although they were to shrink, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
+from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.width.choose import Chosen
-from surgery.width.demand import Demand
+from surgery.width.choose import INSIDE, Chosen
+from surgery.width.demand import Demand, matches
 from surgery.width.solved import (
     Atom,
+    Axis,
     Solution,
+    Sum,
     atoms,
+    digits,
     size_of,
     summed_over,
 )
@@ -46,24 +50,55 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
 
     Classes, and whatever else is only an output, were not to shrink; an output that other layers read was.
     """
-    found: dict[tuple[Atom, ...], Whole] = {}
+    found: list[Whole] = []
+    known: set[Atom] = set()  # of what was found
     read = summed_over(solution)
-    for module, axis in solution.made:
-        free = [atom for atom in atoms(axis) if demand.share(atom.size, demand.rate_of(atom)) < atom.size]
-        if not free or tuple(free) in found or size_of(axis, chosen.choice) < axis.size:
-            continue
-        if demand.numbers and any(atom in chosen.sliced for atom in atoms(axis)):
-            continue  # it could shrink, but others are worth less
-        why = firmest(*map(chosen.why, free)) or lost(
-            "no share of its parts shrinks it: they shrink, or stay, for other widths"
-        )
-        hidden = why.kind < Kind.OUTPUT or (why.kind is Kind.OUTPUT and any(atom in read for atom in free))
-        held = [place for atom in free for place in solution.members.get(atom, ())]
-        if hidden and why.kind is not Kind.ASKED and held:
-            key, position = next((place for place in held if place[0][0] == module), held[0])
-            shape = tuple(axis.size for axis in solution.tensors[key])
-            found[tuple(free)] = Whole(module, joined(*key), shape, position, axis.size, why)
-    return list({str(width): width for width in found.values()}.values())  # an axis of several widths once
+    made = [(module, axis, True) for module, axis in solution.made]
+    held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
+    for module, axis, is_made in made + held:
+        for part in _not_shrunk(axis, demand, chosen):
+            parts = {a for a in atoms(part) if demand.share(a.size, demand.rate_of(a)) < a.size}
+            if parts <= known or (demand.numbers and not parts.isdisjoint(chosen.sliced)):
+                continue  # with numbers, what could shrink stays because others are worth less
+            if not is_made and not all(map(chosen.why, parts)):
+                continue  # another digit of the width that is made shrinks
+            why = _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
+            if any(atom.makers for atom in parts):
+                hidden = why.kind < Kind.ASKED or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
+            else:
+                hidden = why.kind is Kind.LOST and not parts.isdisjoint(read)
+            places = [place for a in atoms(part) if a in parts for place in solution.members.get(a, ())]
+            if hidden and places:
+                known |= parts
+                key, position = min(
+                    places, key=lambda at: (at[0][0] != module, solution.tensors[at[0]][at[1]] is not part)
+                )
+                shape = tuple(axis.size for axis in solution.tensors[key])
+                found.append(Whole(module, joined(*key), shape, position, part.size, why))
+    return list({str(width): width for width in found}.values())  # an axis of several widths once
+
+
+def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen) -> Iterator[Axis]:
+    """An axis that has all of its positions although it was to have fewer, or the parts of it of which that is so."""
+    asked = min(demand.share(axis.size, demand.rate_of(atom)) for atom in atoms(axis))
+    if asked == axis.size:
+        return
+    if size_of(axis, chosen.choice) == axis.size:
+        yield axis
+    elif not isinstance(axis, Atom):  # of a product one digit shrinks, which may be a sum
+        for part in axis.parts:
+            if isinstance(axis, Sum) or size_of(part, chosen.choice) < part.size:
+                yield from _not_shrunk(part, demand, chosen)
+
+
+def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
+    """Why no part of it shrinks: the firmest reason, but what the caller asked of one part is none for another."""
+    reasons = [chosen.why(atom) for atom in parts]
+    several = sum(any(chosen.why(atom) is INSIDE for atom in atoms(digit)) for digit in digits(axis)) > 1
+    if several or any(why is None or why.kind <= Kind.PICKED for why in reasons):
+        own = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))
+        return own or lost("no share of its parts shrinks it: they shrink, or stay, for other widths")
+    return firmest(*reasons)
 
 
 def told(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
@@ -73,3 +108,35 @@ def told(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
         lines.append(f"  and {len(whole) - _TOLD} more; surgery.widths lists all")
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
     return "\n".join([f"{some} of {type(model).__name__} cannot {what}:", *lines])
+
+
+def untouched(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module, untrained: str) -> str:
+    """Which tensors of the narrow model no pass has used, as long as a width that shrinks; "" if there are none.
+
+    Args:
+        untrained: why no pass was in training mode, or "".
+    """
+    cut = {
+        axis.size for found in solution.tensors.values() for axis in found if size_of(axis, chosen.choice) < axis.size
+    }
+    lines = [
+        f"  {joined(*key)} {tuple(tensor.shape)}"
+        for key, tensor in named_tensors(small)
+        if key in solution.unused
+        and cut.intersection(tensor.shape)
+        and not any(matches(key[0], pattern) for pattern in demand.keep)
+    ]
+    if not lines:
+        return ""
+    more = [f"  and {len(lines) - _TOLD} more"] if len(lines) > _TOLD else []
+    which = f"in evaluation mode, and it does not run in training mode ({untrained})" if untrained else "in any mode"
+    return "\n".join(
+        [
+            f"tensors of {type(small).__name__} that the example does not use {which}, stay whole, but are as long as "
+            "widths that shrink, so code that uses them may not run:",
+            *lines[:_TOLD],
+            *more,
+            "give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or remove "
+            "them from the model",
+        ]
+    )

@@ -1,6 +1,7 @@
 """Which axes of which tensors are one width, and how much of each stays."""
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -42,12 +43,18 @@ class Width(NamedTuple):
 
 @formerly("model example rate")
 def widths(
-    model: nn.Module, *, example: Any, rate: float = 1.0, heads: Heads = "inside", rounding: Rounding = math.ceil
+    model: nn.Module,
+    *,
+    example: Any,
+    rate: float = 1.0,
+    heads: Heads = "inside",
+    rounding: Rounding = math.ceil,
+    output: Callable[[Any], Any] | None = None,
 ) -> list[Width]:
     """The coupled widths of a model, in the order of their first tensors, and what `narrow` at this rate keeps of them.
 
     Args:
-        model, example, rate, heads, rounding: as for `surgery.narrow`.
+        model, example, rate, heads, rounding, output: as for `surgery.narrow`.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
@@ -60,10 +67,10 @@ def widths(
     """
     demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
     if rate == 1:
-        solution = solve(traced(model, example).found)
+        solution = solve(traced(model, example, output).found)
         chosen = choose(solution, demand)
     else:
-        search = Search(model, example, demand, None, strict=False)
+        search = Search(model, example, demand, output, strict=False)
         with suppress(SurgeryError):  # nothing can shrink: what is known of the widths shows why
             search.plan()
         solution, chosen = search.solution, search.chosen

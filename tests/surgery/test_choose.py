@@ -5,6 +5,7 @@ import math
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -296,3 +297,140 @@ def test_axes_that_become_one_are_those_of_the_operation_that_fails(rate):
     dim = 2 * math.ceil(rate * 5)
     assert (small[1].head_dim, small[1].q.out_features, small[1].v.out_features) == (dim, 4 * dim, 4 * dim)
     assert small[0].out_features == 40 * rate
+
+
+class Average(nn.Module):
+    """Keeps a moving average of its features in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.c = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.register_buffer("average", torch.zeros(16))
+
+    def forward(self, x):
+        y = self.a(x)
+        if self.training:
+            self.average.mul_(0.9).add_(0.1 * y.mean(0).detach())
+        return self.c(y)
+
+
+def test_what_only_training_uses_shrinks_too():
+    model, x = Average().train(), torch.randn(4, 8)
+    small, _ = narrow(model, rate=0.5, example=x, strict=True)
+    assert small.average.shape == (8,)
+    small(x)
+    assert not model.average.any()
+
+
+class Draws(Average):
+    """Draws numbers in training mode, and looks at them, so that it cannot run on the meta device there."""
+
+    def forward(self, x):
+        if self.training and torch.rand(()).item() + random.random() + np.random.rand() > 3:  # noqa: NPY002
+            raise ValueError
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("on_meta", [True, False])
+def test_the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone(on_meta):
+    class Looks(Draws):
+        def forward(self, x):
+            return super().forward(x) * (1 if on_meta or x.sum().item() else 2)
+
+    def drawn():
+        return torch.rand(()).item(), random.random(), np.random.rand()  # noqa: NPY002
+
+    def seed():
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+
+    seed()
+    expected = drawn()
+    seed()
+    model, x = Looks(), torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    seed()
+    small, _ = narrow(model, rate=0.5, example=x, strict=True)
+    assert drawn() == expected
+    assert small.average.shape == (8,)
+    assert model.training
+    assert not model.average.any()
+
+
+class Branch(nn.Module):
+    """Runs `other` only for inputs of two dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.other, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("codes", torch.zeros(7))
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.c(self.other(y) if x.dim() == 2 else y)
+
+
+def test_what_no_pass_uses_is_named_if_it_is_as_long_as_a_width_that_shrinks(caplog):
+    example = torch.randn(2, 4, 8)
+    narrow(Branch(), rate=0.5, example=example)
+    (record,) = caplog.records
+    assert "  other.weight (16, 16)\n  other.bias (16,)\ngive an example that uses them" in record.message
+    with pytest.raises(SurgeryError, match=r"tensors of Branch that the example does not use in any mode"):
+        narrow(Branch(), rate=0.5, example=example, strict=True)
+    small, _ = narrow(Branch(), rate=0.5, example=example[0], strict=True)
+    assert small.other.in_features == 8
+    for keep in (["other"], ["a"]):  # its own module, or what makes the width
+        narrow(Branch(), rate=0.5, example=example, keep=keep, strict=keep == ["other"])
+
+
+def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_them():
+    class Refuses(Average):
+        def forward(self, x):
+            if self.training:
+                raise ValueError("give targets")
+            return super().forward(x)
+
+    with pytest.raises(SurgeryError, match=r"(?s)in training mode \(.*give targets\).*average \(16,\)"):
+        narrow(Refuses(), rate=0.5, example=torch.randn(2, 8), strict=True)
+
+
+class Half(nn.Module):
+    """Concatenates two widths, of which one cannot shrink."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(6, 12), nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.c(torch.cat([self.a(x), self.b(x).sort(-1).values], -1))
+
+
+def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
+    with pytest.raises(SurgeryError, match=r"axis 0 of b.weight \(12, 6\) stays whole"):
+        narrow(Half(), rate=0.5, example=torch.randn(2, 6), strict=True)
+
+
+def test_widths_are_those_that_narrow_finds_for_the_same_output():
+    x = torch.randn(2, 6)
+    found = {width.size: width for width in surgery.widths(Several(), example=x)}
+    assert found[8].reason == "it is an axis of the output"
+    for rate in (1.0, 0.5):
+        found = {w.size: w for w in surgery.widths(Several(), example=x, rate=rate, output=lambda out: out["logits"])}
+        assert (found[8].reason, found[8].kept) == ("", 8 * rate)
+
+
+def test_an_unused_copy_of_a_tensor_follows_it(caplog):
+    class Copies(Average):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(16))
+            self.register_buffer("first_scale", self.scale.detach().clone())
+
+        def forward(self, x):
+            return self.c(self.a(x) * self.scale)
+
+    model = Copies()
+    model.average = None
+    small, _ = narrow(model, rate=0.5, example=torch.randn(2, 8), strict=True)
+    assert torch.equal(small.first_scale, small.scale)

@@ -325,3 +325,28 @@ def test_transformers_refuses_what_the_configuration_cannot_say(tmp_path, caplog
     again = surgery.load(plan.build(transformers.BertModel(model.config)), surgery.state(small))
     out = small(WORDS).pooler_output
     torch.testing.assert_close(again.eval()(WORDS).pooler_output, out)
+
+
+FEW = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("GPTNeoX", {"intermediate_size": 48, "rotary_pct": 0.25}),
+        ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ],
+)
+def test_an_attention_that_does_not_shrink_is_named(family, options, caplog):
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(**FEW, **options)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    asked = {"rate": 0.5, "example": {"input_ids": torch.arange(18).view(2, 9)}, "output": lambda y: y.logits}
+    with pytest.raises(surgery.SurgeryError, match=r"does not run with narrow widths: in .*attention"):
+        surgery.narrow(model, **asked, strict=True)
+    small, _ = surgery.narrow(model, **asked)
+    for name, tensor in surgery.state(small).items():
+        if name.endswith("query_key_value.weight"):
+            assert len(tensor) == len(surgery.state(model)[name])
+            assert f"axis 0 of {name} {tuple(surgery.state(model)[name].shape)} stays whole: " in caplog.text
