@@ -107,7 +107,7 @@ class Aligner:
         seen = seen_for(model, example, output, "align")
         self._model, self._example, self._output = seen.model, example, output
         self._shapes, self._solution = state(model), solve(seen.found)
-        self._free = {name: a for name, a in named_widths(self._solution).items() if not self._solution.stuck(a)}
+        self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
 
     def by_weights(self, reference: State | nn.Module, other: State | nn.Module) -> dict[str, Tensor]:
         """The permutations of the other model's widths with which its parameters match the reference's best."""
@@ -149,7 +149,7 @@ class Aligner:
     def _in(self, solution: Solution) -> dict[Atom, str]:
         """The free widths of another trace of the model, which has the same names."""
         names = named_widths(solution)
-        return {names[name]: name for name in self._free if name in names and not solution.stuck(names[name])}
+        return {names[name]: name for name in self._free if name in names and not names[name].order}
 
     def _checked(self, given: State | nn.Module, what: str) -> State:
         values = as_state(given, what)

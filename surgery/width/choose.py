@@ -58,11 +58,12 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
         else:
             numbers = {atom: demand.share(atom.size, demand.rate_of(atom)) for atom in sliced}
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
-        torn = [axis for axis in solution.ordered if not _neighbours(axis, choice)]
+        torn = [(axis, why) for axis, why in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
             return Chosen(choice, reasons, sliced)
-        why = role("a window or a range runs over it, and the positions that stay would not be the first ones")
-        reasons.update({atom: why for axis in torn for atom in atoms(axis) if atom not in reasons})
+        for axis, order in torn:
+            why = role(f"{order}; the positions that stay would not be the first ones")
+            reasons.update({atom: why for atom in atoms(axis) if atom not in reasons})
 
 
 def _check_used(solution: Solution, demand: Demand) -> None:

@@ -12,6 +12,8 @@ from surgery.width.axes import Axis
 
 Axes = tuple[Axis, ...]
 
+_FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
+
 
 class View(NamedTuple):
     """What a rule may ask about a tensor.
@@ -51,8 +53,9 @@ class Ledger:
     Attributes:
         summed: by matrix product the axis that was summed to compute it.
         made: (module, axis) for each axis along which a layer with weights makes features.
-        ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
-        constants: axes of tensors that are neither the model's nor its input: constants of the code, say.
+        ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
+        foreign: (axis, why) for each axis of a tensor that the model does not hold; positions of it keep their order.
+        constants: tensors made of neither parameters nor the input.
     """
 
     def __init__(self) -> None:
@@ -61,8 +64,10 @@ class Ledger:
         self._data = WeakIdKeyDictionary()  # the example, and what was computed from it
         self.summed = WeakIdKeyDictionary()
         self.made: list[tuple[str, Axis]] = []
-        self.ordered: list[Axis] = []
-        self.constants: list[Axis] = []
+        self.ordered: list[tuple[Axis, str]] = []
+        self.foreign: list[tuple[Axis, str]] = []
+        self.constants: list[Tensor] = []
+        self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
@@ -74,7 +79,13 @@ class Ledger:
         """Note that an operation takes these; those that nothing is known of are constants."""
         for tensor in tensors:
             if tensor not in self._axes:
-                self.constants += self.axes_of(tensor)
+                self.constants.append(tensor)
+                self._foreign[tensor] = True
+                self.foreign += [(axis, _FOREIGN) for axis in self.axes_of(tensor)]
+
+    def keep_order(self, tensors: Iterable[Tensor], why: str) -> None:
+        """Note that the order of positions matters along all axes of these."""
+        self.ordered += [(axis, why) for tensor in tensors for axis in self.axes_of(tensor)]
 
     def learned(self, tensor: Tensor) -> bool:
         """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""
@@ -92,10 +103,16 @@ class Ledger:
 
     def derive(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
         """Note that the outputs were computed from the inputs."""
+        foreign = [tensor for tensor in inputs if tensor in self._foreign]
         if any(tensor in self._data for tensor in inputs):
+            self.keep_order(foreign, _FOREIGN)
             self.give(outputs)
         elif any(tensor in self._learned for tensor in inputs):
+            self.keep_order(foreign, _FOREIGN)
             self.learn(outputs)
+        else:
+            self._foreign.update(dict.fromkeys(outputs, True) if foreign else {})
+            self.constants += outputs
 
     def assign(self, tensor: Tensor, found: Sequence[Axis], replace: bool = False) -> None:
         """Set the axes of a result.

@@ -54,11 +54,12 @@ def narrow(
         target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
             of all widths compete for staying.
         keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
-            equal ones the first. A width over which a window or a range runs keeps its first positions all the same.
+            equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
         output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
             states.
-        heads: `inside` keeps all heads of an attention and slices inside each of them; `drop` keeps the first heads.
+        heads: `inside` keeps all heads of an attention and slices inside each of them; `drop` keeps the first heads,
+            and is refused where constants that the code makes for each head are others with fewer of them (BLOOM's).
         rounding: from rate * C to the number of positions kept, which is at least one and at most C. `zoo.divisor8`
             gives multiples of 8.
         strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no

@@ -60,7 +60,7 @@ def permute(
     solution = solve(seen.found)
     places, choice = _places(solution), {}
     for name, order in permutations.items():
-        atom = _atom(name, places, solution)
+        atom = _atom(name, places)
         if atom in choice:
             raise SurgeryError(f"{name!r} is a width that has a permutation under another name already")
         choice[atom] = _order(name, atom, order)
@@ -95,7 +95,7 @@ def sort_by(
     choice = {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
         for name, values in checked_scores(scores, widths, "sort_by").items()
-        if not solution.stuck(widths[name])
+        if not widths[name].order
     }
     return permuted(model, seen.model, solution, choice)
 
@@ -126,14 +126,14 @@ def _places(solution: Solution) -> dict[str, Atom]:
     return found
 
 
-def _atom(name: str, places: Mapping[str, Atom], solution: Solution) -> Atom:
+def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
     if name not in places:
         several = [place for place in places if str(place).startswith(f"{name}:")]
         near = several or difflib.get_close_matches(str(name), places, n=2)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         why = "several widths lie along it" if several else "the model has no such width"
         raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name")
-    if why := solution.stuck(places[name]):
+    if why := places[name].order:
         raise SurgeryError(f"the {places[name].size} positions of {name!r} cannot be put in another order: {why}")
     return places[name]
 

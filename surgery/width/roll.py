@@ -33,9 +33,10 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
 
     Returns:
         A function from the shift `by` to a plan. Of a width of C channels of which `small` has n the plan holds the
-        channels (by + i) mod C, i < n, in ascending order; a width that `small` has entirely is held entirely. Channels
-        count, not positions: after a flattened image each channel has as many columns of a linear layer as there are
-        pixels, and of an attention all heads stay, with the window inside each. `by=0` gives the plan of `corner`.
+        channels (by + i) mod C, i < n, in ascending order; a width that `small` has entirely is held entirely, and one
+        whose order matters (`surgery.widths` says why) holds its first n. Channels count, not positions: after a
+        flattened image each channel has as many columns of a linear layer as there are pixels, and of an attention all
+        heads stay, with the window inside each. `by=0` gives the plan of `corner`.
 
     Raises:
         SurgeryError: if the leading corner that `corner(model, small)` takes is not the first channels of every width:
@@ -58,7 +59,8 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     kept = _solved([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
 
     def plan(by: int) -> Submodel:
-        choice = {atom: sorted((by + i) % atom.size for i in range(n)) for atom, n in kept.items() if n < atom.size}
+        starts = {atom: 0 if atom.order else by for atom in kept}
+        choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in kept.items() if n < a.size}
         index = indices(choice)
         entries = {name: (Source(name, index(where[name])),) for name in base.entries}
         edits = [

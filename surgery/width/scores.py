@@ -133,11 +133,11 @@ def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "keep_to
 def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]]:
     """A function that picks the n positions with the highest scores; of equal ones the first.
 
-    A window or a range may run over a width (`Atom.ordered`): such a width keeps its first positions.
+    A width whose order matters (`Atom.order`) keeps its first positions.
     """
 
     def pick(atom: Atom, n: int) -> Sequence[int]:
-        if atom.ordered:
+        if atom.order:
             return range(n)
         return sorted(score(atom).argsort(descending=True, stable=True)[:n].tolist())
 

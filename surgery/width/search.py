@@ -7,10 +7,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import nn
 
+from surgery.edits import clone
 from surgery.errors import SurgeryError
-from surgery.forward import ghost_of
+from surgery.forward import copied, ghost_of
 from surgery.states import state
 from surgery.submodel import Submodel
 from surgery.width.axes import SHUFFLED, fix
@@ -20,10 +22,11 @@ from surgery.width.couple import Coupling, couple, couplings
 from surgery.width.demand import Demand
 from surgery.width.plan import plan_of
 from surgery.width.repair import Stuck, repaired, splits_interleaved
-from surgery.width.scores import Followed, Scores, best, scores_of
-from surgery.width.solved import solve
+from surgery.width.scores import Followed, Scores, best, named_widths, scores_of
+from surgery.width.solved import atoms, solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
+from surgery.width.unchanged import repeated
 from surgery.width.whole import Whole, stayed_whole, told, untouched
 from surgery.width.why import Why, lost, role
 
@@ -115,7 +118,38 @@ class Search:
         outcome = self.attempt()
         while isinstance(outcome, Stuck):
             outcome = self.coupled_further(outcome) or self.left_whole(outcome)
+        if not self.heads_stay(outcome):
+            raise SurgeryError(
+                f"{type(self.model).__name__} makes constants for each head (slopes of positions, say), which are "
+                "others with fewer heads, or not known (meta device): the heads that stay would not do what they did. "
+                "Take heads='inside', or register the constants as a buffer of their module"
+            )
         return outcome
+
+    def heads_stay(self, plan: Submodel) -> bool:
+        """Whether constants that the code makes for each head are the same for those that stay of fewer heads.
+
+        Their numbers show in passes of both models where these are. A model without numbers does not show them.
+        """
+        kept = {name: self.chosen.choice.get(atom) for name, atom in named_widths(self.solution).items()}
+        if not any(atom.grouping == "heads" and atom.order for atom in self.chosen.choice):
+            return True
+        try:
+            full, small = (
+                Trace(copy, copied(self.given), self.trace.modes, self.output)
+                for copy in (clone(self.model), plan.build(self.model))
+            )
+        except Exception:  # it does not run there
+            return False
+        solution = solve(full)
+        choice = {a: kept[name] for name, a in named_widths(solution).items() if kept.get(name) is not None}
+        heads = {atom for atom in choice if atom.grouping == "heads"}
+        for old, new in zip(full.constants, small.constants):
+            axes = [solution.axis_of(axis) for axis in full.axes_of(old)]
+            along = any(atom in heads for axis in axes for atom in atoms(axis))
+            if along and (old.is_meta or not torch.equal(repeated(old, axes, choice), new)):
+                return False
+        return len(full.constants) == len(small.constants) and bool(heads)
 
     def attempt(self) -> Submodel | Stuck:
         """What comes of the present choice."""

@@ -27,14 +27,15 @@ class Atom:
         size: how many there are.
         why: why all of them must stay; None if they need not.
         grouping: "heads" or "groups" if its positions tell these apart.
-        ordered: whether it may shrink to its first positions only, and not be put in another order.
+        order: why its positions can be neither chosen freely nor put in another order; the first ones may stay, unless
+            all must. "" if they can.
         makers: names of the modules whose layers make these features.
     """
 
     size: int
     why: Why | None = None
     grouping: str = ""
-    ordered: bool = False
+    order: str = ""
     makers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -156,8 +157,7 @@ class Solution:
         steps: the operations in order, with solved axes.
         modes, outputs: for each forward pass whether it was in training mode, and the axes of the output's tensors.
         made: (module, axis) for each axis along which a layer with weights makes features.
-        ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
-        constants: atoms along which a tensor lies that is neither the model's nor its input.
+        ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         unused: keys of `tensors` that no operation used, of more than one element.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
@@ -168,26 +168,15 @@ class Solution:
     modes: tuple[bool, ...]
     outputs: Sequence[Sequence[Axes]]
     made: Sequence[tuple[str, Axis]]
-    ordered: Sequence[Axis]
-    constants: frozenset[Atom]
+    ordered: Sequence[tuple[Axis, str]]
     unused: Sequence[tuple[str, str]]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
-    def stuck(self, atom: Atom) -> str:
-        """Why the positions of an atom cannot be put in another order, or ""."""
-        if atom.why:
-            return atom.why.text
-        if atom.ordered:
-            return "a window or a range runs over it, so that the order of its positions matters"
-        if atom in self.constants:
-            return "a tensor lies along it that the model does not hold: register it as a buffer of its module"
-        return ""
-
 
 def solve(trace: Trace) -> Solution:
     """What a trace shows now. Solve again after two of its axes were unified."""
-    freeze = Solver(trace.tensors.values(), trace.made, trace.ordered)
+    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign])
     tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
     members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
     for key, found in tensors.items():
@@ -200,8 +189,7 @@ def solve(trace: Trace) -> Solution:
         trace.modes,
         [[freeze.all(found) for found in output] for output in trace.outputs],
         [(module, freeze(axis)) for module, axis in trace.made],
-        [freeze(axis) for axis in trace.ordered],
-        frozenset(atom for axis in trace.constants for atom in atoms(freeze(axis))),
+        list(dict.fromkeys((freeze(axis), why) for axis, why in trace.ordered)),
         trace.unused,
         members,
         freeze,
@@ -228,18 +216,21 @@ class Solver:
     Args:
         held: the axes of tensors that a model holds; of these an atom that nothing makes must stay whole.
         made: (module, axis) for each axis that a module makes.
-        ordered: axes whose kept positions must be the first ones.
+        ordered: (axis, why) for each axis whose positions must stay in order.
     """
 
     def __init__(
         self,
         held: Iterable[Sequence[axes.Axis]] = (),
         made: Iterable[tuple[str, axes.Axis]] = (),
-        ordered: Iterable[axes.Axis] = (),
+        ordered: Iterable[tuple[axes.Axis, str]] = (),
     ):
         self._known: dict[axes.Axis, Axis] = {}
         self._held = {atom for found in held for axis in found for atom in axes.atoms(axis)}
-        self._ordered = {atom for axis in ordered for atom in axes.atoms(axis)}
+        self._order: dict[axes.Axis, str] = {}
+        for axis, why in ordered:
+            for atom in axes.atoms(axis):
+                self._order.setdefault(atom, why)
         self._makers: dict[axes.Axis, dict[str, None]] = {}
         for module, axis in made:
             for atom in axes.atoms(axis):
@@ -276,7 +267,8 @@ class Solver:
             why = axis.why
             if why is None and not makers and axis in self._held:
                 why = Why(Kind.UNMADE, "no layer makes it")
-            return Atom(axis.size, why, axis.grouping, axis in self._ordered, makers)
+            order = why.text if why else self._order.get(axis, "")
+            return Atom(axis.size, why, axis.grouping, order, makers)
         if axis.kind == "product":
             parts = tuple(part for digit in axes.digits(axis) for part in digits(self(digit)))
             return parts[0] if len(parts) == 1 else Product(parts)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -37,6 +38,8 @@ from surgery.width.rules.registry import Rule, operation_name, rule_for
 from surgery.width.why import Kind, Why, lost
 
 _log = logging.getLogger(__name__)
+RANGE = "a window or a range runs over it, so that the order of its positions matters"
+_LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage"}
 
 
 @dataclass
@@ -106,7 +109,7 @@ class Trace(Ledger):
         origins = Origins(model)
         self.touched: set[int] = set()
         for training in modes:
-            with in_mode(model, training), watching(model) as where, _Follow(self, where, origins):
+            with in_mode(model, training), watching(model) as where, _Leaving(self), _Follow(self, where, origins):
                 result = call(model, example)
             kept = tensors_in(output(result) if output else result)
             if not kept:
@@ -142,18 +145,41 @@ class Origins:
             self._of[tensor] = (step, position)
 
 
+class _Leaving(TorchFunctionMode):
+    """Notes which tensors give their numbers to code that no operation shows."""
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in _LEAVES and args and isinstance(args[0], Tensor):
+            self.trace.keep_order(args[:1], f"its numbers leave torch ({name}), and their order may matter there")
+        return func(*args, **(kwargs or {}))
+
+
 class _Follow(TorchDispatchMode):
     def __init__(self, trace: Trace, where: list[str], origins: Origins):
         super().__init__()
         self.trace, self.where, self.origins = trace, where, origins
+        self.random, self.seeded = torch.get_rng_state(), False
+
+    def draws_from_seed(self, generator: torch.Generator | None) -> bool:
+        """Whether a call draws from a generator of the code's own, or from torch's after the code has seeded it."""
+        now, afresh = torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed()).get_state()
+        self.seeded |= torch.equal(now, afresh) and not torch.equal(now, self.random)
+        return self.seeded or generator is not None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         trace, kwargs = self.trace, kwargs or {}
         given = tensors_in((args, kwargs))
         trace.meet(given)
         before = [trace.axes_of(tensor) for tensor in given]
+        bound, rule = bind(func, args, kwargs), rule_for(func)
+        seeded = torch.Tag.nondeterministic_seeded in func.tags and self.draws_from_seed(bound.get("generator"))
         result = func(*args, **kwargs)
-        outputs, bound, rule = tensors_in(result), bind(func, args, kwargs), rule_for(func)
+        outputs = tensors_in(result)
         trace.touched.update(map(id, given))
         try:
             learnt = _learnt(trace, rule, bound, result) if rule else _not_followed(func, before, outputs)
@@ -162,7 +188,9 @@ class _Follow(TorchDispatchMode):
         except (InternalError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
         trace.made += [(self.where[-1], axis) for axis in learnt.made]
-        trace.ordered += learnt.ordered
+        trace.ordered += [(axis, RANGE) for axis in learnt.ordered]
+        if seeded:
+            trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
         if learnt.learned:
             trace.learn(outputs)
         else:

@@ -151,7 +151,7 @@ class _Growth:
         """Choose what grows."""
         self.solution = solve(self.trace)
         self.chosen = choose(self.solution, self.demand)
-        sizes = {atom: math.floor(round(atom.size * self.rate, 9)) for atom in self.chosen.sliced if not atom.ordered}
+        sizes = {atom: math.floor(round(atom.size * self.rate, 9)) for atom in self.chosen.sliced if not atom.order}
         self.choice: Choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
         self.readers: Readers = readers(self.solution)
 

@@ -29,7 +29,7 @@ class Width(NamedTuple):
         name: by which `surgery.permute`, `importance` and `narrow(..., keep_top=)` know it.
         grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
             width, the same for all of them.
-        order: why the positions cannot be put in another order, or "".
+        order: why the positions cannot be put in another order, or "". If fewer than all stay, it is the first ones.
     """
 
     size: int
@@ -92,7 +92,7 @@ def widths(
             tuple((joined(*key), axis) for key, axis in members),
             names[atom],
             atom.grouping,
-            solution.stuck(atom),
+            atom.order,
         )
         for atom, members in solution.members.items()
         if atom.size > 1

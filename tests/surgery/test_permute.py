@@ -1,5 +1,6 @@
 """Permuted models compute what they did, and permuting by the inverse gives every bit back."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from library_models import LIBRARY_MODELS, library_model
 from symmetric import IMAGE, SMALL, Grouped, image, randomized, same_outputs
 from torch import nn
 
-from surgery import SurgeryError, importance, narrow, permute, sort_by, state, widths
+from surgery import SurgeryError, align, importance, load, narrow, permute, rolling, sort_by, state, widen, widths
 
 
 def movable(net, example, output=None):
@@ -101,6 +102,115 @@ class Told(nn.Module):
 def test_what_has_an_order_is_refused_with_the_reason(name, why):
     with pytest.raises(SurgeryError, match=why):
         permute(Told(), {name: [1, 0, 2, 3, 4, 5]}, example=torch.zeros(1, 4))
+
+
+def draw_anew(y):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch.initial_seed())
+        return y * torch.rand(y.shape[-1], dtype=y.dtype)
+
+
+FEATURES, TABLE = torch.arange(1.0, 9, dtype=torch.float64), torch.arange(99.0, dtype=torch.float64)
+ORDERED = {
+    "constant": lambda y: y * FEATURES[: y.shape[-1]],
+    "table": lambda y: y * TABLE[: y.shape[-1]],
+    "list": lambda y: y * torch.tensor([1.0 + i for i in range(y.shape[-1])], dtype=y.dtype, device=y.device),
+    "numpy": lambda y: y * torch.from_numpy(np.arange(1.0, 1 + y.shape[-1])),
+    "range": lambda y: y * torch.arange(y.shape[-1], device=y.device),
+    "linspace": lambda y: y * torch.linspace(0, 1, y.shape[-1], device=y.device),
+    "to numpy": lambda y: y * torch.from_numpy((y.detach().numpy() * np.arange(y.shape[-1])).sum(-1, keepdims=True)),
+    "as array": lambda y: y * torch.from_numpy(np.asarray(y.detach()) @ np.arange(float(y.shape[-1])))[:, None],
+    "tolist": lambda y: y * sum(i * v for i, v in enumerate(y[0].tolist())),
+    "cumsum of numpy": lambda y: y * torch.from_numpy(y.detach().numpy().cumsum(-1)).mean(-1, keepdim=True),
+    "in place": lambda y: np.multiply(a := y.detach().numpy(), np.arange(a.shape[-1]), out=a) is a and y,
+    "generator": lambda y: y * torch.rand(y.shape[-1], generator=torch.Generator().manual_seed(0)),
+    "drawn in place": lambda y: y * torch.zeros(y.shape[-1]).normal_(generator=torch.Generator().manual_seed(0)),
+    "seed": draw_anew,
+}
+
+
+class OfOrder(nn.Module):
+    """A width whose positions are told apart by code that no operation shows, and one that is free."""
+
+    def __init__(self, act, width=8):
+        super().__init__()
+        self.a, self.b, self.c, self.act = nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, 3), act
+
+    def forward(self, x):
+        return self.c(self.b(self.act(self.a(x))).relu())
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
+    net, x = randomized(OfOrder(ORDERED[name])), torch.randn(2, 4, dtype=torch.float64)
+    twin, scores = randomized(OfOrder(ORDERED[name]), 1), {k: torch.arange(8.0) for k in ("a.weight:0", "b.weight:0")}
+    found = {w.name: w.order for w in widths(net, example=x)}
+    assert found["a.weight:0"]
+    assert not found["b.weight:0"]
+    with pytest.raises(SurgeryError, match="cannot be put in another order"):
+        permute(net, {"a.weight:0": list(range(7, -1, -1))}, example=x)
+    assert same_outputs(net, sort_by(net, scores, example=x)[0], x)
+    aligned = align([net, twin], example=x)
+    assert list(aligned.permutations[1]) == ["b.weight:0"]
+    assert same_outputs(twin, aligned.models[1], x)
+    assert same_outputs(net, widen(net, rate=2, example=x)[0], x)
+    rolled = rolling(net, OfOrder(ORDERED[name], 4), example=x)(2)
+    assert rolled.entries["b.weight"][0].index == (((2, 6),), ((0, 4),))
+    if name == "tolist":  # the sum is an argument, which is another number in the narrow model
+        with pytest.raises(SurgeryError, match="does not run with narrow widths"):
+            narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
+        return
+    small, plan = narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
+    assert plan.entries["b.weight"][0].index == (((4, 8),), ((0, 4),))
+    if name not in ("linspace", "cumsum of numpy"):  # whose numbers follow from the size
+        full = load(OfOrder(ORDERED[name]).double(), plan.embed(state(small))[0])
+        assert same_outputs(full, small, x)
+
+
+def test_parts_side_by_side_that_a_constant_numbers_stay_whole():
+    class Sides(OfOrder):
+        def forward(self, x):
+            return self.c(torch.cat([self.a(x), self.a(x).relu()], -1) * torch.cat([FEATURES, FEATURES]))
+
+    net, x = Sides(torch.relu), torch.zeros(2, 4)
+    net.c = nn.Linear(16, 3)
+    with pytest.raises(SurgeryError, match="the positions that stay would not be the first ones"):
+        narrow(net.double(), rate=0.5, example=x.double(), strict=True)
+
+
+class Slopes(nn.Module):
+    """Attention with a slope for each head, as ALiBi has it."""
+
+    def __init__(self, slope):
+        super().__init__()
+        self.qkv, self.out, self.heads, self.slope = nn.Linear(12, 96), nn.Linear(32, 3), 4, slope
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        slopes = torch.tensor([self.slope(i, self.heads) for i in range(self.heads)], dtype=x.dtype, device=x.device)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5 + slopes[:, None, None] * torch.arange(n, device=x.device)).softmax(
+            -1
+        )
+        return self.out((weights @ v).transpose(1, 2).reshape(b, n, -1))
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best):
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    for slope in (lambda i, heads: 2.0 ** -(i + 1), lambda i, heads: 2.0 ** (-8 * (i + 1) / heads)):
+        net = randomized(Slopes(slope))
+        scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
+        if slope(0, 4) == slope(0, 2):
+            small, plan = narrow(net, rate=0.5, example=x, heads="drop", keep_top=scores, strict=True)
+            assert plan.entries["out.weight"][0].index == (None, ((0, 16),))
+            full = load(Slopes(slope).double(), plan.embed(state(small))[0])
+            assert same_outputs(full, small, x)
+        else:
+            for given in (x, x.to("meta")):
+                with pytest.raises(SurgeryError, match=r"others with fewer heads.* Take heads='inside'"):
+                    narrow(net, rate=0.5, example=given, heads="drop", keep_top=scores)
+        assert narrow(net, rate=0.5, example=x, keep_top=scores)[0].heads == 4
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 1, 2], [0.5, 1, 2, 3], "0123", None, [True, False, True, False]])
