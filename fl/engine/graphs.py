@@ -4,10 +4,11 @@ Eager steps of small models wait for the launches of their many small kernels; a
 different architectures also run side by side. Captures are kept for the next rounds.
 """
 
+import inspect
 import logging
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -162,9 +163,55 @@ def _meaning(group: Group) -> tuple:
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
     settings += (job.batches.real is None,)
-    # A model's printed form shows its modules' settings (rates, momenta), which a capture contains.
-    what = str(job.model), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
+    what = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
     return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
+
+
+class _Same:
+    """An object by its identity, without keeping it; once it is gone, no other one is taken for it."""
+
+    def __init__(self, value: Any) -> None:
+        self.id = id(value)
+        try:
+            self.get = ref(value)
+        except TypeError:  # it has no weak references
+            self.get = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and (mine := self.get()) is not None and mine is other.get()
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+def _looks(value: Any, seen: dict[int, int]) -> Any:
+    """What a step may read of a model, or of an object in it, apart from parameters' and buffers' values: something
+    hashable that is equal as long as none of it changes.
+
+    Args:
+        seen: the objects so far, by identity: they may contain one another.
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        return type(value), repr(value)  # as text, nan is itself, and 1 is not True
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, torch.Tensor):
+        return _Same(value), value._version
+    if isinstance(value, Mapping):
+        return type(value), tuple((_looks(key, seen), _looks(one, seen)) for key, one in value.items())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return type(value), tuple(_looks(one, seen) for one in value)
+    if isinstance(value, nn.Module):  # its replicas are always in training mode
+        own = {name: one for name, one in vars(value).items() if name not in ("training", "_parameters", "_buffers")}
+        tensors = [*value._parameters.items(), *value._buffers.items()]
+        what = [(name, t if t is None else (t.shape, t.dtype, t.requires_grad)) for name, t in tensors]
+        return _Same(value), tuple(what), _looks(own, seen)
+    if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
+        return _Same(value)
+    if hasattr(value, "tobytes"):  # an array
+        return _Same(value), value.tobytes()
+    return _Same(value), _looks(getattr(value, "__dict__", None), seen)
 
 
 def train(groups: Sequence[Group]) -> list[Results]:
