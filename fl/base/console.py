@@ -50,7 +50,15 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
     except Diverged as error:
         print(as_called(f"error: {error}"), file=sys.stderr)
         return 1
-    except (FLError, OSError, *_loaded("SurgeryError", "ZooError")) as error:
+    except OSError as error:
+        reason = str(error)
+        try:
+            if error.filename is None:  # whatever was being written to: is it the output?
+                print(flush=True)
+        except OSError:  # it is the output that cannot be written; discard what Python still flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            reason = f"the output cannot be written ({error.strerror}): send it to a place with room"
+    except (FLError, *_loaded("SurgeryError", "ZooError")) as error:
         reason = str(error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, (MemoryError, *_loaded("OutOfMemoryError"))) and not any(
