@@ -1,4 +1,4 @@
-"""The exception of this package, and its two kinds that callers tell apart; and the end by a signal."""
+"""The exception of this package, and its kinds that callers tell apart; and the end by a signal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,10 @@ class FLError(ValueError):
 
 class Diverged(FLError):
     """Training that cannot go on because every client of a round failed."""
+
+
+class Refused(FLError):
+    """A backend that cannot train a model which another backend may train."""
 
 
 class Unwritable(FLError):

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fl.base.errors import FLError
+from fl.base.errors import FLError, Refused
 from fl.engine import graphs, loop, vmap, workers
 from fl.engine.auto import ranked
 from fl.engine.job import Group, Job, Results
@@ -128,7 +128,11 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def _automatic(groups: Sequence[Group]) -> list[Results]:
-    """Train with the backend that should be fastest; if it refuses, for whatever reason, with the next one."""
+    """Train with the backend that should be fastest; if it refuses, with the next one.
+
+    A refusal is what backends raise as such, and an operation that torch does not have for them (a RuntimeError). Full
+    memory, and other errors of the model or the objective, are none: another backend would hide them.
+    """
     models = [job.model for job, _, _ in groups]
     reasons: dict[str, str] = {}
     for backend in ranked(groups):
@@ -136,8 +140,9 @@ def _automatic(groups: Sequence[Group]) -> list[Results]:
             continue
         try:
             done = BACKENDS[backend](groups)
-        except Exception as error:
-            if backend == "loop":  # what the loop cannot do, no backend can
+        except (Refused, RuntimeError) as error:
+            # what the loop cannot do, no backend can
+            if backend == "loop" or isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise
             reasons[backend] = first_line(error)
         else:

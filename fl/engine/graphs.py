@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from fl.base.errors import FLError
+from fl.base.errors import Refused
 from fl.engine import last_batch
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.progress import count
@@ -56,7 +56,7 @@ class Slot(Replica):
         before = list(map(id, self._state().values()))
         self.replay = capture(self.following, warm_up)
         if before != list(map(id, self._state().values())):
-            raise FLError(
+            raise Refused(
                 f"{type(self.model).__name__} puts new tensors in the place of its buffers, which a graph cannot: "
                 "change them in place, or use --backend loop"
             )
@@ -292,7 +292,7 @@ def _wait(device: torch.device) -> None:
 
 @contextmanager
 def _never_waiting() -> Iterator[None]:
-    """Raise FLError for an operation that waits for the device."""
+    """Raise Refused for an operation that waits for the device."""
     before = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns that it does not find every wait
@@ -301,7 +301,7 @@ def _never_waiting() -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        raise FLError(f"a graph cannot wait for the device: {first_line(error)}; use --backend loop") from error
+        raise Refused(f"a graph cannot wait for the device: {first_line(error)}; use --backend loop") from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
@@ -325,7 +325,7 @@ def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
             raise cause from None
         if "captur" not in f"{error} {cause}":
             raise
-        raise FLError(
+        raise Refused(
             f"a step cannot be captured as a graph: {first_line(cause)}; use --backend loop or vmap"
         ) from error
     return graph.replay
