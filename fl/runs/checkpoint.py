@@ -35,6 +35,7 @@ def save(
     settings: Mapping[str, Any] | None = None,
     file: str = FILE,
     beside: Mapping[str, Any] | None = None,
+    backends: Mapping[str, str] | None = None,
 ) -> None:
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
@@ -48,6 +49,7 @@ def save(
         settings: those that the run must keep, see `fl.runs.fixed_settings`.
         file: its name in the folder.
         beside: by name, the checksums of other files of the folder, which belong to this checkpoint.
+        backends: what --backend auto has chosen.
     """
     # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
@@ -60,6 +62,7 @@ def save(
             "model": dataclasses.asdict(spec),
             "settings": dict(settings or {}),
             "beside": dict(beside or {}),
+            "backends": dict(sorted((backends or {}).items())),
         }
     )
     header = {"format": _FORMAT, "state": state, "checksums": record(tensors, state)}
@@ -182,12 +185,12 @@ def _state(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
         raise FLError(f"{path} is {what}, and this version reads format {_FORMAT}: train again")
     try:
         state = json.loads(header["state"])
-        state = {"settings": {}, "beside": {}} | state  # which earlier versions did not write
+        state = {"settings": {}, "beside": {}, "backends": {}} | state  # which earlier versions did not write
     except (KeyError, TypeError, ValueError):
         raise _damaged(path, "its header does not say which round and model it is of") from None
     if type(state.get("round")) is not int or state["round"] < 0:
         raise _damaged(path, f"its header says round {state.get('round')!r}")
-    if not all(isinstance(state.get(part), dict) for part in ("model", "settings", "beside")):
+    if not all(isinstance(state.get(part), dict) for part in ("model", "settings", "beside", "backends")):
         raise _damaged(path, "its header describes no model")
     return state
 

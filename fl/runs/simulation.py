@@ -77,6 +77,8 @@ class Simulation:
         if resume:
             given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
+        if done:
+            fed.local.chosen.update(checkpoint.read_header(folder)["backends"])
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
             given.keep(folder, config, fed, begun=False)
@@ -126,7 +128,14 @@ class Simulation:
         self.best.prepare(self.fed.spec)
         beside = {FILE: checksums(self.rows), best_model.FILE: self.best.checksum}
         checkpoint.save(
-            self.folder, self.server, self.done, self.fed.spec, collected, fixed(self.config), beside=beside
+            self.folder,
+            self.server,
+            self.done,
+            self.fed.spec,
+            collected,
+            fixed(self.config),
+            beside=beside,
+            backends=self.fed.local.chosen,
         )
         self.best.commit()
         self.saved = self.done

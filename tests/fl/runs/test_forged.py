@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fl
-from fl import compare
+from fl import compare, engine
 from fl.analysis.groups import find_runs
 from fl.config import Config
 from fl.runs import checkpoint, evaluate
@@ -290,3 +290,17 @@ def test_a_best_model_of_a_run_that_kept_none(folder, kept, data):
     refused(folder, data, r"best\.safetensors is not of this run, which has kept no best model: move it away")
     gone(POINT)(folder, None)
     refused(folder, data, r"checkpoint\.safetensors is gone")
+
+
+def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monkeypatch):
+    used, order = [], ["vmap", "loop"]
+    monkeypatch.setattr(engine, "ranked", lambda groups: order)
+    for name in ("vmap", "loop"):
+        real = engine.BACKENDS[name]
+        monkeypatch.setitem(engine.BACKENDS, name, lambda groups, n=name, r=real: used.append(n) or r(groups))
+    config, folder = replace(CONFIG, backend="auto"), tmp_path / "a"
+    simulate(config, folder, dataset=data)
+    order.reverse()  # as on a machine with other threads
+    simulate(replace(config, rounds=2), folder, resume=True, dataset=data)
+    simulate(config, tmp_path / "b", dataset=data)
+    assert used == ["vmap", "vmap", "loop"]
