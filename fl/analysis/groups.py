@@ -10,6 +10,8 @@ from fl.base.tables import wrapped
 from fl.config import Config
 from fl.config.checks import check_recorded
 from fl.data import GIVEN
+from fl.runs import checkpoint
+from fl.runs.folder import check_intact
 from fl.runs.metrics import Row, read
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
@@ -35,6 +37,8 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             config = Config.read(path)
             check_recorded(config)
             rows = read(path / "metrics.csv")
+            if (path / checkpoint.FILE).exists():
+                check_intact(path, config, best=False)
             if not any("accuracy" in row for row in rows):
                 raise FLError(f"{path} has no evaluated round yet")
             if len(config.runs()) != 1:

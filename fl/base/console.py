@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fl.base.errors import Diverged, FLError
+from fl.base.errors import Diverged, FLError, Terminated
 
 _ELSEWHERE = {"surgery.errors": "SurgeryError", "zoo.errors": "ZooError", "torch": "OutOfMemoryError"}
 """Errors of packages that are slow to import: what was not imported was not raised."""
@@ -29,7 +29,8 @@ def as_called(text: str) -> str:
 
 
 def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --chunk (clients at a time)") -> int:
-    """The exit code of a command: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C.
+    """The exit code of a command: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C, 143 on
+    SIGTERM.
 
     Args:
         smaller: the flags of this command that a smaller value of saves memory.
@@ -41,15 +42,23 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
         code = command()
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        return stopped(error)
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Diverged as error:
         print(as_called(f"error: {error}"), file=sys.stderr)
         return 1
-    except (FLError, OSError, *_loaded("SurgeryError", "ZooError")) as error:
+    except OSError as error:
+        reason = str(error)
+        try:
+            if error.filename is None:  # whatever was being written to: is it the output?
+                print(flush=True)
+        except OSError:  # it is the output that cannot be written; discard what Python still flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            reason = f"the output cannot be written ({error.strerror}): send it to a place with room"
+    except (FLError, *_loaded("SurgeryError", "ZooError")) as error:
         reason = str(error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, (MemoryError, *_loaded("OutOfMemoryError"))) and not any(
@@ -59,6 +68,11 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
         reason = f"out of memory: use a smaller {smaller}"
     print(as_called(f"error: {reason}"), file=sys.stderr)
     return 2
+
+
+def stopped(error: KeyboardInterrupt) -> int:
+    """The exit code of a process that was stopped: 128 and the number of the signal."""
+    return 143 if isinstance(error, Terminated) else 130
 
 
 def _loaded(*names: str) -> list[type[BaseException]]:

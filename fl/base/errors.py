@@ -1,4 +1,4 @@
-"""The exception of this package, and its two kinds that callers tell apart."""
+"""The exception of this package, and its kinds that callers tell apart; and the end by a signal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,16 @@ class Diverged(FLError):
     """Training that cannot go on because every client of a round failed."""
 
 
+class Refused(FLError):
+    """A backend that cannot train a model which another backend may train."""
+
+
 class Unwritable(FLError):
     """A file that cannot be written: a full disk, a folder that is read-only."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which stops what Ctrl-C stops, and in the same way."""
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Files that are whole or not there, and errors that name the file."""
 
 import errno
+import glob
 import json
+import logging
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from fl.base.errors import FLError, Unwritable
 
+_log = logging.getLogger("fl")
 _FULL = "make room on that disk"
 _CLOSED = "change its permissions, or work on a copy of the folder in a place where you may write"
 _WAYS_OUT = {
@@ -38,11 +41,15 @@ def writing(path: Path) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to. When the block ends well, that file replaces `path` in one step; otherwise it is deleted.
+    What a killed process left that wrote the same file goes as well.
 
     Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            if is_leftover(left.name) and not _runs(int(left.name.split(".")[-2])):
+                remove_leftover(left)
         try:
             yield temporary
             with open(temporary, "rb+") as file:
@@ -60,6 +67,23 @@ def is_leftover(name: str) -> bool:
     """
     first, _, rest = name.rpartition(".tmp")[0].rpartition(".")
     return name.startswith(".") and name.endswith(".tmp") and len(first) > 1 and rest.isdecimal()
+
+
+def remove_leftover(path: Path) -> None:
+    """Delete what a killed process has left, and say so."""
+    path.unlink(missing_ok=True)
+    _log.warning("warning: %s is deleted, which a process left that was killed while it wrote", path)
+
+
+def _runs(process: int) -> bool:
+    """Whether there is such a process on this machine."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
 
 
 def regular(path: Path, most: int | None = LARGEST) -> Path:

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fl.base.errors import FLError
+from fl.base.errors import FLError, Refused
 from fl.engine import graphs, loop, vmap, workers
-from fl.engine.auto import ranked
+from fl.engine.auto import ranked, work
 from fl.engine.job import Group, Job, Results
 from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
@@ -75,7 +75,7 @@ def check(backend: str, device: torch.device, precision: Precision) -> None:
     precision.check(device)
 
 
-def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
+def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str] | None = None) -> list[Results]:
     """Train the clients of a round.
 
     Args:
@@ -83,6 +83,7 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
             stack of their starting states; per-client inputs of the objective, tensors with a leading axis K in nested
             dicts, or None. None of it is changed.
         backend: one of `backend_names()`.
+        chosen: what `auto` has chosen before, which it keeps to on any machine that can; new choices are added.
 
     Raises:
         FLError: if the backend is unknown or cannot train this model on this device, and if the model draws random
@@ -96,10 +97,11 @@ def train(groups: Sequence[Group], backend: str = "auto") -> list[Results]:
     if device.type == "cpu":
         keep_freed_memory()
     before = _global_rng(device)
+    chosen = {} if chosen is None else chosen
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     with torch.inference_mode(False), torch.enable_grad(), arithmetic(groups[0][0].precision, device):
         try:
-            done = _automatic(whole) if backend == "auto" else BACKENDS[backend](whole)
+            done = _automatic(whole, chosen) if backend == "auto" else BACKENDS[backend](whole)
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise
@@ -127,20 +129,27 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""
 
 
-def _automatic(groups: Sequence[Group]) -> list[Results]:
-    """Train with the backend that should be fastest; if it refuses, for whatever reason, with the next one."""
+def _automatic(groups: Sequence[Group], chosen: dict[str, str]) -> list[Results]:
+    """Train with the backend that should be fastest; if it refuses, with the next one.
+
+    A refusal is what backends raise as such, and an operation that torch does not have for them (a RuntimeError). Full
+    memory, and other errors of the model or the objective, are none: another backend would hide them.
+    """
     models = [job.model for job, _, _ in groups]
     reasons: dict[str, str] = {}
-    for backend in ranked(groups):
+    what = " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
+    for backend in _first(chosen.get(what), ranked(groups), groups):
         if any(backend in _REFUSED.get(model, ()) for model in models):
             continue
         try:
             done = BACKENDS[backend](groups)
-        except Exception as error:
-            if backend == "loop":  # what the loop cannot do, no backend can
+        except (Refused, RuntimeError) as error:
+            # what the loop cannot do, no backend can
+            if backend == "loop" or isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise
             reasons[backend] = first_line(error)
         else:
+            chosen[what] = backend
             break
     for refused, reason in reasons.items():
         for model in models:
@@ -148,6 +157,16 @@ def _automatic(groups: Sequence[Group]) -> list[Results]:
         names = " and ".join(sorted({type(model).__name__ for model in models}))
         _log.warning("warning: %s trains with --backend %s, since %s refuses: %s", names, backend, refused, reason)
     return done
+
+
+def _first(name: str | None, order: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    """The backends in the order in which they are tried, with an earlier choice first if it is possible here."""
+    job = groups[0][0]
+    try:
+        check(name or "", job.device, job.precision)
+    except FLError:
+        return [*order]
+    return [*order] if name == "vmap" and len(groups) > 1 else [name, *(other for other in order if other != name)]
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,10 +4,11 @@ Eager steps of small models wait for the launches of their many small kernels; a
 different architectures also run side by side. Captures are kept for the next rounds.
 """
 
+import inspect
 import logging
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from fl.base.errors import FLError
+from fl.base.errors import Refused
 from fl.engine import last_batch
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.progress import count
@@ -55,7 +56,7 @@ class Slot(Replica):
         before = list(map(id, self._state().values()))
         self.replay = capture(self.following, warm_up)
         if before != list(map(id, self._state().values())):
-            raise FLError(
+            raise Refused(
                 f"{type(self.model).__name__} puts new tensors in the place of its buffers, which a graph cannot: "
                 "change them in place, or use --backend loop"
             )
@@ -162,9 +163,55 @@ def _meaning(group: Group) -> tuple:
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
     settings += (job.batches.real is None,)
-    # A model's printed form shows its modules' settings (rates, momenta), which a capture contains.
-    what = str(job.model), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
+    what = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
     return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
+
+
+class _Same:
+    """An object by its identity, without keeping it; once it is gone, no other one is taken for it."""
+
+    def __init__(self, value: Any) -> None:
+        self.id = id(value)
+        try:
+            self.get = ref(value)
+        except TypeError:  # it has no weak references
+            self.get = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and (mine := self.get()) is not None and mine is other.get()
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+def _looks(value: Any, seen: dict[int, int]) -> Any:
+    """What a step may read of a model, or of an object in it, apart from parameters' and buffers' values: something
+    hashable that is equal as long as none of it changes.
+
+    Args:
+        seen: the objects so far, by identity: they may contain one another.
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        return type(value), repr(value)  # as text, nan is itself, and 1 is not True
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, torch.Tensor):
+        return _Same(value), value._version
+    if isinstance(value, Mapping):
+        return type(value), tuple((_looks(key, seen), _looks(one, seen)) for key, one in value.items())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return type(value), tuple(_looks(one, seen) for one in value)
+    if isinstance(value, nn.Module):  # its replicas are always in training mode
+        own = {name: one for name, one in vars(value).items() if name not in ("training", "_parameters", "_buffers")}
+        tensors = [*value._parameters.items(), *value._buffers.items()]
+        what = [(name, t if t is None else (t.shape, t.dtype, t.requires_grad)) for name, t in tensors]
+        return _Same(value), tuple(what), _looks(own, seen)
+    if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
+        return _Same(value)
+    if hasattr(value, "tobytes"):  # an array
+        return _Same(value), value.tobytes()
+    return _Same(value), _looks(getattr(value, "__dict__", None), seen)
 
 
 def train(groups: Sequence[Group]) -> list[Results]:
@@ -245,7 +292,7 @@ def _wait(device: torch.device) -> None:
 
 @contextmanager
 def _never_waiting() -> Iterator[None]:
-    """Raise FLError for an operation that waits for the device."""
+    """Raise Refused for an operation that waits for the device."""
     before = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns that it does not find every wait
@@ -254,7 +301,7 @@ def _never_waiting() -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        raise FLError(f"a graph cannot wait for the device: {first_line(error)}; use --backend loop") from error
+        raise Refused(f"a graph cannot wait for the device: {first_line(error)}; use --backend loop") from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
@@ -278,7 +325,7 @@ def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
             raise cause from None
         if "captur" not in f"{error} {cause}":
             raise
-        raise FLError(
+        raise Refused(
             f"a step cannot be captured as a graph: {first_line(cause)}; use --backend loop or vmap"
         ) from error
     return graph.replay

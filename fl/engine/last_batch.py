@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from fl.base.errors import FLError
+from fl.base.errors import Refused
 from fl.engine.batches import IGNORED
 from fl.engine.draws import Drawing, Draws
 from fl.engine.job import Group
@@ -27,7 +27,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, WeakSet] = WeakKeyDictionary()
 
 
 def check(group: Group) -> None:
-    """Raise FLError unless a batch that is filled up trains a client as its real samples alone would.
+    """Raise Refused unless a batch that is filled up trains a client as its real samples alone would.
 
     It is tried on the CPU, since labels that an objective does not expect would stop a GPU for good.
     """
@@ -41,10 +41,10 @@ def check(group: Group) -> None:
         alone, together = _losses(group)
     except Exception as error:  # of the user's model or objective, which may not expect such labels or few samples
         reason = f"a batch of half as many samples, filled up with labels of {IGNORED}, fails ({first_line(error)})"
-        raise FLError(_refusal(group, reason)) from error
+        raise Refused(_refusal(group, reason)) from error
     for name in alone:
         if not torch.allclose(together[name], alone[name], rtol=1e-3, atol=1e-5, equal_nan=True):
-            raise FLError(_refusal(group, f"{name or 'the loss'} of a batch depends on the samples that fill it up"))
+            raise Refused(_refusal(group, f"{name or 'the loss'} of a batch depends on the samples that fill it up"))
     with suppress(TypeError):  # what has no weak references is tried again
         known.add(job.objective)
 

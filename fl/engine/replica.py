@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from fl.base.errors import FLError
+from fl.base.errors import Refused
 from fl.engine.batches import Step
 from fl.engine.draws import Draws, NoDraws
 from fl.engine.job import Group, Results
@@ -31,7 +31,7 @@ class Replica:
         try:
             self.model = copy.deepcopy(self.job.model).train()
         except RuntimeError as error:
-            raise FLError(
+            raise Refused(
                 f"{type(self.job.model).__name__} cannot be copied: {first_line(error)}; use --backend vmap, or "
                 "torch.nn.utils.parametrizations instead of the older weight_norm"
             ) from error

@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from fl.base.errors import FLError
+from fl.base.errors import Refused
 from fl.engine import last_batch
 from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Results
@@ -50,7 +50,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
             state = {**rest, **own, **params}
             out = functional_call(job.model, state, (x,))
             if moved := [name for name in rest if state[name] is not rest[name]]:
-                raise FLError(
+                raise Refused(
                     f"{type(job.model).__name__} cannot train side by side: it puts a new tensor in the place of the "
                     f"buffer {moved[0]}; change it in place, or use --backend loop"
                 )
@@ -100,5 +100,5 @@ def _vectorised(losses: Callable[..., Tensor], model: nn.Module, *arguments) -> 
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
         if any(part in reason for part in ("vmap", "atching rule", "does not require grad")):
-            raise FLError(f"{type(model).__name__} cannot train side by side: {reason}; use --backend loop") from error
+            raise Refused(f"{type(model).__name__} cannot train side by side: {reason}; use --backend loop") from error
         raise

@@ -1,6 +1,6 @@
 """How clients train on their own data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fl.base.errors import FLError
 from fl.data import Dataset
@@ -28,6 +28,7 @@ class LocalTraining:
         chunk: how many clients train at a time, to save memory; 0: all clients of the round.
         precision: the numbers and the memory layout in which clients train.
         last_batch: what the last batch of an epoch holds, one of `fl.engine.batches.LAST_BATCHES`.
+        chosen: the backends that `auto` has chosen, by the cohort's sizes; a checkpoint keeps them.
 
     >>> LocalTraining(epochs=1, optimizer=SGD(0.1)).optimizer.lr
     0.1
@@ -44,6 +45,7 @@ class LocalTraining:
     chunk: int = 0
     precision: Precision = Precision()
     last_batch: str = "filled"
+    chosen: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def size_of_batches(self, parts: Parts) -> int:
         """The samples of each step: `batch_size`, but no more than the client with most samples has.

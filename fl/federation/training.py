@@ -136,5 +136,5 @@ def _in_chunks(
             starts, context = (select_stacked(each, rows) for each in (cohort.states, objective.context))
             same = objective._replace(context=context)
             groups.append(make_group(population, local, model, starts, clients, same, rng))
-        parts += zip(alike.values(), train(groups, local.backend))
+        parts += zip(alike.values(), train(groups, local.backend, local.chosen))
     return parts

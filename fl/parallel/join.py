@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 
+from fl.base.console import stopped
 from fl.base.errors import FLError
 from fl.parallel.ranks import Ranks, Stopped, become, current
 from fl.parallel.watch import SILENT, Lost
@@ -99,4 +100,4 @@ def _failed(ranks: Ranks, error: BaseException, said: str) -> int:
         ranks.watch.leave()
     else:
         ranks.watch.fail(reason)
-    return 130 if isinstance(error, KeyboardInterrupt) else 2
+    return stopped(error) if isinstance(error, KeyboardInterrupt) else 2

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fl.base.errors import FLError
+from fl.base.errors import FLError, Terminated
 
 SILENT = 15
 """Seconds without a heartbeat after which a rank counts as lost. torchrun may take 30 more to end what hangs."""
@@ -193,11 +193,15 @@ class Watch:
             os._exit(2)
 
     def _ended(self, number: int, frame: Any) -> None:
-        """SIGTERM: from torchrun, because a rank died, or from the thread above."""
+        """SIGTERM: from torchrun, because a rank died or all are to stop, or from the thread above."""
         if self.saving:
             return
         self.saving = True
-        raise self.blamed() or KeyboardInterrupt
+        if lost := self.blamed():
+            raise lost
+        if callable(self._before):  # a handler of the user's
+            self._before(number, frame)
+        raise Terminated
 
     def _dead_here(self) -> str:
         """Which rank of this machine is no process any more."""

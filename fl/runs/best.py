@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from fl.algorithms.algorithm import Server
 from fl.base.errors import FLError
 from fl.runs import checkpoint, metrics
+from fl.runs.checksums import of_file
 from surgery import State
 from surgery.errors import first_line
 from surgery.transfer import host_copies
@@ -27,16 +28,17 @@ class BestModel:
     Args:
         folder: of the run.
         done: the round of its checkpoint.
+
+    Attributes:
+        checksum: of the file that belongs to the next checkpoint; "" for none.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
-        self.folder = folder
+        self.folder, self.checksum = folder, of_file(_kept(folder, done))
         self._taken: tuple[Server, int, State] | None = None
-        if (folder / _NEXT).exists():  # the run was killed around a checkpoint
-            if _round(folder / _NEXT) <= done:
-                self.commit()
-            else:
-                (folder / _NEXT).unlink()
+        if _kept(folder, done).name == _NEXT:
+            self.commit()
+        (folder / _NEXT).unlink(missing_ok=True)
 
     def take(self, server: Server, round: int, statistics: State) -> None:
         """Remember the parts of a server; they are written with the next checkpoint."""
@@ -49,6 +51,7 @@ class BestModel:
         if self._taken is not None:
             server, round, statistics = self._taken
             checkpoint.save(self.folder, server, round, spec, statistics, file=_NEXT)
+            self.checksum = of_file(self.folder / _NEXT)
             self._taken = None
 
     def commit(self) -> None:
@@ -70,6 +73,26 @@ def best_file(folder: Path) -> str:
         if (folder / file).exists() and _round(folder / file) == best["round"]:
             return file
     raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")
+
+
+def check_kept(folder: Path, done: int, known: str | None) -> None:
+    """Raise FLError unless the best model is the one that was there when the checkpoint of round `done` was written.
+
+    Args:
+        known: its checksum; None for a checkpoint of an earlier version, which has none.
+    """
+    found = of_file(path := _kept(folder, done))
+    if known is None or found == known:
+        return
+    if not known:
+        raise FLError(f"{folder / FILE} is not of this run, which has kept no best model: move it away")
+    way_out = "put back a copy of the file, or start a new run under another --name"
+    raise FLError(f"{path} is {'not the model that the run has kept' if found else 'gone'}: {way_out}")
+
+
+def _kept(folder: Path, done: int) -> Path:
+    """The file of the best model, which after a kill around a checkpoint may have its name of before."""
+    return folder / (_NEXT if (folder / _NEXT).exists() and _round(folder / _NEXT) <= done else FILE)
 
 
 def _round(path: Path) -> int:

@@ -34,6 +34,8 @@ def save(
     statistics: State,
     settings: Mapping[str, Any] | None = None,
     file: str = FILE,
+    beside: Mapping[str, Any] | None = None,
+    backends: Mapping[str, str] | None = None,
 ) -> None:
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
@@ -46,13 +48,23 @@ def save(
         statistics: of the global model's static batch norms, if it has any.
         settings: those that the run must keep, see `fl.runs.fixed_settings`.
         file: its name in the folder.
+        beside: by name, the checksums of other files of the folder, which belong to this checkpoint.
+        backends: what --backend auto has chosen.
     """
     # Copies, since parts may share memory (one model broadcast to all), which safetensors refuses.
     if _STATISTICS in server:
         raise FLError(f"a server has no part called {_STATISTICS!r}: that is where checkpoints keep static norms'")
     parts = flatten({**server, _STATISTICS: statistics})
     tensors = dict(zip(parts, host_copies(list(parts.values()))))
-    state = json.dumps({"round": round, "model": dataclasses.asdict(spec), "settings": dict(settings or {})})
+    state = json.dumps(
+        {
+            "round": round,
+            "model": dataclasses.asdict(spec),
+            "settings": dict(settings or {}),
+            "beside": dict(beside or {}),
+            "backends": dict(sorted((backends or {}).items())),
+        }
+    )
     header = {"format": _FORMAT, "state": state, "checksums": record(tensors, state)}
     with replacing(folder / file) as temporary, open(temporary, "wb") as opened:  # save_file makes private files
         opened.writelines(ordered(serialise(tensors, metadata=header)))
@@ -116,11 +128,14 @@ def read_parts(folder: Path, file: str = FILE, model: Model | None = None) -> tu
         raise FLError(f"{folder / file} describes no model: {error}") from None
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings that a checkpoint remembers; none in those of earlier versions."""
+def read_header(folder: Path) -> dict[str, Any]:
+    """What a checkpoint remembers beside its tensors: the round, the settings and checksums of the files beside it.
+
+    Earlier versions wrote no settings or no such checksums: these are then empty.
+    """
     try:
-        with safe_open(folder / FILE, framework="pt") as file:
-            return _state(folder / FILE, file.metadata() or {})["settings"]
+        with safe_open(regular(folder / FILE, most=None), framework="pt") as file:
+            return _state(folder / FILE, file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise FLError(f"{folder / FILE} cannot be read: {error}") from None
 
@@ -170,12 +185,12 @@ def _state(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
         raise FLError(f"{path} is {what}, and this version reads format {_FORMAT}: train again")
     try:
         state = json.loads(header["state"])
-        state = {"settings": {}} | state  # which earlier versions did not write
+        state = {"settings": {}, "beside": {}, "backends": {}} | state  # which earlier versions did not write
     except (KeyError, TypeError, ValueError):
         raise _damaged(path, "its header does not say which round and model it is of") from None
     if type(state.get("round")) is not int or state["round"] < 0:
         raise _damaged(path, f"its header says round {state.get('round')!r}")
-    if not isinstance(state.get("model"), dict) or not isinstance(state["settings"], dict):
+    if not all(isinstance(state.get(part), dict) for part in ("model", "settings", "beside", "backends")):
         raise _damaged(path, "its header describes no model")
     return state
 

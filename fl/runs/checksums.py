@@ -3,9 +3,12 @@
 import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from fl.base.files import regular
 
 
 def checksum(tensor: Tensor) -> str:
@@ -18,6 +21,17 @@ def checksum(tensor: Tensor) -> str:
     said = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     values = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
     return f"{zlib.crc32(values, zlib.crc32(said)):08x}"
+
+
+def of_file(path: Path) -> str:
+    """CRC-32 of a file's bytes, as hexadecimal text; "" if there is no such file."""
+    if not path.exists():
+        return ""
+    found = 0
+    with open(regular(path, most=None), "rb") as file:
+        while part := file.read(2**20):
+            found = zlib.crc32(part, found)
+    return f"{found:08x}"
 
 
 def record(tensors: Mapping[str, Tensor], state: str) -> str:

@@ -15,7 +15,8 @@ from fl.base.files import is_leftover
 from fl.config import Config
 from fl.models.own import Model
 from fl.runs import checkpoint, lock, metrics
-from fl.runs.best import best_file
+from fl.runs.best import FILE as BEST
+from fl.runs.best import best_file, check_kept
 from fl.runs.fixed_settings import check_unchanged
 from surgery import State
 from zoo import Spec
@@ -26,16 +27,37 @@ SETTINGS = "config.yaml"
 def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
     """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint.
 
-    Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings.
+    Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings, and for a
+    table or a best model that does not belong to it.
     """
     if not (folder / checkpoint.FILE).exists():
         _check_none_lost(folder)
         return algorithm.init(), 0
     server, done = checkpoint.restore(folder, algorithm.init(), spec)
-    check_unchanged(checkpoint.read_settings(folder), config, folder)
+    check_intact(folder, config)
     if done > config.rounds:
         raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
     return server, done
+
+
+def check_intact(folder: Path, config: Config, table: bool = True, best: bool = True) -> None:
+    """Raise FLError for a checkpoint of other settings than these, and for a table or a best model that is not the one
+    that was beside it when it was written. Rounds of the table after it are not looked at.
+
+    Args:
+        table, best: whether to look at that.
+    """
+    header = checkpoint.read_header(folder)
+    try:
+        check_unchanged(header["settings"], config, folder)
+        if table:
+            metrics.check_rows(folder / metrics.FILE, header["round"], header["beside"].get(metrics.FILE))
+        if best:
+            check_kept(folder, header["round"], header["beside"].get(BEST))
+    except FLError:
+        if checkpoint.read_header(folder) == header:
+            raise
+        check_intact(folder, config, table, best)  # the run goes on meanwhile, and has written another
 
 
 def run_name(config: Config) -> str:
@@ -122,7 +144,11 @@ def _check_none_lost(folder: Path) -> None:
     """
     table = folder / metrics.FILE
     done = len(metrics.read(table)) if table.exists() else 0
-    if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
+    if (
+        (folder / "summary.json").exists()
+        or (folder / BEST).exists()
+        or (done and done > Config.read(folder).checkpoint_every)
+    ):
         raise FLError(
             f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
             "under another --name"
@@ -142,8 +168,11 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     Raises FLError if the folder holds no run, or several, or one of another model, or not the model of its best round.
     """
     folder = Path(folder)
-    if len(Config.read(folder).runs()) > 1:
+    config = Config.read(folder)
+    if len(config.runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
+    if (folder / checkpoint.FILE).exists():
+        check_intact(folder, config, table=best, best=best)
     spec, state = checkpoint.read_model(folder, best_file(folder) if best else checkpoint.FILE, model)
     net = models.create(torch.Generator(), spec)
     try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fl.base.errors import FLError
-from fl.base.files import is_leftover, writing
+from fl.base.files import is_leftover, remove_leftover, writing
 
 try:
     import fcntl
@@ -39,7 +39,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         for left in folder.iterdir():
             if is_leftover(left.name):
-                left.unlink(missing_ok=True)
+                remove_leftover(left)
         yield
     finally:
         with suppress(OSError):  # the folder may be gone; the lock goes with the handle

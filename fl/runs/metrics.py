@@ -1,11 +1,15 @@
 """metrics.csv: one row a round."""
 
 import csv
+import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
+from fl.base.columns import Due
 from fl.base.errors import FLError
 from fl.base.files import regular, writing
 from fl.base.tables import csv_rows, write_csv
@@ -27,10 +31,9 @@ class Metrics:
 
     def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
         self.path = path
+        check_rows(path, keep, known=None)
         # Later rounds may be there twice, where two processes of an earlier version, which had no lock, wrote them.
         self.rows = [row for row in _rows(path) if row["round"] <= keep] if path.exists() else []
-        if [row["round"] for row in self.rows] != list(range(1, keep + 1)):
-            raise FLError(f"{path} does not hold rounds 1 to {keep}, which the checkpoint has done: put the table back")
         if wanted is not None:
             due = {name: column.due for name, column in columns().items()}
             self.rows = [
@@ -38,12 +41,20 @@ class Metrics:
             ]
         self.kinds = {name: column.kind for name, column in columns().items()}
         self.columns = list(self.kinds)
-        self._check({name for row in self.rows for name in row})
+        if strange := [name for row in self.rows for name in row if name not in self.columns]:
+            raise FLError(
+                f"{path} has a column {strange[0]!r}, which is no metric of this run: put back the table that the run "
+                "left"
+            )
         write_csv(path, self.columns, ([row.get(name, "") for name in self.columns] for row in self.rows))
 
     def add(self, row: Row) -> None:
         """Append the row of a round. Raises FLError for a metric without a column."""
-        self._check(row)
+        if strange := [name for name in row if name not in self.columns]:
+            raise FLError(
+                f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
+                f"Method(..., columns={{{strange[0]!r}: float}})"
+            )
         row = {name: kind(row[name]) for name, kind in self.kinds.items() if name in row}  # as it will be read back
         self.rows.append(row)
         with writing(self.path), open(self.path, "a", newline="") as file:
@@ -51,11 +62,43 @@ class Metrics:
             file.flush()
             os.fsync(file.fileno())  # the table must not lag behind a checkpoint that is safely on disk
 
-    def _check(self, names: Iterable[str]) -> None:
-        if strange := [name for name in names if name not in self.columns]:
+
+def checksums(rows: Sequence[Row]) -> list[str]:
+    """A text for each row that changes with its numbers, other than the seconds, which differ from run to run.
+
+    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `Metrics`.
+    """
+    due = {name: column.due for name, column in columns().items()}
+
+    def one(row: Row) -> str:
+        parts = {part: {k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)}
+        parts["round"].pop("seconds", None)
+        return " ".join(_checksum(part) for part in parts.values())
+
+    return [one(row) for row in rows]
+
+
+def _checksum(part: Row) -> str:
+    return f"{zlib.crc32(json.dumps(part, sort_keys=True).encode()):08x}" if part else ""
+
+
+def check_rows(path: Path, done: int, known: Sequence[str] | None) -> None:
+    """Raise FLError unless a metrics.csv holds the rows that it had when the checkpoint of round `done` was written.
+
+    Args:
+        known: their `checksums`; None for a checkpoint of an earlier version, which has none.
+    """
+    rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
+    if [row["round"] for row in rows] != list(range(1, done + 1)):
+        raise FLError(f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back")
+    if known is None:
+        return
+    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done]):
+        pairs = [*zip(found.split(" "), expected.split(" "))]
+        if len(pairs) != len(get_args(Due)) or any(now not in (was, "") for now, was in pairs):
             raise FLError(
-                f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
-                f"Method(..., columns={{{strange[0]!r}: float}})"
+                f"{path} is not the table that the run left: round {row['round']} has other numbers than when the "
+                "checkpoint was written; put back the table, or start a new run under another --name"
             )
 
 

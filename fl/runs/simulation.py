@@ -15,6 +15,7 @@ from fl.federation import Federation
 from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
 from fl.partition import KINDS
+from fl.runs import best as best_model
 from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.best import BestModel
@@ -22,7 +23,7 @@ from fl.runs.client_scores import ClientTable
 from fl.runs.fixed_settings import fixed
 from fl.runs.folder import SETTINGS, begin
 from fl.runs.kept_start import kept
-from fl.runs.metrics import FILE, Metrics, Row, best, evaluations_since_best
+from fl.runs.metrics import FILE, Metrics, Row, best, checksums, evaluations_since_best
 from fl.runs.summary import summarise
 
 _log = logging.getLogger("fl")
@@ -76,6 +77,8 @@ class Simulation:
         if resume:
             given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
+        if done:
+            fed.local.chosen.update(checkpoint.read_header(folder)["backends"])
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
             given.keep(folder, config, fed, begun=False)
@@ -123,7 +126,17 @@ class Simulation:
         """
         collected = self.fed.statistics(self.server["global"]) if statistics else {}
         self.best.prepare(self.fed.spec)
-        checkpoint.save(self.folder, self.server, self.done, self.fed.spec, collected, fixed(self.config))
+        beside = {FILE: checksums(self.rows), best_model.FILE: self.best.checksum}
+        checkpoint.save(
+            self.folder,
+            self.server,
+            self.done,
+            self.fed.spec,
+            collected,
+            fixed(self.config),
+            beside=beside,
+            backends=self.fed.local.chosen,
+        )
         self.best.commit()
         self.saved = self.done
 

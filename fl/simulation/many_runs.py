@@ -24,7 +24,7 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def resumable(folder: Path, command: str) -> Iterator[None]:
-    """On Ctrl-C inside this block, say where the results are and how to continue."""
+    """On Ctrl-C or SIGTERM inside this block, say where the results are and how to continue."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,9 +1,14 @@
 """From settings to a trained model: run the rounds, measure, keep the run folder up to date."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from fl import data
-from fl.base.errors import Diverged, FLError, Unwritable
+from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
 from fl.federation.elsewhere import Elsewhere
@@ -58,7 +63,8 @@ def simulate(
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
             process works in it, it cannot be written to, or training diverges.
-        KeyboardInterrupt: on Ctrl-C, after what is done was saved.
+        KeyboardInterrupt: on Ctrl-C and on SIGTERM, after what is done was saved. A handler of SIGTERM of your own
+            runs before.
     """
     with joined() as ranks:
         if elsewhere and ranks.size > 1:
@@ -85,7 +91,7 @@ def _lead(
 ) -> dict:
     require(config.log, on_round)
     try:
-        with held(folder, resume):
+        with held(folder, resume), _terminable():
             run = Simulation.begin(config, folder, resume, dataset, model, elsewhere)
             try:
                 greet(run)
@@ -114,6 +120,35 @@ def _lead(
         if not (folder / SETTINGS).exists():
             raise
         raise FLError(f"{error}; then go on with --resume {folder}, which loses no round of its checkpoint") from None
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within it, SIGTERM raises `Terminated`, after a handler of the user's was called; a second one is ignored.
+
+    It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is not ignored. Ranks
+    have a handler of their own, see `fl.parallel.watch`.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main and current().size == 1 else None
+    if before in (None, signal.SIG_IGN):
+        yield
+        return
+    told = False
+
+    def ended(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        again, told = told, True
+        if callable(before):
+            before(number, frame)
+        if not again:
+            raise Terminated
+
+    signal.signal(signal.SIGTERM, ended)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _empty(folder: Path) -> None:

@@ -87,15 +87,17 @@ def test_training_learns_real_digits(tmp_path):
 
 
 class Stop:
-    """Raises in the given round, the way Ctrl-C arrives: in the middle of training."""
+    """Stops the given round, the way Ctrl-C arrives: in the middle of training."""
 
-    def __init__(self, monkeypatch, number, error=KeyboardInterrupt):
+    def __init__(self, monkeypatch, number, error=KeyboardInterrupt, signum=None):
         from fl.federation import Federation
 
         def stopping(original):
             def train(fed, *given, **named):
                 if any(isinstance(value, Rng) and value.round == number for value in given):
-                    raise error
+                    if signum is None:
+                        raise error
+                    signal.raise_signal(signum)
                 return original(fed, *given, **named)
 
             return train
@@ -120,6 +122,44 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, c
     assert json.loads((broken / "summary.json").read_text())["complete"] is False
     assert cli.main(["--resume", str(broken)]) == 0
     assert_equal_runs(whole, broken)
+
+
+@pytest.mark.parametrize("mine", ["none", "one that notes it", "one that ends"])
+def test_sigterm_saves_as_ctrl_c_does_beside_a_handler_of_the_user(tmp_path, monkeypatch, capsys, mine):
+    noted, before = [], signal.getsignal(signal.SIGTERM)
+
+    def handler(number, frame):
+        noted.append(number)
+        if mine == "one that ends":
+            raise SystemExit(7)
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if mine == "none" else handler)
+    try:
+        with monkeypatch.context() as patch:
+            Stop(patch, 3, signum=signal.SIGTERM)
+            if mine == "one that ends":
+                with pytest.raises(SystemExit, match="7"):
+                    run(tmp_path, name="broken")
+            else:
+                run(tmp_path, name="broken", code=143)
+                assert "--resume" in capsys.readouterr().out
+        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_DFL if mine == "none" else handler)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert noted == ([] if mine == "none" else [signal.SIGTERM])
+    config, broken = Config.read(tmp_path / "broken"), tmp_path / "broken"
+    assert checkpoint.read_header(broken)["round"] == 2
+    assert cli.main(["--resume", str(broken)]) == 0
+    assert len(read(broken / "metrics.csv")) == config.rounds
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        Stop(monkeypatch, 2, signum=signal.SIGTERM)
+        run(tmp_path, name="whole")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_ctrl_c_in_the_first_round_can_be_resumed(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ def test_objectives_may_call_with_some_parameters_and_other_models(make_federati
         torch.testing.assert_close(trained.states[name], reference.states[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "step", "out of memory"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkeypatch, caplog, where):
     """... and says so once; what all refuse is the model's own fault and told as it is."""
     net = nn.Sequential(
@@ -203,11 +204,6 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
     monkeypatch.setattr(auto, "_rows", lambda device: [])  # as on a device that nobody has measured
     if where == "backward":
         monkeypatch.setattr(vmap_backend.torch.autograd, "grad", refuse(RuntimeError("LSE is not correctly aligned")))
-    if where == "step":
-        honest = SGD.step
-        monkeypatch.setattr(SGD, "step", lambda *a, lead=0: refuse(ValueError("no stacks"))() if lead else honest(*a))
-    if where == "out of memory":
-        monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(torch.OutOfMemoryError("CUDA out of memory")))
     starts = surgery.broadcast(fed.initial(), 3)
     for number in (1, 2):
         trained = fed.train(starts, [0, 1, 2], Rng(0, number))
@@ -216,6 +212,24 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
     assert all(torch.equal(trained.states[name], loop.states[name]) for name in starts)
     (record,) = [record.getMessage() for record in caplog.records]
     assert record.startswith("warning: Sequential trains with --backend loop, since vmap refuses: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        FLError("the setting cannot be"),
+        ValueError("of an objective"),
+    ],
+)
+def test_auto_raises_what_is_no_refusal(make_federation, monkeypatch, error):
+    fed = make_federation("cnn")
+    monkeypatch.setattr(auto, "_rows", lambda device: [])
+    monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(error))
+    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1))
 
 
 def refuse(error):

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import gc
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -206,6 +207,49 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     del fed, spoilt, group
     gc.collect()
     assert len(graphs._KEPT) == before - 1
+
+
+class Shifted(nn.Module):
+    """A model whose settings its printed form does not show."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.shift, self.by_name, self.table = nn.Linear(64, 3), 0.0, {"factors": [1.0]}, torch.ones(3)
+        self.options = SimpleNamespace(sign=1.0)
+
+    def forward(self, x):
+        factor = self.by_name["factors"][0] * self.options.sign
+        return self.fc(x.flatten(1)) * factor * self.table + self.shift
+
+
+CHANGES = {
+    "a number": lambda net: setattr(net, "shift", 0.5),
+    "a list in a dict": lambda net: net.by_name["factors"].append(2.0),
+    "a tensor": lambda net: setattr(net, "table", torch.ones(3)),
+    "a tensor in place": lambda net: net.table.mul_(-1),
+    "an object's attribute": lambda net: setattr(net.options, "sign", -1.0),
+    "a hook": lambda net: net.fc.register_forward_hook(lambda module, given, out: -out),
+    "a module": lambda net: setattr(net, "fc", nn.Linear(64, 3)),
+    "a frozen parameter": lambda net: net.fc.bias.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_was_changed_is_captured_anew(make_federation, change):
+    fed, captures = make_federation(Shifted(), optimizer=SGD(0.1)), []
+
+    def round(number):
+        starts = surgery.broadcast(fed.initial(), 2)
+        group = make_group(fed, fed.local, fed.model, starts, [0, 1], LocalObjective(cross_entropy), Rng(0, number))
+        graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
+
+    for number, mode in enumerate((True, True, False)):  # it trains in training mode whatever it was in
+        fed.model.train(mode)
+        round(number)
+    assert len(captures) == 1
+    CHANGES[change](fed.model)
+    round(4)
+    assert len(captures) == 2
 
 
 def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federation):

@@ -102,14 +102,14 @@ def test_a_command_with_several_methods_prints_once(tmp_path, capfd):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all"]
 
 
-def interrupted(rank, folder):
-    """Ctrl-C in the third round, which torchrun passes on to all ranks."""
+def interrupted(rank, folder, number):
+    """Ctrl-C or SIGTERM in the third round, which torchrun passes on to all ranks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
     honest, rounds = training.train, iter(range(1, 100))
 
     def train(*arguments):
         if next(rounds) == 3:
-            signal.raise_signal(signal.SIGINT)  # in this thread, wherever the others are
+            signal.raise_signal(number)  # in this thread, wherever the others are
         return honest(*arguments)
 
     training.train = train
@@ -117,8 +117,9 @@ def interrupted(rank, folder):
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves(tmp_path, capfd):
-    assert ran(2, interrupted, tmp_path / "run")[0] == 130
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_save(tmp_path, capfd, number, code):
+    assert ran(2, interrupted, tmp_path / "run", number)[0] == code
     assert "error" not in capfd.readouterr().err
     simulate(CONFIG, tmp_path / "run", resume=True)
     simulate(CONFIG, tmp_path / "whole")

@@ -1,7 +1,10 @@
 """Files of a run that were damaged, edited or lost: a line each, and nothing is overwritten."""
 
+import csv
 import json
+import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fl
-from fl import compare
+from fl import compare, engine
+from fl.analysis.groups import find_runs
 from fl.config import Config
-from fl.runs import checkpoint
+from fl.runs import checkpoint, evaluate
 from fl.simulation import simulate
 
 CONFIG = Config(
@@ -178,3 +182,125 @@ def test_tables_with_repeated_rounds_and_without_an_end(folder, data, capsys):
     (folder / "config.yaml").unlink()
     (folder / "config.yaml").symlink_to("/dev/zero")
     compared("config.yaml is no regular file")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory, data):
+    """Two runs that differ in their seed, with a best round before the last."""
+    found = []
+    for seed in (0, 1):
+        config = replace(CONFIG, seeds=(seed,), rounds=4, keep_best=True, checkpoint_every=2, lr=0.2)
+        found.append(tmp_path_factory.mktemp("kept") / f"s{seed}")
+        scores = iter((0.3, 0.9, 0.4, 0.5))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(evaluate, "evaluate_global", lambda *_, s=scores: {"accuracy": next(s), "loss": 1.0})
+            simulate(config, found[-1], dataset=data)
+    return found
+
+
+def cells(change):
+    """A change of the table's rows, each a dict of texts."""
+
+    def damage(folder, other):
+        path = folder / "metrics.csv"
+        with open(path, newline="") as file:
+            rows = [*csv.DictReader(file)]
+        rows = change(rows) or rows
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0]])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    return damage
+
+
+def renamed(rows):
+    return [{name.replace("accuracy", "acuracy"): text for name, text in row.items()} for row in rows]
+
+
+def copied(name):
+    return lambda folder, other: shutil.copy(other / name, folder / name)
+
+
+def cut(name):
+    return lambda folder, other: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+def gone(name):
+    return lambda folder, other: (folder / name).unlink()
+
+
+TABLE, BEST, POINT = "metrics.csv", "best.safetensors", "checkpoint.safetensors"
+DAMAGE = {
+    "an accuracy": (cells(lambda rows: rows[2].update(accuracy="0.99")), "left: round 3 has other", "rcb"),
+    "a loss": (cells(lambda rows: rows[0].update(train_loss="0.5")), "left: round 1 has other", "rcb"),
+    "a heading": (cells(renamed), r"metrics\.csv is not the table", "rcb"),
+    "another's table": (copied(TABLE), "left: round 1 has other numbers than", "rcb"),
+    "a table cut off": (cut(TABLE), r"metrics\.csv does not hold rounds 1 to 4, .*: put the table back", "rcb"),
+    "no table": (gone(TABLE), r"metrics\.csv does not hold rounds 1 to 4, .*: put the table back", "rb"),
+    "another's best": (copied(BEST), r"best\.safetensors is not the model that the run has kept: put back", "rb"),
+    "a best cut off": (cut(BEST), r"best\.safetensors is not the model that the run has kept: put back", "rb"),
+    "no best": (gone(BEST), r"best\.safetensors is gone: put back a copy", "rb"),
+    "another's checkpoint": (copied(POINT), r"was trained with --seeds 1, and now it is 0: put 1 back", "rcbe"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_table_and_a_best_model_belong_to_their_checkpoint(kept, tmp_path, data, name):
+    """Resuming (r), comparing (c), and exporting the best (b) or the last model (e) say so if they read the file."""
+    damage, match, told = DAMAGE[name]
+    folder = shutil.copytree(kept[0], tmp_path / "a")
+    damage(folder, kept[1])
+    config = Config.read(folder)
+    refused(folder, data, match, config)
+    calls = {
+        "c": lambda: find_runs([folder]),
+        "b": lambda: fl.export(folder, tmp_path / "b.pt", best=True),
+        "e": lambda: fl.export(folder, tmp_path / "e.pt"),
+    }
+    for what, call in calls.items():
+        if what in told:
+            with pytest.raises(fl.FLError, match=match):
+                call()
+        elif name != "no table" or what == "e":
+            call()
+    assert simulate(replace(config, rounds=5), shutil.copytree(kept[0], tmp_path / "whole"), True, data)["rounds"] == 5
+
+
+def test_what_a_kill_leaves_and_an_end_measured_is_no_damage(kept, tmp_path, data):
+    """Rounds after the checkpoint, other seconds, and evaluations that a resumed run has dropped, may be."""
+    folder = shutil.copytree(kept[0], tmp_path / "a")
+    cells(lambda rows: [*rows, rows[3] | {"round": "5", "accuracy": "0.99"}])(folder, None)
+    cells(lambda rows: rows[0].update(seconds="7.5"))(folder, None)
+    cells(lambda rows: rows[3].update(accuracy="", loss="", f1=""))(folder, None)
+    find_runs([folder])
+    assert fl.export(folder, tmp_path / "b.pt", best=True).exists()
+    assert simulate(replace(Config.read(folder), rounds=5), folder, True, data)["rounds"] == 5
+
+
+def test_a_heading_of_an_earlier_version_s_table_is_told_with_its_file(folder, data):
+    spec, server = checkpoint.read_parts(folder)
+    checkpoint.save(folder, server, 1, spec, {})
+    cells(renamed)(folder, None)
+    refused(folder, data, r"a/metrics\.csv has a column 'acuracy', which is no metric of this run: put back")
+
+
+def test_a_best_model_of_a_run_that_kept_none(folder, kept, data):
+    copied(BEST)(folder, kept[0])
+    refused(folder, data, r"best\.safetensors is not of this run, which has kept no best model: move it away")
+    gone(POINT)(folder, None)
+    refused(folder, data, r"checkpoint\.safetensors is gone")
+
+
+def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monkeypatch):
+    used, order = [], ["vmap", "loop"]
+    monkeypatch.setattr(engine, "ranked", lambda groups: order)
+    for name in ("vmap", "loop"):
+        real = engine.BACKENDS[name]
+        monkeypatch.setitem(engine.BACKENDS, name, lambda groups, n=name, r=real: used.append(n) or r(groups))
+    config, folder = replace(CONFIG, backend="auto"), tmp_path / "a"
+    simulate(config, folder, dataset=data)
+    order.reverse()  # as on a machine with other threads
+    simulate(replace(config, rounds=2), folder, resume=True, dataset=data)
+    simulate(config, tmp_path / "b", dataset=data)
+    assert used == ["vmap", "vmap", "loop"]

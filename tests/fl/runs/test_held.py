@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -102,6 +104,30 @@ def test_file_systems_without_locks_and_without_writing_say_so(tmp_path, monkeyp
         match = r"\.lock cannot be written \(Read-only file system\): .*work on a copy"
         with pytest.raises(FLError, match=match), held(tmp_path, resume=True):
             pass
+
+
+def test_what_a_killed_process_left_beside_a_file_goes_with_its_next_writing(tmp_path, caplog):
+    if not (process := os.fork()):
+        os._exit(0)
+    os.waitpid(process, 0)
+    dead, alive = tmp_path / f".a.pt.{process}.tmp", tmp_path / f".a.pt.{os.getppid()}.tmp"
+    others = [tmp_path / f".b.pt.{process}.tmp", tmp_path / ".a.pt.mine.tmp"]
+    for path in (dead, alive, *others):
+        path.write_text("half")
+    write_text(tmp_path / "a.pt", "whole")
+    assert sorted(tmp_path.iterdir()) == sorted([alive, *others, tmp_path / "a.pt"])
+    (said,) = caplog.messages
+    assert said == f"warning: {dead} is deleted, which a process left that was killed while it wrote"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
+def test_an_output_that_is_full_is_told_to_be_the_output(tmp_path):
+    code = "import sys; from fl.base.console import guarded; sys.exit(guarded(lambda: print('a' * 99999) or 0))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    said = "error: the output cannot be written (No space left on device): send it to a place with room\n"
+    assert done.stderr == said
 
 
 def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path, monkeypatch):
