@@ -5,6 +5,8 @@ import glob
 import json
 import logging
 import os
+import re
+import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ _WAYS_OUT = {
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
 }
+_END = f"@{socket.gethostname()}.tmp"  # on a shared disk, other machines have processes of the same number
 LARGEST = 2**28
 """Bytes of a text file that is read whole; a metrics.csv of 100,000 rounds has about a tenth of that."""
 
@@ -45,10 +48,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    start = f".{path.name}."
+    temporary = path.with_name(f"{start}{os.getpid()}{_END}")
     with writing(path):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-            if is_leftover(left.name) and not _runs(int(left.name.split(".")[-2])):
+        for left in path.parent.glob(glob.escape(start) + "*" + glob.escape(_END)):
+            if is_leftover(left.name) and not _runs(int(left.name[len(start) : -len(_END)])):
                 remove_leftover(left)
         try:
             yield temporary
@@ -62,11 +66,10 @@ def replacing(path: Path) -> Iterator[Path]:
 def is_leftover(name: str) -> bool:
     """Whether a file has the name of a temporary one of `replacing`, which only a killed process leaves.
 
-    >>> is_leftover(".metrics.csv.123.tmp"), is_leftover("metrics.csv"), is_leftover(".mine.tmp")
+    >>> is_leftover(".metrics.csv.123@node.tmp"), is_leftover("metrics.csv"), is_leftover(".mine.tmp")
     (True, False, False)
     """
-    first, _, rest = name.rpartition(".tmp")[0].rpartition(".")
-    return name.startswith(".") and name.endswith(".tmp") and len(first) > 1 and rest.isdecimal()
+    return bool(re.fullmatch(r"\..+\.[0-9]+@.*\.tmp", name))
 
 
 def remove_leftover(path: Path) -> None:
@@ -76,7 +79,7 @@ def remove_leftover(path: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether there is such a process on this machine."""
+    """Whether this machine has such a process."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -31,7 +32,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     ready, tell = os.pipe()
     if not (process := os.fork()):
         with held(tmp_path / "a", resume=False):
-            (tmp_path / "a" / ".metrics.csv.12.tmp").write_text("half a")
+            (tmp_path / "a" / ".metrics.csv.12@node.tmp").write_text("half a")
             os.write(tell, b"x")
             signal.pause()
         os._exit(0)
@@ -110,8 +111,11 @@ def test_what_a_killed_process_left_beside_a_file_goes_with_its_next_writing(tmp
     if not (process := os.fork()):
         os._exit(0)
     os.waitpid(process, 0)
-    dead, alive = tmp_path / f".a.pt.{process}.tmp", tmp_path / f".a.pt.{os.getppid()}.tmp"
-    others = [tmp_path / f".b.pt.{process}.tmp", tmp_path / ".a.pt.mine.tmp"]
+    host = socket.gethostname()
+    dead, alive = tmp_path / f".a.pt.{process}@{host}.tmp", tmp_path / f".a.pt.{os.getppid()}@{host}.tmp"
+    others = [
+        tmp_path / name for name in (f".b.pt.{process}@{host}.tmp", f".a.pt.{process}@other.tmp", ".a.pt.mine.tmp")
+    ]
     for path in (dead, alive, *others):
         path.write_text("half")
     write_text(tmp_path / "a.pt", "whole")
