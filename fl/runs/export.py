@@ -3,6 +3,7 @@
 import copy
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,7 +93,7 @@ def export(
         raise FLError(
             f"{path}: unknown format {kind!r}: there are {', '.join(_WRITERS)}; name the file so, or give one"
         )
-    if path.exists():
+    if os.path.lexists(path):
         raise FLError(f"{path} exists already: give another file")
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
