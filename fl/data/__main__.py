@@ -63,10 +63,8 @@ class Look(DataSettings):
 
     def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
         """What each client got, in a few lines."""
-        shape = "x".join(map(str, dataset.x.shape[1:]))
         lines = [
-            f"{dataset.name}: {len(dataset.y):,} training and {len(dataset.test_y):,} test samples of {shape}, "
-            + (f"{dataset.classes:,} different tokens" if dataset.text else f"{dataset.classes} classes"),
+            repr(dataset),
             f"{self.spread()}: {self.clients} clients, seed {self.seed}",
             "",
             f"samples used      {table.sum():,} of {len(dataset.y):,}",
