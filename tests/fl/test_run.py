@@ -254,7 +254,7 @@ BAD = [
     (["--participants", "5"], "--participants 5 of --clients 4"),
     (["--participants", "1.5"], "neither a count (5) nor a share above 0 and at most 1"),
     (["--participants", "0"], "between 1 and all"),
-    (["--alpha", "0.001", "--clients", "50"], "use a larger --alpha"),
+    (["--clients", "50", "--min-samples", "11"], "500 samples cannot give 50 clients 11 each: use fewer clients"),
     (["--clients", "1000", "--samples", "0"], "use fewer clients"),
     (["--rounds", "0"], "--rounds must be 1 or more"),
     (["--lr", "-1"], "--lr must be above 0"),
