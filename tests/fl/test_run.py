@@ -443,6 +443,16 @@ def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
     assert path.read_bytes() == whole
 
 
+def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):
+    folder = run(tmp_path, "--algorithm", "fedavg,indep", "--rounds", 1)
+    assert cli.main(["--resume", str(folder)]) == 0
+    assert "trained anew" not in caplog.text
+    (folder / "indep-seed0").rename(folder / "mine")
+    assert cli.main(["--resume", str(folder)]) == 0
+    assert f"indep-seed0 is trained anew, and {folder / 'mine'} is left alone: if it was renamed, stop" in caplog.text
+    assert_equal_runs(folder / "indep-seed0", folder / "mine")
+
+
 def test_a_refused_resume_of_a_comparison_changes_nothing(tmp_path):
     folder = run(tmp_path, "--seeds", "0,1")
     before = snapshot(folder)
