@@ -21,8 +21,7 @@ from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.help import command
 from fl.base.tables import fitted
-from fl.figures.comparison import check, compare
-from fl.figures.style import check_new
+from fl.figures.comparison import compare
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,6 @@ def run(arguments: Arguments) -> int:
     """Compare and print."""
     if not arguments.folders:
         raise FLError("give at least one run folder")
-    check(arguments.against, arguments.target)
-    check_new(arguments.out)
-    print(compare(arguments.folders, arguments.out, arguments.against, arguments.target, fitted))
+    print(compare(arguments.folders, arguments.out, arguments.against, arguments.target, fitted, new=True))
     print(f"\nfigure: {arguments.out}")
     return 0

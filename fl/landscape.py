@@ -29,7 +29,7 @@ from fl.base.flags import Natural, number, one_of
 from fl.base.help import command
 from fl.config.checks import check_registered
 from fl.figures.landscape import draw_figure
-from fl.figures.style import check_file
+from fl.figures.style import check_new
 from fl.runs.assembly import pick_device
 
 
@@ -72,12 +72,6 @@ class Arguments:
             raise FLError("give at least one run folder")
         check_values(self)
         grid(self.points, self.radius)
-        check_file(self.out)
-        if not self.out.name:
-            raise FLError("--out is the name of a file, such as landscape.png, and it was empty")
-        for path in (self.out, self.out.with_suffix(".csv")):
-            if path.exists():
-                raise FLError(f"{path} exists already: choose another --out")
 
 
 def run(arguments: Arguments) -> int:
@@ -87,6 +81,9 @@ def run(arguments: Arguments) -> int:
     runs = find_runs(arguments.folders)
     for one in runs:
         check_registered(one.config, one.folder)
+    check_new(arguments.out)
+    if (grid_file := arguments.out.with_suffix(".csv")).exists():
+        raise FLError(f"{grid_file} exists already: choose another --out")
     settings = [
         replace(run.config, data_root=arguments.data_root or run.config.data_root, download=arguments.download)
         for run in runs
@@ -112,8 +109,8 @@ def run(arguments: Arguments) -> int:
         if not one.centre < 0.99 * chance:
             print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing that it is flat")
     draw_figure(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
-    write_grid(found, arguments.out.with_suffix(".csv"))
-    print(f"\nfigure: {arguments.out}\ngrid:   {arguments.out.with_suffix('.csv')}")
+    write_grid(found, grid_file)
+    print(f"\nfigure: {arguments.out}\ngrid:   {grid_file}")
     return 0
 
 

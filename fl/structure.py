@@ -37,8 +37,8 @@ class Arguments:
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """run folders, or folders that hold some"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("structure.png")
-    """the figure; must be new"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """the figure; must be new [structure.png, and none with --json]"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print the table as JSON"""
 
@@ -47,15 +47,17 @@ def run(arguments: Arguments) -> int:
     """Draw and print."""
     if not arguments.folders:
         raise FLError("give at least one run folder")
-    check_new(arguments.out)
     found = find(arguments.folders)
-    draw(list(found.values()), arguments.out)
+    out = Path("structure.png") if arguments.out is None and not arguments.json else arguments.out
+    if out is not None:
+        check_new(out)
+        draw(list(found.values()), out)
     if arguments.json:
         rows = {str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in found.items()}
         print(json.dumps(rows))
         return 0
     print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in found.items()))
-    print(f"\nfigure: {arguments.out}")
+    print(f"\nfigure: {out}")
     return 0
 
 

@@ -14,7 +14,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.generator import LEARNED, generate, initial_generator, train_generator
 from fl.base.errors import FLError
-from fl.base.flags import Above0, AtLeast0, AtLeast1, number
+from fl.base.flags import Above0, AtLeast0, number
 from fl.base.rng import Rng
 from fl.engine import Adam
 from fl.engine.objectives import Batch, Call, Objective
@@ -39,13 +39,13 @@ class FedGenOptions:
     decay: Annotated[float, number(float, above=0, most=1)] = 0.98
     """factor of alpha, beta and the generator's learning rate after each round (the released code; 1 keeps them, as
     FedMR's does)"""
-    noise: AtLeast1 = 100
+    noise: Annotated[int, number(int, least=1, most=10**4)] = 100
     """normal numbers that the generator gets beside the label (FedMR's released code; FedGen's: 32 or 64)"""
-    hidden: AtLeast1 = 512
+    hidden: Annotated[int, number(int, least=1, most=10**5)] = 512
     """width of the generator's hidden layer (both released codes, for CIFAR-10)"""
-    steps: AtLeast1 = 50
+    steps: Annotated[int, number(int, least=1, most=10**6)] = 50
     """steps of the generator's training a round (both released codes)"""
-    batch: Annotated[int, number(int, least=2)] = 32
+    batch: Annotated[int, number(int, least=2, most=10**5)] = 32
     """latents of such a step, two or more for its batch norm (the released code; FedMR's: 128)"""
     lr: Above0 = 3e-4
     """Adam's learning rate for the generator (both released codes; FedMR's for CIFAR-100: 1e-4)"""

@@ -10,7 +10,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.alignment import aligned, aligner_of
 from fl.algorithms.parts.secure_round import recombine
 from fl.base.errors import FLError, naming
-from fl.base.flags import Natural, Share, one_of
+from fl.base.flags import Natural, Share, number, one_of
 from fl.federation import Federation
 from fl.federation.own import shared
 from fl.federation.spread import whole
@@ -30,10 +30,10 @@ class FedMROptions:
     stage1_rounds: Natural = 0
     """rounds at the start that average instead of recombining (section 4.3; the paper: 100 for ResNet-20 and
     VGG-16, 0 for the CNN)"""
-    secure: Natural = 0
+    secure: Annotated[int, number(int, least=0, most=100)] = 0
     """repeats of secure recombination among the clients before they upload, so that the server receives recombined
     models only (Appendix B); 0: none; needs the extra `secure`; a client then uploads its number of pieces times the
-    longest piece (VGG-16 for CIFAR-10: 14.5 times its model)"""
+    longest piece (VGG-16 for CIFAR-10: 14.5 times its model), and passes all that it has on once more in each repeat"""
     align: bool = False
     """permute the hidden widths of the clients' models so that they match the first one's, before they are averaged and
     recombined (Git Re-Basin, Ainsworth et al., 2023); each model computes what it did"""

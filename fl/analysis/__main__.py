@@ -66,12 +66,12 @@ class Similarity:
             raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if not self.width:
             raise FLError("give at least one --width")
-        check_new(self.out)
         device = pick_device(self.device)
+        models_of = {folder: (initial_model(folder), load_model(folder)) for folder in self.folders}
+        check_new(self.out)
         found = []
-        for folder in self.folders:
-            trained = load_model(folder)
-            pair = [block_similarity(net.to(device), first=self.first) for net in (initial_model(folder), trained)]
+        for folder, nets in models_of.items():
+            pair = [block_similarity(net.to(device), first=self.first) for net in nets]
             found.append(Compared(f"{folder} ({checkpoint.read_model(folder)[0].name})", *pair))
         if self.model is not None:
             width, depth = (one[0] if len(one) == 1 else one or None for one in (self.width, self.depth))
@@ -100,8 +100,8 @@ class Scales:
 
     def run(self) -> int:
         """Measure, print and draw."""
-        check_new(self.out)
         members = scales.read(self.folders)
+        check_new(self.out)
         variation = scales.measure(members)
         save(histograms(members), self.out)
         print(scales.table(members, variation))

@@ -142,6 +142,11 @@ class Config(MethodOptions, Fields):
         try:
             text = regular(path).read_text()
         except (OSError, UnicodeDecodeError):
+            if (path.parent / "sweep.yaml").is_file():
+                raise FLError(
+                    f"{folder} holds a sweep, not a run: give one of the folders in it, or go on with "
+                    f"`python -m fl.sweep --resume {folder}`"
+                ) from None
             raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
         try:
             return cls.from_yaml(text)

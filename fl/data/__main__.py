@@ -24,6 +24,7 @@ from fl.base.rng import Rng
 from fl.config.settings import DataSettings
 from fl.data import Dataset
 from fl.figures.partition import draw
+from fl.figures.style import check_new
 from fl.partition import Partition
 from fl.partition.counts import counts
 
@@ -37,19 +38,21 @@ class Look(DataSettings):
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object instead: samples of each client and class (text has one class), and the true clusters"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """draw clients x classes into a .png, .svg or .pdf"""
+    """draw clients x classes into a .png, .svg or .pdf; must be new"""
 
     def run(self) -> int:
         """Carry out the command."""
         self.check_data()
         check_read(self, [one.flag for one in changed(self, Look())])
         dataset = self.load()
-        if self.plot and dataset.text:
+        if self.plot is not None and dataset.text:
             raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")
+        if self.plot is not None:
+            check_new(self.plot, "--plot")
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
         labels, classes = (torch.zeros(len(dataset.y)).long(), 1) if dataset.text else (dataset.y, dataset.classes)
         table = counts(partition, labels, classes)
-        if self.plot:
+        if self.plot is not None:
             title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
             draw(partition, labels, classes, title, self.plot)
         if self.json:
@@ -60,10 +63,8 @@ class Look(DataSettings):
 
     def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
         """What each client got, in a few lines."""
-        shape = "x".join(map(str, dataset.x.shape[1:]))
         lines = [
-            f"{dataset.name}: {len(dataset.y):,} training and {len(dataset.test_y):,} test samples of {shape}, "
-            + (f"{dataset.classes:,} different tokens" if dataset.text else f"{dataset.classes} classes"),
+            repr(dataset),
             f"{self.spread()}: {self.clients} clients, seed {self.seed}",
             "",
             f"samples used      {table.sum():,} of {len(dataset.y):,}",
@@ -71,7 +72,7 @@ class Look(DataSettings):
             *([] if dataset.text else [f"classes a client  {_range((table > 0).sum(1))}"]),
             f"true clusters     {_clusters(partition.structure.numpy())}",
         ]
-        return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot else lines)
+        return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot is not None else lines)
 
 
 def _range(values: np.ndarray) -> str:

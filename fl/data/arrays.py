@@ -46,7 +46,9 @@ def checked(
         raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
     what = "tokens" if tokens else "labels"
     if least < 0:
-        raise FLError(f"{what} go from {least} to {most}, and they begin at 0: subtract the least, as in y - y.min()")
+        signs = not tokens and most == 1 and bool((y.abs() == 1).all() and (test_y.abs() == 1).all())
+        way = "give (y > 0).astype(int)" if signs else "subtract the least, as in y - y.min()"
+        raise FLError(f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}")
     if most >= count:
         raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
     if classes is None and not tokens and (absent := count - len(y.unique())):
@@ -58,6 +60,11 @@ def checked(
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(x.max()), int(test_x.max()))) > top:
         raise FLError(f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value")
+    if x.is_floating_point() and x.ndim == 4 and x.min() >= 0 and 64 < x.max() <= 255:
+        _log.warning(
+            f"warning: x holds images of floats from {x.min():g} to {x.max():g}, and models get floats as they are: "
+            "divide x and test_x by 255, or give them as uint8"
+        )
     own, test_own = _owners(owners, test_owners, len(x), len(test_x))
     return {
         **{"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": int(count), "top": int(top)},
@@ -97,15 +104,21 @@ def samples(name: str, value: Any) -> Tensor:
         raise FLError(f"{name} is {_said(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
     least, most = int(x.min()), int(x.max())  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
-        raise FLError(f"{name} goes from {least} to {most}: tokens go from 0 to 2**31 - 1; tables are floats")
+        raise FLError(
+            f"{name} goes from {least} to {most}: tokens go from 0 to 2**31 - 1; tables are floats, "
+            f"{name}.astype('float32')"
+        )
     return x.int()
 
 
 def labels(name: str, value: Any, x: Tensor) -> Tensor:
     """Labels int64 [N], or [N, T] for tokens, of these samples."""
-    y, other = tensor(name, value), name.replace("y", "x")
+    way = (
+        "number the names, as in names, y = np.unique(y, return_inverse=True); test_y = np.searchsorted(names, test_y)"
+    )
+    y, other = tensor(name, value, way), name.replace("y", "x")
     if y.is_floating_point():
-        raise FLError(f"{name} is {_said(y)}: labels are whole numbers from 0 on, as in {name}.astype(int)")
+        raise FLError(f"{name} is {_said(y)}: {_whole(name, y)}")
     tokens = not x.is_floating_point() and x.ndim == 2
     if y.ndim == 2 and not (tokens and y.shape == x.shape):
         way = f"{name}.ravel()" if y.shape[1] == 1 else f"{name}.argmax(1), if this is one-hot"
@@ -118,8 +131,29 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
     return y.long()
 
 
-def tensor(name: str, value: Any) -> Tensor:
-    """A tensor on the CPU of anything that is an array; it may share memory with it."""
+def _whole(name: str, y: Tensor) -> str:
+    """The way from labels of floats to whole numbers, if they are classes."""
+    if (
+        y.ndim == 2
+        and y.shape[1] > 1
+        and (y >= 0).all()
+        and torch.isclose(y.sum(1), torch.ones((), dtype=y.dtype)).all()
+    ):
+        return f"a label is one class, {name}.argmax(1), if this is one-hot"
+    if bool((y == y.round()).all()) and len(y.unique()) == y.max() + 1 and y.min() == 0 and y.numel() == len(y):
+        return f"labels are whole numbers, as in {name}{'.ravel()' * (y.ndim > 1)}.astype(int)"
+    return (
+        "fl classifies only (no regression, and one class a sample), and labels are whole numbers from 0 on; where "
+        f"these are classes, number them: np.unique({name}, return_inverse=True)[1]"
+    )
+
+
+def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> Tensor:
+    """A tensor on the CPU of anything that is an array; it may share memory with it.
+
+    Args:
+        way: the way out where it holds something else than numbers.
+    """
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized:
             raise FLError(f"{name} is a tensor of {value.dtype}, {value.layout}: give a plain one of numbers")
@@ -129,7 +163,7 @@ def tensor(name: str, value: Any) -> Tensor:
     except Exception as error:  # a sequence of unequal lengths, or an object of its own kind
         raise FLError(f"{name} is no array: {' '.join(str(error).split())}") from None
     if array.dtype.kind not in "buif":
-        raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: give numbers, in equal rows")
+        raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: {way}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     elif array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles

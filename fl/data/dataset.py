@@ -65,6 +65,15 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()
     origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.x.shape[1:])) or "a number"
+        what = f"{self.classes:,} different tokens" if self.text else f"{self.classes} classes"
+        lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {what}"]
+        if self.owners is not None:
+            test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
+            lines.append(f"owned by nature: {len(self.owners.unique()):,} owners have the training samples{test}")
+        return "\n".join(lines)
+
     @classmethod
     def from_arrays(
         cls,
@@ -96,8 +105,8 @@ class Dataset:
 
         >>> table = torch.rand(6, 3)
         >>> data = Dataset.from_arrays(table, [0, 1, 2, 0, 1, 2], table, [0, 1, 2, 0, 1, 2])
-        >>> data.classes, data.x.dtype
-        (3, torch.float32)
+        >>> data
+        given: 6 training and 6 test samples of 3, 3 classes
         """
         return cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top))
 

@@ -16,7 +16,7 @@ from fl.base.columns import Due
 from fl.base.flags import choice
 from fl.base.tables import wrapped
 from fl.figures.lines import Line, draw_lines, name_ends, name_lines, parts, styles
-from fl.figures.style import save, shorten
+from fl.figures.style import check_new, save, shorten
 from fl.runs.columns import columns
 from fl.runs.metrics import Row
 
@@ -98,24 +98,23 @@ def compare(
     against: str = "rounds",
     target: float | None = None,
     lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped,
+    new: bool = False,
 ) -> str:
     """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table; with a target, a
     second table is below it.
 
     Args:
         lay_out: makes the text of a table's cells, see `fl.base.tables`.
+        new: whether the figure must not be there yet.
     """
-    check(against, target)
+    choice("--against", [against], AGAINST)
+    if target is not None:
+        check_target(target)
     groups = group(find_runs(folders))
     tables = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
     title = common([run.config for runs in groups.values() for run in runs])
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
+    if new:
+        check_new(out)
     comparison_figure(rows, title, out, AGAINST[against])
     return "\n\n".join(tables)
-
-
-def check(against: str, target: float | None) -> None:
-    """Raise FLError if curves cannot be drawn against this, or the target makes no sense."""
-    choice("--against", [against], AGAINST)
-    if target is not None:
-        check_target(target)

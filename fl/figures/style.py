@@ -1,6 +1,7 @@
 """What all figures share: colours, the axes of curves, captions, and how a figure is written."""
 
 import math
+import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -100,10 +101,12 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=150, format=kind)
 
 
-def check_new(path: Path) -> None:
-    """Raise FLError if a figure's file exists already, and as `check_file` does."""
-    if path.exists():
-        raise FLError(f"{path} exists already: choose another --out")
+def check_new(path: Path, flag: str = "--out") -> None:
+    """Raise FLError if there is anything where a figure is to be written (a file, a folder, a device, a link that leads
+    nowhere), and as `check_file` does.
+    """
+    if path.name and os.path.lexists(path):
+        raise FLError(f"{path} exists already: choose another {flag}")
     check_file(path)
 
 
@@ -113,6 +116,8 @@ def check_file(path: Path) -> str:
     >>> check_file(Path("a.PDF"))
     'pdf'
     """
+    if not path.name:
+        raise FLError(f"{path} is no file that a figure can be written to: give a name, such as figure.png")
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in FigureCanvasBase.get_supported_filetypes():
         raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg")

@@ -237,11 +237,18 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
             output = copy.deepcopy(model).cpu().train()(inputs)
         except Exception as error:  # it is the user's own code
             what = "tokens" if data.tokens else "numbers"
-            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}") from None
+            table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
+            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{table}") from None
     wanted = [2, *data.y.shape[1:], data.classes]
     if not isinstance(output, Tensor) or list(output.shape) != wanted:
         found = list(output.shape) if isinstance(output, Tensor) else kind(output)
         raise FLError(
             f"{said(name)} gives {found} for two samples in training, and the data have {data.classes} classes: it "
             f"has to give logits {wanted}"
+        )
+    sums = output.double().sum(-1)
+    if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
+        raise FLError(
+            f"{said(name)} gives probabilities (they sum to 1), and the loss takes logits: leave the Softmax at its "
+            "end out"
         )

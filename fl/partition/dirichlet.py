@@ -1,5 +1,7 @@
 """Label skew by a Dirichlet distribution: every client has a mixture of classes of its own."""
 
+import heapq
+import logging
 import math
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
 
 _TRIES = 200
+
+_log = logging.getLogger("fl")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,9 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
 
     Each class is dealt out in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
     more get none; the other shares are renormalised, and the class is cut at their cumulative sum. The whole draw is
-    repeated until every client has `minimum` samples.
+    repeated until every client has `minimum` samples. If none of 200 draws gives them that, as with a small alpha and
+    many clients, single samples of the last one move from the largest clients to those that lack some, and a warning
+    says how many.
 
     Args:
         labels: [N], int64.
@@ -38,7 +44,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
         The samples of each client, disjoint, together all.
 
     Raises:
-        FLError: if no draw out of 200 gives every client enough.
+        FLError: if there are fewer samples than that takes.
     """
     if not 0 < alpha < math.inf:
         raise FLError(f"--alpha is a concentration above 0, got {alpha}")
@@ -48,16 +54,33 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
             f"{len(y)} samples cannot give {clients} clients {minimum} each: use fewer clients or a smaller "
             "--min-samples"
         )
-    fewest = 0
     for _ in range(_TRIES):
         owners, sizes = _draw(y, clients, alpha, rng)
-        fewest = sizes.min()
-        if fewest >= minimum:
+        if sizes.min() >= minimum:
             return Parts.owned(owners, clients)
-    raise FLError(
-        f"alpha={alpha:g} leaves a client with {fewest} of {minimum} samples in each of {_TRIES} draws over {clients} "
-        "clients: use a larger --alpha, fewer clients or a smaller --min-samples"
+    moved = _fill(owners, sizes, minimum, rng)
+    _log.warning(
+        f"warning: dirichlet{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
+        f"{moved:,} of {len(y):,} samples were moved to those that had fewer, from the largest"
     )
+    return Parts.owned(owners, clients)
+
+
+def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:
+    """Give every client `minimum` samples: one at a time, drawn at random from the client that then has most. Changes
+    the client of each sample [N], and returns how many samples moved.
+    """
+    needy = np.repeat(np.arange(len(sizes)), np.maximum(minimum - sizes, 0))
+    largest = [(-size, client) for client, size in enumerate(sizes.tolist()) if size > minimum]
+    heapq.heapify(largest)
+    left: dict[int, list[int]] = {}
+    for client in needy:
+        size, giver = largest[0]
+        if giver not in left:
+            left[giver] = rng.permutation(np.flatnonzero(owners == giver)).tolist()
+        owners[left[giver].pop()] = client
+        heapq.heapreplace(largest, (size + 1, giver))
+    return len(needy)
 
 
 def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

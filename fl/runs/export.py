@@ -3,6 +3,7 @@
 import copy
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,8 +93,6 @@ def export(
         raise FLError(
             f"{path}: unknown format {kind!r}: there are {', '.join(_WRITERS)}; name the file so, or give one"
         )
-    if path.exists():
-        raise FLError(f"{path} exists already: give another file")
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
     plain = kind in ("pt", "safetensors")
@@ -117,6 +116,8 @@ def export(
             net, example = OfPixels(net, data), example.to(torch.uint8)
     if example is None and not plain:
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
+    if os.path.lexists(path):  # a link that leads nowhere, too
+        raise FLError(f"{path} exists already: give another file")
     content = _WRITERS[kind](net.eval(), example)
     with replacing(path) as temporary:
         temporary.write_bytes(content)

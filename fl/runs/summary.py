@@ -4,12 +4,16 @@ import math
 import platform
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fl.algorithms import is_mixed
+from fl.base.checks import changed, marks
 from fl.base.console import program
+from fl.base.errors import FLError
+from fl.base.flags import Flag, written
 from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import pick_device
@@ -108,14 +112,36 @@ def advice(config: Config, folder: Path) -> str:
         "results": f"{where}/",
         "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
         "train on": f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}",
-        "compare": f"{program('run')} --algorithm fedavg,fedprox,fedmr --seeds 0,1,2",
+        "compare": "" if several or is_mixed(config.algorithm[0]) else _comparison(config),
         "settings": f"{program('run')} --help",
     }
-    if several or config.dataset != Config.dataset or is_mixed(config.algorithm[0]):
+    if not lines["compare"]:
         del lines["compare"]
     if config.lr_schedule != "constant" or config.joining or config.leaving:  # more rounds would change these
         del lines["train on"]
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
+
+
+def _comparison(config: Config) -> str:
+    """The command that trains other methods as this one, with more seeds; "" if they cannot do what the run does."""
+    (own,) = config.algorithm
+    methods = ("fedavg", "fedprox", own if own not in ("fedavg", "fedprox") else "fedmr")
+    others = replace(config, algorithm=methods, seeds=(0, 1, 2), name=None, resume=None, config=None)
+    try:
+        others.check()
+    except FLError:
+        return ""
+    words = [program("run"), "--algorithm", ",".join(methods), "--seeds", "0,1,2"]
+    for one in changed(others, Config(algorithm=methods, seeds=others.seeds)):
+        if one.unread:
+            continue
+        if isinstance(one.value, bool):
+            group, dot, name = one.flag.rpartition(".")
+            words.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
+        else:
+            texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
+            words += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
+    return " ".join(words)
 
 
 def _out_of_patience(config: Config, folder: Path) -> bool:

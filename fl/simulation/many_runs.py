@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from fl.base.files import write_text
 from fl.config import Config
 from fl.parallel import current
 from fl.runs.assembly import build
-from fl.runs.folder import begin, held, is_unused
+from fl.runs.folder import SETTINGS, begin, held, is_unused
 from fl.runs.kept_start import kept
 from fl.simulation.logs import require
 from fl.simulation.one_run import simulate
@@ -84,6 +84,7 @@ def train_all(
             fed, algorithm = build(one, dataset, start=kept(path, one))
             begin(one, path, algorithm, fed.spec)
         if writes:
+            _tell_renamed(settings.parent, runs)
             write_text(settings, text)
         for path, one in runs.items():
             try:
@@ -98,3 +99,15 @@ def train_all(
                 _log.warning("warning: %s is left out: %s", path, error)
                 ended.failed[path] = str(error)
     return ended
+
+
+def _tell_renamed(folder: Path, runs: Iterable[Path]) -> None:
+    """Warn of runs that are trained anew beside others in the same folder that are none of these, but may have been."""
+    new = [path for path in runs if not path.exists()]
+    others = sorted({file.parent for file in folder.rglob(SETTINGS)} - {folder, *runs})
+    if new and others:
+        _log.warning(
+            "warning: %s is trained anew, and %s is left alone: if it was renamed, stop here and give it its name back",
+            ", ".join(path.name for path in new),
+            ", ".join(map(str, others)),
+        )

@@ -126,7 +126,8 @@ class Sweep:
             saved = yaml.safe_load(path.read_text())
             option, values, settings = saved["option"], tuple(map(str, saved["values"])), saved["settings"]
         except (OSError, UnicodeDecodeError):
-            raise FLError(f"{folder} is not the folder of a sweep: it has no {FILE} that can be read") from None
+            way = f"; it holds a run: `python -m fl.run --resume {folder}`" * (folder / "config.yaml").is_file()
+            raise FLError(f"{folder} is not the folder of a sweep: it has no {FILE} that can be read{way}") from None
         except (yaml.YAMLError, KeyError, TypeError):
             raise FLError(f"{path} is not a sweep: put back the file that fl.sweep wrote") from None
         try:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -199,6 +200,31 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     lines = advice(Config(), Path("runs/a")).split("\n")
     assert "train on  layer-surgery run --resume runs/a --rounds 80" in lines
     assert as_called("a `python -m zoo` b python -m fl.sweep") == "a `layer-surgery zoo` b layer-surgery sweep"
+
+
+@pytest.mark.parametrize(
+    ("flags", "methods"),
+    [
+        ("", "fedavg,fedprox,fedmr"),
+        ("--rounds 3 --clients 8 --partition iid --unequal --width 0.25,0.5,1 --out 'my runs' --name a", None),
+        ("--algorithm ditto --ditto.lam 0.5 --lr-schedule step --lr-steps 0.5", "fedavg,fedprox,ditto"),
+        ("--algorithm fedprox --fedprox.mu 0.5 --no-download --optimizer adam --betas 0.5,0.9 --seeds 7", None),
+        ("pydoc --text.length 32", None),
+        ("--algorithm heterofl", ""),
+        ("--seeds 0,1", ""),
+    ],
+)
+def test_the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, methods):
+    config, _ = parse(shlex.split(flags))
+    found = [line for line in advice(config, Path("runs/a")).split("\n") if line.startswith("compare ")]
+    if methods == "":
+        assert not found
+        return
+    program, *argv = found[0].removeprefix("compare   python -m ").split(" ", 1)
+    proposed, _ = parse(shlex.split(argv[0]))
+    names = tuple((methods or "fedavg,fedprox,fedmr").split(","))
+    assert program == "fl.run"
+    assert proposed == replace(config, algorithm=names, seeds=(0, 1, 2), name=None)
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -104,6 +104,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     taken = tmp_path / "taken.png"
     taken.write_text("mine")
     assert compare.main([str(run), "--out", str(taken)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert compare.main([str(tmp_path / "nowhere"), "--out", str(taken)]) == 2
+    assert "is not a folder" in capsys.readouterr().err
     assert taken.read_text() == "mine"
 
 

@@ -146,6 +146,7 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
         (["model.h5"], "unknown format 'h5': there are pt, safetensors, pt2, onnx"),
         (["model"], "unknown format ''"),
         (["taken.pt"], "exists already"),
+        (["taken.pt", "--client", "4"], "has clients 0 to 3"),
         (["nowhere/model.pt"], "there is no folder"),
         (["model.pt", "--pixels"], "a state dict (pt) holds weights alone"),
         (["model.pt", "--client", "4"], "has clients 0 to 3"),

@@ -180,6 +180,8 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
         ([folder, "--seed", -1], "--seed must be"),
         ([tmp_path / "nowhere"], "is not a folder"),
         ([folder, "--out", tmp_path / "taken.png"], "taken.csv exists already"),
+        ([tmp_path / "nowhere", "--out", tmp_path / "taken.png"], "is not a folder"),
+        ([folder, "--out", ""], "give a name, such as figure.png"),
         ([folder, "--out", tmp_path / "a.xyz"], "not written as 'xyz'"),
     ):
         assert landscape.main([*map(str, arguments)]) == 2

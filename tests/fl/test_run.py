@@ -294,7 +294,7 @@ BAD = [
     (["--participants", "5"], "--participants 5 of --clients 4"),
     (["--participants", "1.5"], "neither a count (5) nor a share above 0 and at most 1"),
     (["--participants", "0"], "between 1 and all"),
-    (["--alpha", "0.001", "--clients", "50"], "use a larger --alpha"),
+    (["--clients", "50", "--min-samples", "11"], "500 samples cannot give 50 clients 11 each: use fewer clients"),
     (["--clients", "1000", "--samples", "0"], "use fewer clients"),
     (["--rounds", "0"], "--rounds must be 1 or more"),
     (["--lr", "-1"], "--lr must be above 0"),
@@ -481,6 +481,16 @@ def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
     path.write_bytes(whole)
     assert cli.main(["--resume", str(folder)]) == 0
     assert path.read_bytes() == whole
+
+
+def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):
+    folder = run(tmp_path, "--algorithm", "fedavg,indep", "--rounds", 1)
+    assert cli.main(["--resume", str(folder)]) == 0
+    assert "trained anew" not in caplog.text
+    (folder / "indep-seed0").rename(folder / "mine")
+    assert cli.main(["--resume", str(folder)]) == 0
+    assert f"indep-seed0 is trained anew, and {folder / 'mine'} is left alone: if it was renamed, stop" in caplog.text
+    assert_equal_runs(folder / "indep-seed0", folder / "mine")
 
 
 def test_a_refused_resume_of_a_comparison_changes_nothing(tmp_path):

@@ -216,10 +216,12 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
         (["--resume", str(broken), "--fedmr.stage1-rounds", "3"], "--fedmr.stage1-rounds is what is swept"),
         (["participants", "1,2", "--resume", str(broken)], "leave 'participants' out"),
         (["--resume", str(broken / "fedmr.stage1-rounds=0")], "is not the folder of a sweep"),
+        (["--resume", str(run := next(broken.rglob("config.yaml")).parent)], f"`python -m fl.run --resume {run}`"),
     ):
         assert sweep.main(arguments) == 2
         assert message in capsys.readouterr().err
     assert cli.main(["--resume", str(broken)]) == 2  # no run, which fl.run would make something else of
+    assert f"`python -m fl.sweep --resume {broken}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,8 @@ def test_models_that_are_no_family_are_refused(make_run):
         (["similarity", "--model", "resnet20", "--out", "there.png"], "exists already"),
         (["similarity", "--model", "resnet20", "--out", "a.doc"], "'doc'"),
         (["scales", "nowhere", "neither"], "nowhere"),
-        (["scales", "nowhere", "neither", "--out", "there.png"], "exists already"),
-        (["scales", "nowhere", "neither", "--out", "a.doc"], "'doc'"),
+        (["scales", "nowhere", "neither", "--out", "there.png"], "nowhere"),
+        (["similarity", "nowhere", "--out", "there.png"], "nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(flags, reason, tmp_path, monkeypatch, capsys):

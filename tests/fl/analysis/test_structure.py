@@ -225,7 +225,7 @@ def runs(tmp_path):
 
 
 @pytest.mark.drawn
-def test_the_command_draws_and_prints(runs, tmp_path, capsys):
+def test_the_command_draws_and_prints(runs, tmp_path, capsys, monkeypatch):
     out = tmp_path / "map.png"
     twice = [str(runs), str(runs / "fedavg-seed0" / ".." / "femam-seed1"), "--out", str(out)]
     assert structure.main(twice) == 0
@@ -240,6 +240,11 @@ def test_the_command_draws_and_prints(runs, tmp_path, capsys):
     level = tables[str(runs / "femam-seed0")][1]
     assert level == {"level": "5", "models": 2, "kept": 5 / 6, "rand": [1.0, pytest.approx(6 / 11)], "best": 1.0}
     assert "<svg" in (tmp_path / "map.svg").read_text()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert structure.main([str(runs), "--json"]) == 0  # whose figure nobody asked for
+    assert json.loads(capsys.readouterr().out) == tables
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
@@ -248,7 +253,7 @@ def test_the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
         ([runs], "taken.png", "exists already: choose another --out"),
         ([runs], "map.xyz", "not written as 'xyz'"),
         ([], "map.png", "at least one run folder"),
-        ([runs / "nowhere"], "map.png", "is not a folder"),
+        ([runs / "nowhere"], "taken.png", "is not a folder"),
         ([runs, runs / "fedavg-seed0"], "map.png", "such as femam and fesem"),
     ):
         assert structure.main([*map(str, folders), "--out", str(tmp_path / out)]) == 2

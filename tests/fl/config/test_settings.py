@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import stat
 
 import pytest
 import torch
@@ -93,6 +95,32 @@ def test_what_cannot_be_shown_is_one_line(flags, message, capsys):
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [".", "", "/", "..", "split.png", "pipe", "link", "dangling", "folder", "/dev/null"])
+def test_a_picture_replaces_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "split.png").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo("pipe")
+    os.symlink("split.png", "link")
+    os.symlink("nowhere", "dangling")
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    assert main(["--plot", name]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "choose another --plot" in error or "give a name, such as figure.png" in error
+    assert {path.name: path.lstat() for path in tmp_path.iterdir()} == before
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize("flag", ["fedgen.steps", "fedgen.hidden", "fedgen.batch", "fedgen.noise", "fedmr.secure"])
+def test_a_count_that_would_fill_memory_or_never_end_is_refused(flag, tmp_path, capsys):
+    method = flag.partition(".")[0]
+    for count in (2**63 - 1, 2_000_000):
+        assert cli.main(["--algorithm", method, f"--{flag}", str(count), "--out", str(tmp_path)]) == 2
+        assert f"--{flag} must be between " in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

@@ -64,7 +64,19 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"x": IMAGES.transpose(0, 2, 3, 1)}, r"channels come first, as in x.transpose\(0, 3, 1, 2\)"),
         ({"x": IMAGES.astype(int)}, "images are uint8 or floats"),
         ({"x": -TOKENS}, "x goes from -11 to 0: tokens go from 0"),
-        ({"y": LABELS / 2}, r"y is float64 \[4\]: labels are whole numbers"),
+        ({"y": LABELS / 1}, r"y is float64 \[4\]: labels are whole numbers, as in y.astype\(int\)"),
+        ({"y": torch.tensor(LABELS).float()[:, None]}, r"labels are whole numbers, as in y.ravel\(\).astype\(int\)"),
+        ({"y": LABELS / 2}, r"y is float64 \[4\]: fl classifies only \(no regression"),
+        ({"y": [151.0, 75.0, 141.0, 206.0]}, r"fl classifies only.* np.unique\(y, return_inverse=True\)\[1\]"),
+        ({"y": TABLE}, "fl classifies only .*and one class a sample"),
+        ({"y": np.eye(3)[LABELS]}, r"a label is one class, y.argmax\(1\), if this is one-hot"),
+        (
+            {"y": ["a", "b", "c", "a"]},
+            r"y holds <U1 .*: number the names, as in names, y = np.unique\(y, return_inverse",
+        ),
+        ({"y": np.array(list("abca"), object)}, r"y holds object .*: number the names"),
+        ({"y": 2 * (LABELS > 0) - 1, "test_y": [1, 1, 1, -1]}, r"labels are -1 and 1.*: give \(y > 0\).astype\(int\)"),
+        ({"x": -TABLE.astype(int)}, r"tables are floats, x.astype\('float32'\)"),
         ({"y": LABELS[:, None]}, r"y is int64 \[4, 1\]: labels are \[N\]; give y.ravel\(\)"),
         ({"y": np.eye(4, dtype=int)}, r"give y.argmax\(1\), if this is one-hot"),
         ({"y": LABELS - 1}, "labels go from -1 to 2"),
@@ -84,6 +96,39 @@ def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
     with pytest.raises(FLError, match=said) as error:
         Dataset.from_arrays(**arrays)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "last", "said"),
+    [
+        (TOKENS, (), r"does not take samples of 3 tokens: .*; is this a table\? give floats, x.astype\('float32'\)"),
+        (TABLE[:, :3], (nn.Softmax(1),), "gives probabilities .*: leave the Softmax at its end out"),
+    ],
+)
+def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
+    data = Dataset.from_arrays(x, LABELS, x, LABELS, classes=13 if x is TOKENS else 3)
+    config = fl.Config(clients=2, participants=1, partition="iid", min_samples=1)
+    with pytest.raises(FLError, match=said):
+        fl.build(config, data, nn.Sequential(nn.Linear(3, data.classes), *last))
+
+
+def test_images_of_floats_that_are_pixels_are_told(caplog):
+    for x in (IMAGES / 255, IMAGES - 128.0, IMAGES, TABLE * 50 + 150):
+        Dataset.from_arrays(x, LABELS, x, LABELS)
+    assert not caplog.text
+    bright = IMAGES.astype(np.float32)
+    Dataset.from_arrays(bright, LABELS, bright, LABELS)
+    assert "divide x and test_x by 255, or give them as uint8" in caplog.text
+
+
+def test_a_data_set_prints_as_a_few_lines():
+    table = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS, owners=list("aabc"), test_owners=list("aaaa"))
+    assert str(table) == (
+        "given: 4 training and 4 test samples of 5, 3 classes\n"
+        "owned by nature: 3 owners have the training samples, and 1 the test samples"
+    )
+    assert repr(load("digits")) == "digits: 1,437 training and 360 test samples of 1x8x8, 10 classes"
+    assert repr(Dataset.from_arrays(TOKENS, TOKENS, TOKENS, TOKENS)).endswith("samples of 3, 12 different tokens")
 
 
 def test_classes_that_no_sample_has_are_told(caplog):

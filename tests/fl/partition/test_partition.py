@@ -1,3 +1,5 @@
+import re
+import unittest.mock
 from dataclasses import replace
 from itertools import pairwise
 
@@ -72,9 +74,39 @@ def test_the_same_seed_gives_the_same_split():
     assert any(len(x) != len(y) for x, y in zip(a, other, strict=True))
 
 
-def test_an_alpha_that_leaves_clients_empty_is_refused():
-    with pytest.raises(FLError, match=r"alpha=0\.001 leaves a client with \d+ of 10 samples"):
-        dirichlet(balanced(1000), 50, 0.001, 10, np.random.default_rng(0))
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.integers(1, 40), st.integers(0, 12), st.floats(0.001, 0.2), st.integers(0, 99))
+def test_whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients, minimum, alpha, seed):
+    n = data.draw(st.integers(max(2, clients * minimum - 3), clients * minimum + 60))
+    if n < clients * minimum:
+        with (
+            unittest.mock.patch("fl.partition.dirichlet._draw", side_effect=AssertionError),
+            pytest.raises(FLError, match=f"{n} samples cannot give {clients} clients {minimum} each"),
+        ):
+            dirichlet(balanced(n), clients, alpha, minimum, np.random.default_rng(seed))
+        return
+    parts = dirichlet(balanced(n), clients, alpha, minimum, np.random.default_rng(seed))
+    assert_partition(parts, n)
+    assert min(map(len, parts)) >= minimum
+
+
+def test_samples_move_to_small_clients_from_the_largest_and_this_is_told(caplog):
+    y, many = balanced(6000), 200
+    parts = dirichlet(y, many, 0.05, 10, np.random.default_rng(3))
+    assert "200 clients 10 samples each in none of 200 draws: " in caplog.text
+    moved = int(re.search(r"([\d,]+) of 6,000 samples were moved", caplog.text)[1].replace(",", ""))
+    rng = np.random.default_rng(3)
+    before = [dirichlet(y, many, 0.05, 0, rng) for _ in range(200)][-1]  # as it was drawn
+    lost = [len(set(old.tolist()) - set(new.tolist())) for old, new in zip(before, parts)]
+    assert sum(lost) == moved == (10 - before.sizes).clamp(min=0).sum()
+    for old, new, gone in zip(before, parts, lost):
+        assert len(new) == max(len(old) - gone, 10)
+        assert not gone or len(new) >= parts.sizes.max() - 1  # only the largest give
+    again = dirichlet(y, many, 0.05, 10, np.random.default_rng(3))
+    assert torch.equal(parts.samples, again.samples)
+
+
+def test_an_alpha_of_nothing_and_too_few_samples_are_refused():
     with pytest.raises(FLError, match="above 0"):
         dirichlet(balanced(1000), 5, 0.0, 1, np.random.default_rng(0))
     for split in (lambda *a: iid(*a), lambda labels, k, least, rng: dirichlet(labels, k, 1.0, least, rng)):
