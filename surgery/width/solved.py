@@ -158,6 +158,7 @@ class Solution:
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
         constants: atoms along which a tensor lies that is neither the model's nor its input.
+        written: digits whose sizes the code says where a reshape leaves another one open.
         unused: state names of parameters that no operation used.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
@@ -170,6 +171,7 @@ class Solution:
     made: Sequence[tuple[str, Axis]]
     ordered: Sequence[Axis]
     constants: frozenset[Atom]
+    written: frozenset[Axis]
     unused: Sequence[str]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
@@ -202,6 +204,7 @@ def solve(trace: Trace) -> Solution:
         [(module, freeze(axis)) for module, axis in trace.made],
         [freeze(axis) for axis in trace.ordered],
         frozenset(atom for axis in trace.constants for atom in atoms(freeze(axis))),
+        frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),
         trace.unused,
         members,
         freeze,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,6 +24,8 @@ from surgery.width.axes import Axis
 from surgery.width.ledger import Axes, Learnt, Ledger, View
 from surgery.width.rules.registry import Rule, operation_name, rule_for
 from surgery.width.why import Kind, Why, lost
+
+_LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage"}
 
 
 @dataclass
@@ -89,12 +92,13 @@ class Trace(Ledger):
         origins = Origins(model)
         self.touched: set[int] = set()
         for training in modes:
-            with in_mode(model, training), watching(model) as where, _Follow(self, where, origins):
+            with in_mode(model, training), watching(model) as where, _Leaving(self), _Follow(self, where, origins):
                 result = call(model, example)
             kept = tensors_in(output(result) if output else result)
             if not kept:
                 what = "`output` gives" if output else f"{type(model).__name__} returned"
                 raise SurgeryError(f"{what} no tensor, so the shape of its output is not known")
+            self.use(tensors_in(result))
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
                 axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
@@ -124,6 +128,19 @@ class Origins:
             self._of[tensor] = (step, position)
 
 
+class _Leaving(TorchFunctionMode):
+    """Notes which tensors give their numbers to code that no operation shows."""
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in _LEAVES and args and isinstance(args[0], Tensor):
+            self.trace.use(args[:1])
+        return func(*args, **(kwargs or {}))
+
+
 class _Follow(TorchDispatchMode):
     def __init__(self, trace: Trace, where: list[str], origins: Origins):
         super().__init__()
@@ -145,6 +162,8 @@ class _Follow(TorchDispatchMode):
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
         trace.made += [(self.where[-1], axis) for axis in learnt.made]
         trace.ordered += learnt.ordered
+        trace.written += learnt.written
+        trace.tell(outputs, learnt.told)
         if learnt.learned:
             trace.learn(outputs)
         else:

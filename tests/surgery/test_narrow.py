@@ -969,8 +969,16 @@ ADVERSARIAL = {
     "slice_every_second_const": case(lambda s, y: torch.cat([y[:, 0:8:2] * 2, y[:, 1:8:2]], 1), elements=147),
     "slice_every_third": case(lambda s, y: y[:, ::3], elements=256, out=3),
     "select": case(lambda s, y: y * y[:, 1].unsqueeze(1), elements=271),
+    "select_for_its_shape": case(lambda s, y: y * y[:, -1].shape[-1], elements=147),
+    "select_for_its_shape_not_on_meta": case(
+        lambda s, y: y * s.n.item() * y[:, -1].shape[-1], elements=148, n=parameter()
+    ),
+    "select_that_leaves_torch": case(
+        lambda s, y: y * y[:, -1].tolist()[0][0][0],
+        refuses="a.weight {shape} stays whole: one of its positions is picked",
+    ),
     "split_attribute": case(
-        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=148, parts=[2, 6]
     ),
     "split_size_attribute": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.part, 1), 1)], 1), elements=209, c=12, part=4
@@ -993,6 +1001,21 @@ ADVERSARIAL = {
     "view_two_equal_attributes": case(
         lambda s, y: y.unflatten(1, (s.g, s.d)).transpose(1, 2).flatten(1, 2), elements=271, c=16, g=4, d=4
     ),
+    "view_leaves_minor_open": case(
+        lambda s, y: y.view(y.shape[0], 4, -1, 6, 6).transpose(1, 2).flatten(1, 2), elements=271, c=16
+    ),
+    "view_leaves_minor_open_unevenly": case(
+        lambda s, y: y.view(y.shape[0], s.k, -1, 6, 6).transpose(1, 2).flatten(1, 2), elements=285, c=12, k=4, rate=0.6
+    ),
+    "view_digit_of_shape": case(
+        lambda s, y: y.view(y.shape[0], 4, y.shape[1] // 4, 6, 6).transpose(1, 2).flatten(1, 2), elements=271, c=16
+    ),
+    "unflatten_module": case(
+        lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, 4))
+    ),
+    "unflatten_module_leaves_minor_open": case(
+        lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, -1))
+    ),
     "view_batch_and_channels": case(
         lambda s, y: y.reshape(-1, 6, 6).cumsum(0).view(y.shape[0], -1, 6, 6), refuses=ORDER
     ),
@@ -1010,6 +1033,7 @@ ADVERSARIAL = {
         lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y,
         refuses="the model itself (add): ",
     ),
+    "eye": case(lambda s, y: (y.movedim(1, -1) @ torch.eye(y.shape[1], **D)).movedim(-1, 1), elements=147),
     "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], elements=147, n=8),
     "one_hot": case(lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses=INDEX, n=8),
     "tensor_of_list": case(
