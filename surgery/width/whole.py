@@ -54,7 +54,9 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
             continue
         if demand.numbers and any(atom in chosen.sliced for atom in atoms(axis)):
             continue  # it could shrink, but others are worth less
-        why = firmest(*map(chosen.why, free)) or lost(
+        reasons = [why for atom in free if (why := chosen.why(atom))]
+        undone = [why for why in reasons if why.kind is Kind.LOST]  # it would shrink, if that part of it could
+        why = firmest(*(undone or reasons)) or lost(
             "no share of its parts shrinks it: they shrink, or stay, for other widths"
         )
         hidden = why.kind < Kind.OUTPUT or (why.kind is Kind.OUTPUT and any(atom in read for atom in free))

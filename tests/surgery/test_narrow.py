@@ -1226,6 +1226,19 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
         narrow(model, rate=0.5, example=images(4))
 
 
+def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
+    class Hyper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.make, self.body = nn.Linear(5, 3 * 12), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
+
+        def forward(self, x):
+            return F.linear(self.body(x), self.make(x[0, :5]).view(3, 12))
+
+    narrow(Hyper(), rate=0.5, example=torch.zeros(2, 8))
+    assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
+
+
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
     model, x, rate, *_ = adversarial("cummax")
     monkeypatch.delitem(RULES, "cummax")
