@@ -21,7 +21,7 @@ from surgery.width.demand import Demand
 from surgery.width.plan import plan_of
 from surgery.width.repair import Stuck, repaired, splits_interleaved
 from surgery.width.scores import Followed, Scores, best, scores_of
-from surgery.width.solved import size_of, solve
+from surgery.width.solved import digits, size_of, solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 from surgery.width.whole import Whole, stayed_whole, told
@@ -108,9 +108,10 @@ class Search:
         Where it does something else, code may take one width for another of the same size: two such become one if the
         narrow model then runs further. If no two do, the widths around it stay whole.
         """
-        outcome = self.attempt()
+        outcome = first = self.attempt()
         while isinstance(outcome, Stuck):
-            outcome = self.coupled_further(outcome) or self.other_digit(outcome) or self.left_whole(outcome)
+            further = self.coupled_further(outcome) or self.other_digit(outcome)
+            outcome = further or self.left_whole(outcome, first.message)
         return outcome
 
     def attempt(self) -> Submodel | Stuck:
@@ -142,7 +143,7 @@ class Search:
         smaller = [i for i, axis in enumerate(given) if size_of(axis, self.chosen.choice) < axis.size]
         before = len(self.whole())
         for position, axis in enumerate(step.axes()):
-            if axis in given or axis not in self.chosen.choice:
+            if axis not in self.chosen.choice or not any(axis in digits(whole) for whole in given if whole is not axis):
                 continue
             self.left[stuck.step, position] = lost(f"the code there does not run with fewer: {stuck.difference}")
             self.trace_anew()
@@ -155,17 +156,17 @@ class Search:
             self.trace_anew()
         return None
 
-    def left_whole(self, stuck: Stuck) -> Submodel | Stuck:
-        """What comes of it if the widths around the step stay whole."""
+    def left_whole(self, stuck: Stuck, message: str) -> Submodel | Stuck:
+        """What comes of it if the widths around the step stay whole; SurgeryError with this message if none is left."""
         if self.strict or (stuck.step, None) in self.left or len(self.left) == _MOST_LEFT:
-            raise SurgeryError(stuck.message)
+            raise SurgeryError(message)
         if splits_interleaved(self.solution.steps[stuck.step]):
             self.left[stuck.step, None] = role(SHUFFLED)
         else:
             self.left[stuck.step, None] = lost(f"the code there does not run with fewer: {stuck.difference}")
         self.trace_anew()
         if not self.chosen.choice:
-            raise SurgeryError(stuck.message)
+            raise SurgeryError(message)
         return self.attempt()
 
 

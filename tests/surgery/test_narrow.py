@@ -978,7 +978,7 @@ ADVERSARIAL = {
         refuses="a.weight {shape} stays whole: one of its positions is picked",
     ),
     "split_attribute": case(
-        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=148, parts=[2, 6]
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
     ),
     "split_size_attribute": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.part, 1), 1)], 1), elements=209, c=12, part=4
@@ -1237,6 +1237,35 @@ def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
 
     narrow(Hyper(), rate=0.5, example=torch.zeros(2, 8))
     assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
+
+
+def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return x + self.out(self.mix(x).cumsum(-1).reshape(x.shape))
+
+    model = nn.Sequential(nn.Linear(4, 16), Mixer(), nn.Linear(16, 3))
+    with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]'):
+        narrow(model, rate=0.5, example=torch.zeros(2, 4))
+
+
+def test_a_size_that_numbers_decide_is_no_constant():
+    class Pasted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 3)
+
+        def forward(self, x):
+            y = self.body(x)
+            size = (y.abs().mean((0, 2, 3)).sum() * 10).to(torch.int64).item() + 1
+            return self.head(y.mean((2, 3))), F.interpolate(x, size)
+
+    with pytest.raises(SurgeryError, match="its size follows from numbers that the model computes"):
+        narrow(randomized(Pasted()), rate=0.5, example=images(4))
 
 
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
