@@ -127,7 +127,9 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
             visit(axis)
     sliced = {atom for atom in lone if atom not in bound and not any(atom in product for product in products)}
     for component in _components(list(products)):
-        covers = [_Cover(chosen, component, lone.keys(), demand) for chosen in exact_covers(component)]
+        covers = [
+            _Cover(chosen, component, lone.keys(), solution.written, demand) for chosen in exact_covers(component)
+        ]
         if covers:
             sliced.update(min(covers, key=_Cover.cost).digits)
             continue
@@ -147,20 +149,23 @@ class _Cover(NamedTuple):
 
     digits: _Digits
     products: Sequence[_Digits]
-    lone: Sequence[Atom]  # what is a width alone elsewhere
+    lone: Collection[Atom]  # what is a width alone elsewhere
+    written: Collection[Axis]  # what the code says as a number, and leaves another digit open
     demand: Demand
 
-    def cost(self) -> tuple[int, int, float, int, int]:
+    def cost(self) -> tuple[int, int, int, float, int, int]:
         """First the heads (few, or many if these are to be dropped), last the place of digits: rather the minor ones.
 
-        In between: widths elsewhere that would stay whole, the distance from the share asked for, and groups.
+        In between: widths elsewhere that would stay whole, digits that the code says as a number, the distance from
+        the share asked for, and groups.
         """
         heads = sum(grouping_of(digit) == "heads" for digit in self.digits)
         groups = sum(grouping_of(digit) == "groups" for digit in self.digits)
         others = dict.fromkeys(digit for product in self.products for digit in product)
         left = sum(digit in self.lone and digit not in self.digits for digit in others)
         minor = sum(product.index(digit) for product in self.products for digit in product if digit in self.digits)
-        return -heads if self.demand.heads == "drop" else heads, left, self.deviation(), groups, -minor
+        written = sum(digit in self.written for digit in self.digits)
+        return -heads if self.demand.heads == "drop" else heads, left, written, self.deviation(), groups, -minor
 
     def deviation(self) -> float:
         """How far the products' new sizes are from their share."""

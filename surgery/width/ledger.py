@@ -9,6 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from surgery.errors import InternalError
 from surgery.width import axes
 from surgery.width.axes import Axis
+from surgery.width.why import Why
 
 Axes = tuple[Axis, ...]
 
@@ -37,6 +38,9 @@ class Learnt(NamedTuple):
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
         summed: the axis that was summed to compute the result.
         learned: whether the result consists of weights, although data picked them.
+        written: axes of the result whose sizes the call says, where it leaves another one open (-1).
+        told: axes whose positions are told apart, and why, should a later operation use the result: code may want no
+            more than its shape.
     """
 
     axes: Sequence[Axis] | Sequence[Sequence[Axis]]
@@ -45,6 +49,8 @@ class Learnt(NamedTuple):
     ordered: Sequence[Axis] = ()
     summed: Axis | None = None
     learned: bool = False
+    written: Sequence[Axis] = ()
+    told: Sequence[tuple[Axis, Why]] = ()
 
 
 class Ledger:
@@ -56,6 +62,7 @@ class Ledger:
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         foreign: (axis, why) for each axis of a tensor that the model does not hold; positions of it keep their order.
         constants: tensors made of neither parameters nor the input.
+        written: axes whose sizes a reshape says where it leaves another one open.
     """
 
     def __init__(self) -> None:
@@ -68,6 +75,8 @@ class Ledger:
         self.foreign: list[tuple[Axis, str]] = []
         self.constants: list[Tensor] = []
         self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
+        self.written: list[Axis] = []
+        self._told = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
@@ -77,6 +86,8 @@ class Ledger:
 
     def meet(self, tensors: Iterable[Tensor]) -> None:
         """Note that an operation takes these; those that nothing is known of are constants."""
+        tensors = list(tensors)
+        self.use(tensors)
         for tensor in tensors:
             if tensor not in self._axes:
                 self.constants.append(tensor)
@@ -86,6 +97,16 @@ class Ledger:
     def keep_order(self, tensors: Iterable[Tensor], why: str) -> None:
         """Note that the order of positions matters along all axes of these."""
         self.ordered += [(axis, why) for tensor in tensors for axis in self.axes_of(tensor)]
+
+    def use(self, tensors: Iterable[Tensor]) -> None:
+        """Note that the numbers in these are used."""
+        for tensor in tensors:
+            for axis, why in self._told.pop(tensor, ()):
+                axes.fix(axis, why)
+
+    def tell(self, tensors: Iterable[Tensor], told: Sequence[tuple[Axis, Why]]) -> None:
+        """Note which axes stay whole if the numbers in these are used."""
+        self._told.update(dict.fromkeys(tensors, told) if told else {})
 
     def learned(self, tensor: Tensor) -> bool:
         """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""

@@ -15,7 +15,8 @@ def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
     """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
     for step in solution.steps:
-        seen.setdefault(step.module, {"input": step.inputs[0] if step.inputs else ()}).update(step.numbers)
+        ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
+        seen.setdefault(step.module, ends).update(step.numbers)
     for name, module in small.named_modules():
         values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
@@ -84,11 +85,20 @@ def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> di
     return _as_called(module, numbers, choice)
 
 
+def _unflatten(module: nn.Unflatten, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    sizes = list(module.unflattened_size)
+    if "input" not in numbers or -1 in sizes or not all(isinstance(size, int) for size in sizes):
+        return {}  # it was not used, what is left open shrinks, or dimensions have names
+    first = module.dim % len(numbers["input"])
+    new = [size_of(axis, choice) for axis in numbers["output"][first : first + len(sizes)]]
+    return {"unflattened_size": new} if new != sizes else {}
+
+
 def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     return {
         key: new
         for key, axis in numbers.items()
-        if key != "input" and (new := _renewed_number(module, key, axis, choice))
+        if key not in ("input", "output") and (new := _renewed_number(module, key, axis, choice))
     }
 
 
@@ -101,6 +111,7 @@ _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str,
     (nn.RNNCellBase, _recurrent_cell),
     (nn.PReLU, _prelu),
     (nn.MultiheadAttention, _attention),
+    (nn.Unflatten, _unflatten),
     (nn.RMSNorm, _rms_norm),
     ((_NormBase, nn.GroupNorm, nn.LayerNorm, nn.ChannelShuffle), _as_called),
 )

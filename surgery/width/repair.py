@@ -23,7 +23,7 @@ from surgery.width.of_torch import known_edits
 from surgery.width.readers import SPLITS
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.sizes import Sizes, merged
-from surgery.width.solved import Axes, Axis, Choice, Product, Solution, Sum, size_of
+from surgery.width.solved import Axes, Axis, Choice, Product, Solution, Sum, atoms, size_of
 from surgery.width.trace import Origins, Step, bind, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
@@ -78,7 +78,7 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
                 here, chosen = there, option
                 break
         else:
-            return Stuck(here.step, str(here), _no_way_on(model, solution, here))
+            return Stuck(here.step, str(here), _no_way_on(model, solution, choice, here))
     for name, module in small.named_modules():
         if isinstance(module, nn.MultiheadAttention):  # it assumes embed_dim = num_heads * head_dim
             heads = chosen.get((name, "num_heads"), module.num_heads)
@@ -94,13 +94,37 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
     return Submodel(plan.entries, plan.shapes, (*right.edits, *said), plan.structure, plan.dtypes)
 
 
-def _no_way_on(model: nn.Module, solution: Solution, difference: _Diverged) -> str:
+def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
     hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
+    if torn := _torn(solution, step, choice):
+        hint = (
+            f"Widths of {torn[0]} positions become {' and '.join(map(str, torn[1:]))} there (heads shrink inside of "
+            f'each, or cannot be followed), and the code may take one for the other: try keep=["{step.module}"], '
+            'heads="drop", or a rate or a `rounding` with which they agree'
+        )
+    elif not any(size_of(axis, choice) < axis.size for axis in step.axes()) and "a result of shape" in str(difference):
+        hint = (
+            "No width lies there: its size follows from numbers that the model computes (from boxes that it finds, "
+            "say), and the narrow model computes others. Narrow the part in front of it (a backbone) as a model of its "
+            "own, or give an example with which nothing is found"
+        )
     if splits_interleaved(step):
         hint = f"What is split there cannot become narrower: {SHUFFLED}. Keep these modules whole with keep=[...]"
     return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
+
+
+def _torn(solution: Solution, step: Step, choice: Choice) -> list[int]:
+    """The size of widths that a step's module sees, and what they become, if that is not the same; or []."""
+    sizes: dict[int, set[int]] = {}
+    for one in solution.steps if step.module else ():
+        if is_inside(one.module, step.module):
+            for axis in one.axes():
+                if any(atom.makers for atom in atoms(axis)):
+                    sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
+    mine = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
+    return [max(mine), *sorted(sizes[max(mine)])] if mine else []
 
 
 def splits_interleaved(step: Step) -> bool:

@@ -23,7 +23,7 @@ from surgery.width.demand import Demand
 from surgery.width.plan import plan_of
 from surgery.width.repair import Stuck, repaired, splits_interleaved
 from surgery.width.scores import Followed, Scores, best, named_widths, scores_of
-from surgery.width.solved import atoms, solve
+from surgery.width.solved import atoms, digits, size_of, solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 from surgery.width.unchanged import repeated
@@ -50,7 +50,7 @@ class Search:
         self.model, self.given, self.asked, self.output, self.strict = model, example, demand, output, strict
         self.target, self.scores = target, scores
         self.values = state(model)
-        self.left: dict[int, Why] = {}  # by step why the axes that it sees stay whole
+        self.left: dict[tuple[int, int | None], Why] = {}  # by step why one of its axes (None: all) stays whole
         self.coupled: list[Coupling] = []
         self.trace_anew()
 
@@ -58,9 +58,9 @@ class Search:
         """Trace the model, note what was found to stay whole and to be one width, and choose."""
         self.trace, self.ghost, self.example, *_ = traced(self.model, self.given, self.output)
         self.followed = None if self.scores is None else Followed(self.trace, self.scores)
-        for first, why in self.left.items():
+        for (first, position), why in self.left.items():
             for step in same_code(self.ghost, self.trace.steps, first):
-                for axis in step.axes():
+                for axis in step.axes() if position is None else [step.axes()[position]]:
                     fix(axis, why)
         for coupling in self.coupled:
             couple(self.trace, coupling)
@@ -115,9 +115,10 @@ class Search:
         Where it does something else, code may take one width for another of the same size: two such become one if the
         narrow model then runs further. If no two do, the widths around it stay whole.
         """
-        outcome = self.attempt()
+        outcome = first = self.attempt()
         while isinstance(outcome, Stuck):
-            outcome = self.coupled_further(outcome) or self.left_whole(outcome)
+            further = self.coupled_further(outcome) or self.other_digit(outcome)
+            outcome = further or self.left_whole(outcome, first.message)
         if not self.heads_stay(outcome):
             raise SurgeryError(
                 f"{type(self.model).__name__} makes constants for each head (slopes of positions, say), which are "
@@ -173,17 +174,37 @@ class Search:
             self.trace_anew()
         return None
 
-    def left_whole(self, stuck: Stuck) -> Submodel | Stuck:
-        """What comes of it if the widths around the step stay whole."""
-        if self.strict or stuck.step in self.left or len(self.left) == _MOST_LEFT:
-            raise SurgeryError(stuck.message)
+    def other_digit(self, stuck: Stuck) -> Submodel | Stuck | None:
+        """What comes of it if of a width that the step splits into digits another one shrinks; None if none can."""
+        step = self.solution.steps[stuck.step]
+        given = [axis for found in step.inputs for axis in found]
+        smaller = [i for i, axis in enumerate(given) if size_of(axis, self.chosen.choice) < axis.size]
+        before = len(self.whole())
+        for position, axis in enumerate(step.axes()):
+            if axis not in self.chosen.choice or not any(axis in digits(whole) for whole in given if whole is not axis):
+                continue
+            self.left[stuck.step, position] = lost(f"the code there does not run with fewer: {stuck.difference}")
+            self.trace_anew()
+            now = self.solution.steps[stuck.step].axes()
+            if len(self.whole()) <= before and all(size_of(now[i], self.chosen.choice) < now[i].size for i in smaller):
+                outcome = self.attempt()
+                if isinstance(outcome, Submodel) or outcome.step > stuck.step:
+                    return outcome
+            del self.left[stuck.step, position]
+            self.trace_anew()
+        return None
+
+    def left_whole(self, stuck: Stuck, message: str) -> Submodel | Stuck:
+        """What comes of it if the widths around the step stay whole; SurgeryError with this message if none is left."""
+        if self.strict or (stuck.step, None) in self.left or len(self.left) == _MOST_LEFT:
+            raise SurgeryError(message)
         if splits_interleaved(self.solution.steps[stuck.step]):
-            self.left[stuck.step] = role(SHUFFLED)
+            self.left[stuck.step, None] = role(SHUFFLED)
         else:
-            self.left[stuck.step] = lost(f"the code there does not run with fewer: {stuck.difference}")
+            self.left[stuck.step, None] = lost(f"the code there does not run with fewer: {stuck.difference}")
         self.trace_anew()
         if not self.chosen.choice:
-            raise SurgeryError(stuck.message)
+            raise SurgeryError(message)
         return self.attempt()
 
 

@@ -158,6 +158,7 @@ class Solution:
         modes, outputs: for each forward pass whether it was in training mode, and the axes of the output's tensors.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
+        written: digits whose sizes the code says where a reshape leaves another one open.
         unused: keys of `tensors` that no operation used, of more than one element.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
@@ -169,6 +170,7 @@ class Solution:
     outputs: Sequence[Sequence[Axes]]
     made: Sequence[tuple[str, Axis]]
     ordered: Sequence[tuple[Axis, str]]
+    written: frozenset[Axis]
     unused: Sequence[tuple[str, str]]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
@@ -190,6 +192,7 @@ def solve(trace: Trace) -> Solution:
         [[freeze.all(found) for found in output] for output in trace.outputs],
         [(module, freeze(axis)) for module, axis in trace.made],
         list(dict.fromkeys((freeze(axis), why) for axis, why in trace.ordered)),
+        frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),
         trace.unused,
         members,
         freeze,

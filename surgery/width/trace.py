@@ -115,6 +115,7 @@ class Trace(Ledger):
             if not kept:
                 what = "`output` gives" if output else f"{type(model).__name__} returned"
                 raise SurgeryError(f"{what} no tensor, so the shape of its output is not known")
+            self.use(tensors_in(result))
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
                 axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
@@ -156,6 +157,7 @@ class _Leaving(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _LEAVES and args and isinstance(args[0], Tensor):
             self.trace.keep_order(args[:1], f"its numbers leave torch ({name}), and their order may matter there")
+            self.trace.use(args[:1])
         return func(*args, **(kwargs or {}))
 
 
@@ -191,6 +193,8 @@ class _Follow(TorchDispatchMode):
         trace.ordered += [(axis, RANGE) for axis in learnt.ordered]
         if seeded:
             trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
+        trace.written += learnt.written
+        trace.tell(outputs, learnt.told)
         if learnt.learned:
             trace.learn(outputs)
         else:

@@ -98,7 +98,8 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
     if several or any(why is None or why.kind <= Kind.PICKED for why in reasons):
         own = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))
         return own or lost("no share of its parts shrinks it: they shrink, or stay, for other widths")
-    return firmest(*reasons)
+    undone = [why for why in reasons if why.kind is Kind.LOST]  # it would shrink, if that part of it could
+    return firmest(*(undone or reasons))
 
 
 def told(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:

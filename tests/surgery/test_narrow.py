@@ -969,6 +969,14 @@ ADVERSARIAL = {
     "slice_every_second_const": case(lambda s, y: torch.cat([y[:, 0:8:2] * 2, y[:, 1:8:2]], 1), elements=147),
     "slice_every_third": case(lambda s, y: y[:, ::3], elements=256, out=3),
     "select": case(lambda s, y: y * y[:, 1].unsqueeze(1), elements=271),
+    "select_for_its_shape": case(lambda s, y: y * y[:, -1].shape[-1], elements=147),
+    "select_for_its_shape_not_on_meta": case(
+        lambda s, y: y * s.n.item() * y[:, -1].shape[-1], elements=148, n=parameter()
+    ),
+    "select_that_leaves_torch": case(
+        lambda s, y: y * y[:, -1].tolist()[0][0][0],
+        refuses="a.weight {shape} stays whole: one of its positions is picked",
+    ),
     "split_attribute": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
     ),
@@ -993,6 +1001,21 @@ ADVERSARIAL = {
     "view_two_equal_attributes": case(
         lambda s, y: y.unflatten(1, (s.g, s.d)).transpose(1, 2).flatten(1, 2), elements=271, c=16, g=4, d=4
     ),
+    "view_leaves_minor_open": case(
+        lambda s, y: y.view(y.shape[0], 4, -1, 6, 6).transpose(1, 2).flatten(1, 2), elements=271, c=16
+    ),
+    "view_leaves_minor_open_unevenly": case(
+        lambda s, y: y.view(y.shape[0], s.k, -1, 6, 6).transpose(1, 2).flatten(1, 2), elements=285, c=12, k=4, rate=0.6
+    ),
+    "view_digit_of_shape": case(
+        lambda s, y: y.view(y.shape[0], 4, y.shape[1] // 4, 6, 6).transpose(1, 2).flatten(1, 2), elements=271, c=16
+    ),
+    "unflatten_module": case(
+        lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, 4))
+    ),
+    "unflatten_module_leaves_minor_open": case(
+        lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, -1))
+    ),
     "view_batch_and_channels": case(
         lambda s, y: y.reshape(-1, 6, 6).cumsum(0).view(y.shape[0], -1, 6, 6), refuses=ORDER
     ),
@@ -1010,6 +1033,7 @@ ADVERSARIAL = {
         lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y,
         refuses="the model itself (add): ",
     ),
+    "eye": case(lambda s, y: (y.movedim(1, -1) @ torch.eye(y.shape[1], **D)).movedim(-1, 1), elements=147),
     "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], elements=147, n=8),
     "one_hot": case(lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses=INDEX, n=8),
     "tensor_of_list": case(
@@ -1200,6 +1224,48 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
     model = nn.Sequential(Reshaped(), nn.Linear(width, 3))
     with pytest.raises(SurgeryError, match=r"in 0 .*view"):
         narrow(model, rate=0.5, example=images(4))
+
+
+def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
+    class Hyper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.make, self.body = nn.Linear(5, 3 * 12), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
+
+        def forward(self, x):
+            return F.linear(self.body(x), self.make(x[0, :5]).view(3, 12))
+
+    narrow(Hyper(), rate=0.5, example=torch.zeros(2, 8))
+    assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
+
+
+def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return x + self.out(self.mix(x).cumsum(-1).reshape(x.shape))
+
+    model = nn.Sequential(nn.Linear(4, 16), Mixer(), nn.Linear(16, 3))
+    with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]'):
+        narrow(model, rate=0.5, example=torch.zeros(2, 4))
+
+
+def test_a_size_that_numbers_decide_is_no_constant():
+    class Pasted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 3)
+
+        def forward(self, x):
+            y = self.body(x)
+            size = (y.abs().mean((0, 2, 3)).sum() * 10).to(torch.int64).item() + 1
+            return self.head(y.mean((2, 3))), F.interpolate(x, size)
+
+    with pytest.raises(SurgeryError, match="its size follows from numbers that the model computes"):
+        narrow(randomized(Pasted()), rate=0.5, example=images(4))
 
 
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):

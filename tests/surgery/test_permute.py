@@ -82,8 +82,21 @@ class Told(nn.Module):
         ranked = self.a(x) * torch.arange(6.0, device=x.device)
         summed = self.b(x).cumsum(-1)
         listed = self.c(x) * self.weights[0].to(x.device)
-        mixed = self.d(x) @ torch.eye(6, device=x.device)
+        mixed = self.d(x) * torch.hann_window(6, device=x.device)
         return self.head(torch.cat([ranked, summed, listed, mixed], -1))
+
+
+class Mixed(nn.Sequential):
+    def forward(self, x):
+        y = self[0](x)
+        return self[1](y @ torch.eye(y.shape[-1], device=x.device, dtype=x.dtype))
+
+
+def test_an_identity_matrix_has_no_order():
+    net, x = randomized(Mixed(nn.Linear(4, 6), nn.Linear(6, 2)).double()), torch.randn(3, 4, dtype=torch.float64)
+    other, _ = permute(net, {"0.bias:0": [3, 5, 1, 0, 2, 4]}, example=x)
+    torch.testing.assert_close(other(x), net(x), rtol=0, atol=1e-12)
+    assert not torch.equal(other[0].bias, net[0].bias)
 
 
 @pytest.mark.parametrize(

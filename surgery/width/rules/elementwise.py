@@ -53,6 +53,14 @@ def _order_matters(view, args, out):
 
 
 @rule("eye", sizes={"n", "m"})
+def _identity(view, args, out):
+    """Whichever positions stay, in rows and columns alike, what is left is an identity matrix."""
+    rows, columns = fresh(out.shape)
+    if rows.size == columns.size:
+        return rows, rows
+    return Learnt([rows, columns], ordered=[rows, columns])
+
+
 @rule("hann_window hamming_window", sizes={"window_length"})
 @rule("arange linspace", sizes={"start", "end", "step", "steps"})
 def _count(view, args, out):

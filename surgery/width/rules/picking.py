@@ -18,8 +18,8 @@ _INDEXED = picked("its positions are picked by an index")
 @rule("select", carries=True)
 def _select(view, args, out):
     found = list(view.axes_of(args["self"]))
-    fix(found.pop(args["dim"]), role("one of its positions is picked"))
-    return found
+    whole = found.pop(args["dim"])
+    return Learnt(found, told=[(whole, role("one of its positions is picked"))])
 
 
 @rule("unbind")

@@ -2,7 +2,7 @@
 
 from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment
 from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import fitting, fresh, tensors, told_apart, unify_all
+from surgery.width.rules.helpers import first, fitting, fresh, tensors, told_apart, unify_all
 from surgery.width.rules.registry import rule
 from surgery.width.why import picked, role
 
@@ -16,7 +16,8 @@ def _view(view, args, out):
         for axis in found:
             fix(axis, why)
         return fresh(out.shape, why)
-    return regroup(list(found), list(out.shape))
+    result, sizes = regroup(list(found), list(out.shape)), first(args, "size shape sizes")
+    return Learnt(result, written=[axis for axis, size in zip(result, sizes) if size != -1] if -1 in sizes else ())
 
 
 @rule("permute", carries=True)
