@@ -185,8 +185,8 @@ class _Growth:
         whole = stayed_whole(self.solution, self.demand, self.chosen)
         raise SurgeryError(
             f"{type(self.model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
-            f"of its code. {told(self.model, whole, 'grow')}\nLeave these modules, and those that share widths with them, "
-            "as they are with keep=[...]"
+            f"of its code. {told(self.model, whole, 'grow')}\nLeave these modules, and those that "
+            "share widths with them, as they are with keep=[...]"
         )
 
     def tied(self, module: str) -> str:
