@@ -182,7 +182,12 @@ class _Growth:
                 whole = " (a whole number as rate keeps means and variances)" if self.rate % 1 else ""
                 self.leave(found.step, set(), role(why + whole))
             self.solve()
-        raise SurgeryError(f"{type(self.model).__name__} computes something else in more than {_MOST_LEFT} places")
+        whole = stayed_whole(self.solution, self.demand, self.chosen)
+        raise SurgeryError(
+            f"{type(self.model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
+            f"of its code. {told(self.model, whole, 'grow')}\nLeave these modules, and those that "
+            "share widths with them, as they are with keep=[...]"
+        )
 
     def tied(self, module: str) -> str:
         """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""

@@ -109,6 +109,15 @@ def test_what_would_change_stays_with_the_reason(caplog):
     assert "_softmax in the model itself would compute something else" in caplog.text
 
 
+def test_too_many_places_are_named_with_a_way_out(monkeypatch):
+    monkeypatch.setattr("surgery.width.widen._MOST_LEFT", 2)
+    net, x = randomized(Mixed()), torch.randn(3, 4, dtype=torch.float64)
+    with pytest.raises(SurgeryError, match=r"(?s)axis 0 of a.weight \(6, 4\) stays whole: _softmax in .*keep="):
+        widen(net, rate=2, example=x)
+    wide, _ = widen(net, rate=2, example=x, keep=["a", "b", "c", "d"])
+    assert wide.plain.out_features == 12
+
+
 def test_tied_weights_stay():
     class Tied(nn.Module):
         def __init__(self):
