@@ -29,7 +29,7 @@ class Checkpoint(LazyState):
     def __init__(
         self, entries: Mapping[str, Pieces], path: Path, metadata: Mapping[str, str], files: tuple[Path, ...]
     ) -> None:
-        super().__init__(entries)
+        super().__init__(entries, str(path))
         self.path, self.metadata, self.files = path, dict(metadata), files
 
     @property

@@ -263,7 +263,7 @@ def _limits(models: Models, base: Base, density: float) -> dict[int, Tensor]:
     states, base, names = aligned(models, base)
     result = {}
     for k, values in enumerate(states):
-        groups = [group for name in names if (group := group_of(name, [values], base)).is_float]
+        groups = [group for name in names if (group := group_of(name, [values], base, places=[k])).is_float]
         size = sum(group.size for group in groups)
         kept = max(1, int(density * size))
         result[k] = of_rank(lambda g=groups: (s.double() for one in g for s in magnitudes(one, 0)), size, size - kept)

@@ -105,7 +105,7 @@ def state_for(model: "nn.Module", values: "LazyState", what: str) -> "LazyState"
     if extra := [name for name in values if name not in places.values() and name not in tied]:
         many = f" and {len(extra) - 1} more tensors" if len(extra) > 1 else ""
         raise SurgeryError(f"{what} has {extra[0]!r}{many}, which {kind} does not have: {way_out}")
-    return LazyState({name: values.pieces(place) for name, place in places.items()})
+    return LazyState({name: values.pieces(place) for name, place in places.items()}, what)
 
 
 def example_for(model: "nn.Module", shape: "Sequence[int] | None") -> Any:
