@@ -218,7 +218,7 @@ def test_what_cannot_be_merged_is_named():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_an_error_of_every_method(name, value):
     good, bad = {"w": torch.tensor([[1.0, 3.0]])}, {"w": torch.tensor([[1.0, value]])}
-    own = merge.METHODS[name] if name in merge.METHODS else None
+    own = merge.METHODS.get(name)
     method = own.function if own else getattr(merge, name)
     more = {"t": 0.3} if name == "nearswap" else {}
     more |= {"fishers": [{"w": torch.ones(1, 2)}] * 2} if name == "fisher" else {}
