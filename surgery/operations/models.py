@@ -71,9 +71,13 @@ def _described(checkpoint: "Checkpoint | None") -> "nn.Module":
     if file is None or not file.is_file():
         raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
     try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
+    try:
         import transformers
 
-        names = json.loads(file.read_text())["architectures"]
+        names = found["architectures"]
         config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
         return getattr(transformers, names[0])(config)
     except ImportError:
