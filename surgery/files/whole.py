@@ -57,7 +57,10 @@ def check_absent(path: Path, *, folder: bool = False) -> None:
 
 def _sweep(folder: Path) -> None:
     """Delete what processes of this host that are no more have left in a folder, and say so."""
-    for path in folder.iterdir() if os.name == "posix" else ():  # elsewhere, os.kill ends the process that it asks for
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written to and not read
+        found += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
+    for path in found:
         process = path.name.removesuffix(_END).rpartition(".")[2]
         if path.name.startswith(".") and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process)):
             with suppress(OSError):  # another user's
