@@ -2,7 +2,9 @@
 
 import difflib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(called(overview()))
         return 0
     code = None
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves nothing half written
     try:
         if name not in COMMANDS:
             near = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -74,13 +74,17 @@ class LazyState(Mapping[str, Tensor]):
 
     `surgery.merge` takes such states and gives them; `surgery.files.write` writes them slab by slab.
 
+    Args:
+        entries: the tensors by name.
+        what: what errors call it, such as the path of its file.
+
     >>> lazy = LazyState({"w": Pieces.of(torch.ones(2))})
     >>> lazy["w"], lazy.pieces("w").shape
     (tensor([1., 1.]), (2,))
     """
 
-    def __init__(self, entries: Mapping[str, Pieces]) -> None:
-        self._entries = dict(entries)
+    def __init__(self, entries: Mapping[str, Pieces], what: str = "") -> None:
+        self._entries, self.what = dict(entries), what
 
     def __getitem__(self, name: str) -> Tensor:
         return self._entries[name].whole()

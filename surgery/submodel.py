@@ -23,6 +23,7 @@ from surgery import submodel_text
 from surgery.deprecated import formerly
 from surgery.edits import apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
+from surgery.files.whole import replacing
 from surgery.fingerprints import fingerprint, has_structure, structure
 from surgery.states import Stack, State, as_state, check_same, owners, state
 from surgery.submodel_embed import embedded
@@ -260,10 +261,8 @@ class Submodel:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the plan as JSON; after a crash there is the old file or the new one, never a part of it."""
-        path = Path(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(self.to_json())
-        part.replace(path)
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Submodel":

@@ -33,12 +33,16 @@ class Apply:
         from surgery.recipe import planned, read_recipe
 
         shard_bytes, recipe = size_in_bytes(self.shard_size), read_recipe(self.recipe)
-        for path in recipe.outputs:
-            check_new(path)
+
+        def before() -> None:
+            for path in recipe.outputs:
+                check_new(path)
+
         try:
-            inputs, results = planned(recipe, self.recipe.parent)
+            inputs, results = planned(recipe, self.recipe.parent, before)
         except SurgeryError as error:
             raise SurgeryError(f"{self.recipe}: {error}") from None
+        before()
         known = {**inputs, **results}
         print(_text(recipe, known))
         if self.dry_run:

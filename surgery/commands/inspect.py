@@ -55,8 +55,6 @@ class Inspect:
         from surgery.inspect.steps import Steps
         from surgery.libraries import named
 
-        if self.plot:
-            check_picture(self.plot)
         if self.input is not None and any(size < 1 for size in self.input):
             raise SurgeryError(f"--input {','.join(map(str, self.input))}: sizes must be 1 or more")
         if self.depth is not None and max(self.depth) > _DEEPEST:
@@ -69,6 +67,8 @@ class Inspect:
         model = steps("building the model", lambda: named(self.target))
         if model is None:
             raise SurgeryError(f"building {self.target} took more than {self.seconds:g} s: give more --seconds")
+        if self.plot:
+            check_picture(self.plot)
         report = inspect(
             model,
             width=self.width,

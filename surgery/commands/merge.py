@@ -63,15 +63,17 @@ class Merge:
         from surgery.operations.table import OPERATIONS
 
         shard_bytes, given = size_in_bytes(self.shard_size), self._given()
-        check_new(self.out)
         if not self.files:
             raise SurgeryError("there are no models to merge: give two or more files")
         files = [Subject.open(path, self.model, self.input) for path in self.files]
+        for file in files:
+            file.before = lambda: check_new(self.out)
         told = {**given, "inputs": [source(file.checkpoint) for file in files]}
         if self.base is not None:
             given["base"] = Subject.open(self.base)
             told["base"] = source(given["base"].checkpoint)
         result = OPERATIONS[self.method](models=files, **given)
+        check_new(self.out)
         if self.dry_run:
             print(f"would write {self.out}: {summary(result.values)}")
             return

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from surgery.commands.shared import Integers, save_subject, source
-from surgery.errors import SurgeryError
 
 if TYPE_CHECKING:
     from surgery.submodel import Submodel
@@ -45,27 +44,26 @@ def carry_out(
         plan: where its plan goes, if it is asked for.
         others: further checkpoints by the name of the argument.
     """
-    from surgery.files import check_new
+    from surgery.files import check_absent, check_new
     from surgery.operations.subject import Subject
     from surgery.operations.table import OPERATIONS
 
-    check_new(out)
-    check_plan(plan)
+    def before() -> None:
+        check_new(out)
+        if plan is not None:
+            check_absent(plan)
+
     subject = Subject.open(file, model, shape)
+    subject.before = before
     beside = {name: Subject.open(path) for name, path in (others or {}).items() if path is not None}
     given = {name: value for name, value in settings.items() if value is not None}
     result = OPERATIONS[do](model=subject, **beside, **given)
+    before()
     inputs = [source(one.checkpoint) for one in (subject, *beside.values())]
     told = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     save_subject(out, result, made={"do": do, **told, "inputs": inputs})
     if result.plan is not None:
         save_plan(plan, result.plan)
-
-
-def check_plan(path: Path | None) -> None:
-    """SurgeryError for a plan that could not be written, before anything is computed."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise SurgeryError(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def save_plan(path: Path | None, plan: "Submodel") -> None:

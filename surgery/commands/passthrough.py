@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from surgery.commands.one import Files, Model, Shape, check_plan, save_plan
+from surgery.commands.one import Files, Model, Shape, save_plan
 from surgery.commands.shared import save_subject, source, summary
 from surgery.errors import SurgeryError
 
@@ -39,20 +39,21 @@ class Passthrough:
 
     def run(self) -> None:
         """Carry out the command."""
-        from surgery.files import check_new
+        from surgery.files import check_absent, check_new
         from surgery.operations.mixtures import passthrough
         from surgery.operations.subject import Subject
 
         if not self.files or not self.blocks:
             raise SurgeryError("passthrough needs checkpoints and the new blocks: give --blocks layer3=0:0-4,1:3-5")
-        check_new(self.out)
-        check_plan(self.plan)
         blocks, outside = _entries("blocks", self.blocks), _entries("outside", self.outside)
         if odd := [value for value in outside.values() if not value.isdecimal()]:
             raise SurgeryError(f"--outside {odd[0]}: give the number of a model, from 0, such as --outside fc=1")
         files = [Subject.open(path, self.model, self.input) for path in self.files]
         numbers = {pattern: int(value) for pattern, value in outside.items()}
         result = passthrough(files, blocks=blocks, outside=numbers)
+        check_new(self.out)
+        if self.plan is not None:
+            check_absent(self.plan)
         if self.dry_run:
             print(f"would write {self.out}: {summary(result.values)}")
             return

@@ -61,6 +61,7 @@ class PlanCommand:
 
     def run(self) -> None:
         """Carry out the command."""
+        from surgery.files import check_absent
         from surgery.operations.given import plan_of
 
         plans = [plan_of(path) for path in self.plans]
@@ -71,9 +72,8 @@ class PlanCommand:
             return
         if len(plans) < 2 or self.out is None:
             raise SurgeryError("plan compose takes two or more plans, from the outside in, and --out PLAN.json")
-        if self.out.exists():
-            raise SurgeryError(f"{self.out} exists already: give a new name, or delete it first")
         whole = plans[0]
         for plan in plans[1:]:
             whole = whole.compose(plan)
+        check_absent(self.out)
         save_plan(self.out, whole)

@@ -151,7 +151,7 @@ def save(
 
 def save_subject(path: Path, subject: "Subject", *, made: Mapping[str, Any], shard_bytes: int | None = None) -> None:
     """Write what an operation has made, with the files beside the weights and the configuration of its model."""
-    config = subject.config()
+    config = None if path.suffix else subject.config()
     save(path, subject.values, made=made, like=subject.folder, config=config, shard_bytes=shard_bytes)
 
 

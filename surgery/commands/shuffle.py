@@ -27,12 +27,14 @@ class Shuffle:
 
     def run(self) -> None:
         """Carry out the command."""
+        from surgery.files import check_absent
         from surgery.operations.mixtures import shuffle
         from surgery.operations.subject import Subject
 
         files = [Subject.open(path) for path in self.files]
         mixed = shuffle(files, unit=self.unit, seed=self.seed, derange=self.derange)
-        self.out.mkdir()
+        check_absent(self.out, folder=True)
+        self.out.mkdir(exist_ok=True)
         inputs = [source(file.checkpoint) for file in files]
         made = {"do": "shuffle", "unit": self.unit, "seed": self.seed, "derange": self.derange, "inputs": inputs}
         for k, one in enumerate(mixed):

@@ -29,7 +29,7 @@ class Checkpoint(LazyState):
     def __init__(
         self, entries: Mapping[str, Pieces], path: Path, metadata: Mapping[str, str], files: tuple[Path, ...]
     ) -> None:
-        super().__init__(entries)
+        super().__init__(entries, str(path))
         self.path, self.metadata, self.files = path, dict(metadata), files
 
     @property
@@ -42,7 +42,7 @@ class Checkpoint(LazyState):
 
 
 def open_state(path: str | Path) -> Checkpoint:
-    """The state of a checkpoint, of which only names and shapes are read.
+    """The state of a checkpoint, of which only names and shapes are read, and of a file of torch.save the checksums.
 
     Args:
         path: a .safetensors file; a .pt, .pth, .bin or .ckpt file of torch.save; the index of a sharded checkpoint; or

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from surgery.lazy import Pieces
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _CUT = "it is damaged or cut short; fetch or save it again"
+_AT_A_TIME = 2**20  # bytes
 _PREFIXES = ("module.", "_orig_mod.", "module.")  # of DistributedDataParallel and torch.compile
 
 
@@ -44,6 +46,7 @@ def read_torch(path: Path) -> dict[str, Pieces]:
 
 def _loaded(path: Path) -> Any:
     try:
+        _check_sums(path)
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (RuntimeError, ValueError) as error:
@@ -54,6 +57,8 @@ def _loaded(path: Path) -> Any:
         if error.errno != errno.EINVAL:  # what a seek to a place before the beginning gives
             raise
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {_CUT}") from None
+    except BadZipFile as error:
+        raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again") from None
     except UnpicklingError:
         what = "is damaged, or holds other objects than tensors, which could run code"
         raise SurgeryError(f"{path} {what}: save model.state_dict() instead") from None
@@ -61,3 +66,17 @@ def _loaded(path: Path) -> Any:
         cut = "PytorchStreamReader" in str(error)  # whose messages are about archives, and several lines long
         why = _CUT if cut else first_line(error)
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None
+
+
+def _check_sums(path: Path) -> None:
+    """BadZipFile if what is in a file is not what was saved: torch.load takes it as it is. It reads the file once.
+
+    Files from before PyTorch 1.6 are no zip files, and have no checksums.
+    """
+    if is_zipfile(path):
+        with ZipFile(path) as archive:
+            for record in archive.infolist():
+                if record.CRC:  # torch.save writes 0 where it is told not to compute them
+                    with archive.open(record) as data:
+                        while data.read(_AT_A_TIME):
+                            pass

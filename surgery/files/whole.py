@@ -1,22 +1,29 @@
 """Files and folders that are complete or absent."""
 
+import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from surgery.errors import SurgeryError
+
+_log = logging.getLogger(__name__)
+_END = f"@{socket.gethostname()}.tmp"  # numbers of processes mean nothing on other hosts of a shared disk
 
 
 @contextmanager
 def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """A path beside the given one to write a file or a folder to, which takes its place when the block ends well.
 
-    Otherwise it is deleted, and what was there stays. An OSError becomes a SurgeryError that names the path.
+    Otherwise it is deleted, and what was there stays. An OSError becomes a SurgeryError that names the path. What
+    killed processes have left beside it is deleted first.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_END}")
     try:
+        _sweep(temporary.parent)
         try:
             if folder:
                 temporary.mkdir()
@@ -26,9 +33,53 @@ def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
                     os.fsync(written.fileno())
             os.replace(temporary, path)
         finally:
-            if temporary.is_dir():
-                shutil.rmtree(temporary)
-            else:
-                temporary.unlink(missing_ok=True)
+            _delete(temporary)
     except OSError as error:
         raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def check_absent(path: Path, *, folder: bool = False) -> None:
+    """SurgeryError unless something new can be written to a path.
+
+    Nothing may be there (for a folder: nothing but an empty folder), not even a device or a link, and its parent must.
+    """
+    try:
+        there = path.exists() or path.is_symlink()
+        if there and folder and path.is_dir() and not path.is_symlink() and not path.is_mount():
+            there = any(path.iterdir()) or path.samefile(Path.cwd())
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
+    if there:
+        raise SurgeryError(f"{path} exists already: give a new name, or delete it first")
+    if not path.parent.is_dir():
+        raise SurgeryError(f"{path}: there is no folder {path.parent}")
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what processes of this host that are no more have left in a folder, and say so."""
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written to and not read
+        found += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
+    for path in found:
+        process = path.name.removesuffix(_END).rpartition(".")[2]
+        if path.name.startswith(".") and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process)):
+            with suppress(OSError):  # another user's
+                _delete(path)
+                _log.warning("deleted %s, which a command that was killed had left", path)
+
+
+def _is_dead(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass
+    return False
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

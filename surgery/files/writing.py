@@ -15,7 +15,7 @@ from torch import Tensor
 from surgery.errors import SurgeryError
 from surgery.files.header import NAMES
 from surgery.files.opening import INDEX, TORCH, Checkpoint
-from surgery.files.whole import replacing
+from surgery.files.whole import check_absent, replacing
 from surgery.lazy import Pieces, pieces_of, spans
 
 _FORMAT = {"format": "pt"}  # transformers refuses files without it
@@ -24,17 +24,10 @@ Progress = Callable[[int], object]
 
 
 def check_new(path: Path) -> None:
-    """SurgeryError unless a state can be written to a path: it must be new, in a folder that is there."""
+    """SurgeryError unless a state can be written to a path: it must be new (or an empty folder), its parent there."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
         raise SurgeryError(f"{path}: give a file *.safetensors, *.pt, *.pth or *.bin, or a folder (without a suffix)")
-    try:
-        there = path.exists() or path.is_symlink()
-    except OSError as error:
-        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
-    if there:
-        raise SurgeryError(f"{path} exists already: give a new name, or delete it first")
-    if not path.absolute().parent.is_dir():
-        raise SurgeryError(f"{path}: there is no folder {path.absolute().parent}")
+    check_absent(path, folder=path.suffix == "")
 
 
 def write(
@@ -51,7 +44,7 @@ def write(
 
     Args:
         path: a new .safetensors file, a new .pt, .pth or .bin file (for which the state is held in memory), or a new
-            folder, which gets model.safetensors. After a failure it is absent.
+            or empty folder, which gets model.safetensors. After a failure it is as it was.
         values: the state.
         metadata: texts that are written into safetensors files.
         like: a folder whose other files (configuration, tokenizer) a new folder gets, too.
@@ -73,19 +66,17 @@ def write(
     check_new(path)
     texts = {**_FORMAT, **(metadata or {})}
     pieces = {name: pieces_of(values, name) for name in values}
-    needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(path.absolute().parent).free
-    if needed and not free:
-        raise SurgeryError(f"{path} cannot be written: nothing is free on its disk, or it takes no files")
-    if needed > free:
-        raise SurgeryError(f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free")
-    if path.suffix == ".safetensors":
-        with replacing(path) as temporary:
+    with replacing(path, folder=path.suffix == "") as temporary:
+        needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(temporary.parent).free
+        if needed and not free:
+            raise SurgeryError(f"{path} cannot be written: nothing is free on its disk, or it takes no files")
+        if needed > free:
+            raise SurgeryError(f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free")
+        if path.suffix == ".safetensors":
             _safetensors(temporary, pieces, texts, progress)
-    elif path.suffix in TORCH:
-        with replacing(path) as temporary:
+        elif path.suffix in TORCH:
             _torch(temporary, pieces, progress)
-    else:
-        with replacing(path, folder=True) as temporary:
+        else:
             _beside(temporary, like, config)
             _shards(temporary, pieces, texts, shard_bytes, progress)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surgery.errors import SurgeryError
+from surgery.files.whole import check_absent, replacing
 from surgery.inspect.describe import depth_text, macs, main_tensor
 from surgery.inspect.report import Place, Report, Row
 from surgery.inspect.shared import draw_shared, in_rows, shared
@@ -35,7 +36,7 @@ def draw(report: Report, path: str | Path) -> None:
     Above the bars, a line joins the layers that share a width, which therefore shrink together.
 
     Args:
-        path: a .png, .svg or .pdf file.
+        path: a new .png, .svg or .pdf file.
 
     >>> import tempfile; from torch import nn; from surgery.inspect.report import inspect
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,11 +94,12 @@ def draw(report: Report, path: str | Path) -> None:
     if packed:
         draw_shared(above, packed, x, [colours.get(bar.section, _OUTSIDE) for bar in found])
     (above or axes).set_title(_title(report), loc="left", fontsize=11, color="#111827", linespacing=1.5)
-    figure.savefig(path, dpi=150, format=kind)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=kind)
 
 
 def check_picture(path: Path) -> str:
-    """The format of a picture by its path; SurgeryError if there is no such format or folder.
+    """The format of a picture by its path; SurgeryError if there is no such format, or something is at the path.
 
     >>> check_picture(Path("model.svg"))
     'svg'
@@ -105,8 +107,7 @@ def check_picture(path: Path) -> str:
     kind = path.suffix.lstrip(".").lower()
     if kind not in _SUFFIXES:
         raise SurgeryError(f"{path}: pictures can be saved as {', '.join('.' + s for s in _SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise SurgeryError(f"{path}: there is no folder {path.parent}")
+    check_absent(path)
     return kind
 
 

@@ -36,7 +36,7 @@ def gram(group: Group) -> Tensor:
     """The inner products [K, K] of the tensors (or of their differences from the base), in float64.
 
     Raises:
-        SurgeryError: for a tensor that holds NaN or infinity, which has no direction.
+        SurgeryError: for numbers so large that their squares are infinite.
     """
     k = len(group.tensors)
     result = torch.zeros(k, k, dtype=torch.float64, device=group.tensors[0].device)
@@ -44,9 +44,9 @@ def gram(group: Group) -> Tensor:
         rows = torch.stack([group.delta(i, start, stop).double() for i in range(k)])
         result += rows @ rows.T
     result = result.cpu()
-    if bad := [group.places[i] for i, finite in enumerate(result.diagonal().isfinite().tolist()) if not finite]:
+    if bad := [whose for whose, finite in zip(group.whose, result.diagonal().isfinite().tolist()) if not finite]:
         raise SurgeryError(
-            f"{group.name!r} of model {bad[0]} (from 0) or of the base holds NaN or infinity and has no direction: "
-            "leave that model out, or merge by `linear`"
+            f"{group.name!r} of {bad[0]} holds numbers too large for a direction: leave that model out, or merge by "
+            "`linear`"
         )
     return result

@@ -24,6 +24,7 @@ class Group:
         weights: of these models, as given.
         places: which models they are, from 0.
         base: the tensor of the base model, where the method takes one.
+        whose: what errors call these models, and last the base.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Group:
     weights: list[float]
     places: list[int]
     base: Pieces | None
+    whose: list[str]
 
     @property
     def size(self) -> int:
@@ -50,11 +52,22 @@ class Group:
 
     def value(self, i: int, start: int, stop: int) -> Tensor:
         """A stretch of tensor i, in the dtype to compute in."""
-        return self.tensors[i].read(start, stop).to(self.dtype)
+        return self._finite(self.tensors[i], start, stop, self.whose[i])
 
     def origin(self, start: int, stop: int) -> Tensor:
         """A stretch of the base, in the dtype to compute in."""
-        return self.base.read(start, stop).to(self.dtype)
+        return self._finite(self.base, start, stop, self.whose[-1])
+
+    def _finite(self, pieces: Pieces, start: int, stop: int, whose: str) -> Tensor:
+        """A stretch in the dtype to compute in; SurgeryError if it holds NaN or infinity."""
+        values = pieces.read(start, stop).to(self.dtype)
+        # a sum shows them at a tenth of what looking at each element takes, and may be infinite for large numbers, too
+        if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+            raise SurgeryError(
+                f"{self.name!r} of {whose} holds NaN or infinity, and so would the result: mend that model, or leave "
+                "it out"
+            )
+        return values
 
     def delta(self, i: int, start: int, stop: int) -> Tensor:
         """What tensor i adds to the base: a stretch of its task vector, or of the tensor itself without a base."""
@@ -143,11 +156,11 @@ def group_of(
     places: Sequence[int] | None = None,
 ) -> Group:
     """One tensor of some states."""
-    own = None if base is None else pieces_of(base, name)
-    k = len(states)
-    return Group(
-        name, [pieces_of(values, name) for values in states], [*(weights or [1.0] * k)], [*(places or range(k))], own
-    )
+    weights, places = weights or [1.0] * len(states), places or range(len(states))
+    called = [*((f"model {k} (from 0)", values) for k, values in zip(places, states)), ("the base", base)]
+    whose = [getattr(values, "what", "") or default for default, values in called]
+    tensors = [pieces_of(values, name) for values in states]
+    return Group(name, tensors, [*weights], [*places], None if base is None else pieces_of(base, name), whose)
 
 
 def _entry(kernel: Kernel, group: Group, settings: Mapping[str, Any], like: Pieces) -> Pieces:

@@ -148,7 +148,7 @@ def della(
     epsilon: ByName = 0.1,
     scale: ByName = 1.0,
     elect: bool = True,
-    normalize: bool = True,
+    normalize: bool | None = None,
     seed: int = 0,
 ) -> State | LazyState:
     """Drop small elements of task vectors with a higher probability than large ones, rescale, elect signs and average
@@ -159,11 +159,13 @@ def della(
     1 - p if it stays.
 
     Args:
-        models, base, weights, scale, normalize: as for `task_arithmetic`.
+        models, base, weights, scale: as for `task_arithmetic`.
         density: the mean probability that an element stays, in (0, 1]; 1 drops nothing.
         epsilon: the width of the range of probabilities, which must lie within [0, 1]. (mergekit's epsilon is half of
             it.)
-        elect: whether signs are elected as `ties` does; without it this is DELLA's linear form.
+        elect: whether signs are elected as `ties` does; without it this is mergekit's `della_linear`.
+        normalize: whether what agrees is averaged, or without `elect` the sum divided by that of the weights; the same
+            as `elect` if not given.
         seed: of the draws, as for `dare`.
 
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
@@ -172,6 +174,7 @@ def della(
     within("density", density, 0, 1, open_low=True)
     within("epsilon", epsilon, 0, 1)
     sparse = partial(_by_rank, seed=_seed(seed))
+    normalize = elect if normalize is None else normalize
     return _merged(sparse, models, base, weights, scale, normalize, elect=elect, density=density, epsilon=epsilon)
 
 
@@ -263,7 +266,7 @@ def _limits(models: Models, base: Base, density: float) -> dict[int, Tensor]:
     states, base, names = aligned(models, base)
     result = {}
     for k, values in enumerate(states):
-        groups = [group for name in names if (group := group_of(name, [values], base)).is_float]
+        groups = [group for name in names if (group := group_of(name, [values], base, places=[k])).is_float]
         size = sum(group.size for group in groups)
         kept = max(1, int(density * size))
         result[k] = of_rank(lambda g=groups: (s.double() for one in g for s in magnitudes(one, 0)), size, size - kept)

@@ -31,14 +31,13 @@ def narrow(
     model: Subject, *, rate: float, keep: Sequence[str] = (), heads: str = "inside", strict: bool = False
 ) -> Subject:
     """Keep the first positions of every hidden width."""
-    small, plan = narrow_model(
-        model.built(),
-        rate=share("rate", rate),
-        example=model.example(),
-        keep=texts("keep", keep),
-        heads=choice("heads", heads, ("inside", "drop")),
-        strict=switch("strict", strict),
-    )
+    settings = {
+        "rate": share("rate", rate),
+        "keep": texts("keep", keep),
+        "heads": choice("heads", heads, ("inside", "drop")),
+        "strict": switch("strict", strict),
+    }
+    small, plan = narrow_model(model.built(), example=model.example(), **settings)
     return model.becomes(extract_values(plan, model.values), small, plan)
 
 
@@ -47,8 +46,9 @@ def prune(model: Subject, *, macs: float | None = None, parameters: float | None
     if (macs is None) == (parameters is None):
         raise SurgeryError("prune needs a size: give the share of macs or of parameters to keep, one of the two")
     size = {"macs": share("macs", macs)} if parameters is None else {"parameters": share("parameters", parameters)}
+    by = choice("by", by, SCORES)
     net, example = model.loaded(), model.example()
-    scores = importance(net, example=example, by=choice("by", by, SCORES))
+    scores = importance(net, example=example, by=by)
     small, plan = narrow_model(net, target=Target(**size), keep_top=scores, example=example)
     return model.becomes(extract_values(plan, model.values), small, plan)
 
@@ -90,17 +90,16 @@ def widen(
 
     The plan of what it becomes cuts the old model out of it.
     """
-    wide, plan = widen_model(
-        model.loaded(),
-        rate=number("rate", rate),
-        example=model.example(),
-        mode=choice("mode", mode, ("copy", "zero")),
-        keep=texts("keep", keep),
-        heads=choice("heads", heads, ("inside", "drop")),
-        noise=number("noise", noise),
-        generator=torch.Generator().manual_seed(whole("seed", seed)),
-        strict=switch("strict", strict),
-    )
+    settings = {
+        "rate": number("rate", rate),
+        "mode": choice("mode", mode, ("copy", "zero")),
+        "keep": texts("keep", keep),
+        "heads": choice("heads", heads, ("inside", "drop")),
+        "noise": number("noise", noise),
+        "generator": torch.Generator().manual_seed(whole("seed", seed)),
+        "strict": switch("strict", strict),
+    }
+    wide, plan = widen_model(model.loaded(), example=model.example(), **settings)
     dtypes = metas(model.values)
     return model.becomes({name: t.to(dtypes[name].dtype) for name, t in state(wide).items()}, wide, plan)
 

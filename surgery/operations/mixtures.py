@@ -147,6 +147,7 @@ def greedy_soup(models: Sequence[Subject], *, score: str) -> Subject:
             a number; larger is better.
     """
     function = function_of(score, "score")
+    models[0].before()
     values = [model.values for model in models]
     if models and models[0].described:
         net = models[0].built()

@@ -71,9 +71,13 @@ def _described(checkpoint: "Checkpoint | None") -> "nn.Module":
     if file is None or not file.is_file():
         raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
     try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
+    try:
         import transformers
 
-        names = json.loads(file.read_text())["architectures"]
+        names = found["architectures"]
         config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
         return getattr(transformers, names[0])(config)
     except ImportError:
@@ -105,7 +109,7 @@ def state_for(model: "nn.Module", values: "LazyState", what: str) -> "LazyState"
     if extra := [name for name in values if name not in places.values() and name not in tied]:
         many = f" and {len(extra) - 1} more tensors" if len(extra) > 1 else ""
         raise SurgeryError(f"{what} has {extra[0]!r}{many}, which {kind} does not have: {way_out}")
-    return LazyState({name: values.pieces(place) for name, place in places.items()})
+    return LazyState({name: values.pieces(place) for name, place in places.items()}, what)
 
 
 def example_for(model: "nn.Module", shape: "Sequence[int] | None") -> Any:

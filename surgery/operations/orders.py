@@ -45,8 +45,9 @@ def permute(
     if switch("inverse", inverse) and sort_by is not None:
         raise SurgeryError("inverse undoes the permutations of a file: give the plan that was saved when sorting")
     if sort_by is not None:
+        choice("sort_by", sort_by, SCORES)
         net, example = model.loaded(), model.example()
-        scores = importance(net, example=example, by=choice("sort_by", sort_by, SCORES))
+        scores = importance(net, example=example, by=sort_by)
         scores = _without(_beyond(net, example), scores)
         return _ordered(model, *sort_model(net, scores, example=example))
     found = _read(permutations)

@@ -1,12 +1,13 @@
 """A checkpoint with its model, which is built only for operations that run it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from surgery.errors import SurgeryError
+from surgery.configuration import first_difference, holder_of, made_from, reread, shapes_of
+from surgery.errors import SurgeryError, first_line
 from surgery.files import Checkpoint, open_state
 from surgery.lazy import LazyState, pieces_of
 from surgery.operations.models import build, config_of, example_for, state_for
@@ -47,6 +48,7 @@ class Subject:
         self.what, self.folder, self.name, self.shape = what, folder, name, shape
         self.module, self.plan = module, plan
         self.checkpoint: Checkpoint | None = None  # as it was opened
+        self.before: Callable[[], None] = lambda: None  # called once the model is built, before what takes long
 
     @classmethod
     def open(cls, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> "Subject":
@@ -71,6 +73,7 @@ class Subject:
             module = build(self.name, self.folder).eval()
             self.values = state_for(module, self.values, self.what)
             self.module = module
+            self.before()
         return self.module
 
     def loaded(self) -> nn.Module:
@@ -98,5 +101,22 @@ class Subject:
         return made
 
     def config(self) -> dict | None:
-        """What config.json says of the model, if an operation has looked at it; None otherwise."""
-        return None if self.module is None else config_of(self.module)
+        """What config.json says of the model, if an operation has looked at it; None otherwise.
+
+        Raises:
+            SurgeryError: if the model's class would make other tensors of it, so that it could not read its weights.
+        """
+        known = None if self.module is None else config_of(self.module)
+        holder = None if known is None else holder_of(self.module)
+        if holder is not None:
+            try:
+                made = made_from(type(self.module), reread(getattr(self.module, holder)))
+                what = first_difference(shapes_of(self.module), shapes_of(made))
+            except Exception as error:  # whatever the class raises
+                what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
+            if what:
+                raise SurgeryError(
+                    f"no config.json describes {self.what} ({what}), so that from_pretrained would refuse it: give a "
+                    "file, --out NAME.safetensors, and a --plan, by which Submodel.build makes the model"
+                )
+        return known

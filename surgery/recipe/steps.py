@@ -1,6 +1,6 @@
 """The steps of a recipe. What needs no weights is planned before anything is read: its results are lazy states."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from surgery.operations.texts import shown
 from surgery.recipe.reading import Recipe
 
 
-def planned(recipe: Recipe, folder: Path) -> tuple[dict[str, Subject], dict[str, Subject]]:
+def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[dict[str, Subject], dict[str, Subject]]:
     """The inputs and the results of all steps by name.
 
     Names and arguments of all steps are checked first. Then each step is planned in turn: what it computes is computed
-    when it is written, other than by steps that decide by the weights (prune, align, ...), which read them now.
+    when it is written, other than by steps that decide by the weights (prune, align, ...), which read them now, after
+    `before` was called.
 
     Raises:
         SurgeryError: that names the step, for an unknown operation or argument, for a name that is no input and no
@@ -23,6 +24,8 @@ def planned(recipe: Recipe, folder: Path) -> tuple[dict[str, Subject], dict[str,
     """
     _check(recipe)
     inputs = {name: Subject.open(one.path, one.model, one.shape) for name, one in recipe.inputs.items()}
+    for one in inputs.values():
+        one.before = before
     results: dict[str, Subject] = {}
     for name, step in recipe.steps.items():
         try:

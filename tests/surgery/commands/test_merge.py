@@ -90,6 +90,7 @@ def test_diff_says_what_differs(files, capsys):
 def test_what_cannot_be_done_is_one_line(files, capsys):
     a, out = "a.safetensors", ("--out", "c.safetensors")
     save_file({"body.w": torch.zeros(6, 4)}, "small.safetensors")
+    save_file(files["a"] | {"head.b": torch.tensor([1.0, float("nan"), 2.0])}, "nan.safetensors")
     for arguments, text in [
         (("merge", "blend", a, a, *out), "unknown method 'blend': choose one of linear"),
         (("merge", "ties", a, a, *out), "give --base FILE"),
@@ -104,6 +105,9 @@ def test_what_cannot_be_done_is_one_line(files, capsys):
         (("merge", "linear", a, a, "--out", a), "exists already"),
         (("merge", "linear", a, "--shard-size", "five", "--out", "folder"), "--shard-size five"),
         (("average", *out), "no models to merge"),
+        (("merge", "linear", a, "nan.safetensors", *out), "'head.b' of nan.safetensors holds NaN or infinity"),
+        (("merge", "ties", a, a, "--base", "nan.safetensors", *out), "'head.b' of nan.safetensors holds NaN"),
+        (("average", a, "nan.safetensors", *out), "'head.b' of nan.safetensors holds NaN or infinity"),
         (("diff", a, "none.pt"), "none.pt: there is no such file"),
         (("blend",), "unknown command 'blend': there are inspect, merge"),
     ]:  # fmt: skip

@@ -1,6 +1,10 @@
 """The commands that cut, deepen and mix checkpoints do what the functions do on models in memory."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -155,6 +159,11 @@ def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, mo
     transformers.LlamaForCausalLM(config).save_pretrained("full")
     run("ungraft", "full", "--keep", "2", "--out", "shallow")
     run("narrow", "full", "--rate", "0.5", "--out", "small")
+    capsys.readouterr()
+    error = refused(capsys, "prune", "full", "--parameters", "0.6", "--out", "pruned")
+    assert "no config.json describes the result" in error
+    assert "so that from_pretrained would refuse it: give a file, --out NAME.safetensors" in error
+    run("prune", "full", "--parameters", "0.6", "--out", "pruned.safetensors")
     full = transformers.LlamaForCausalLM.from_pretrained("full")
     example = {"input_ids": torch.ones(2, 8, dtype=torch.long)}
     for folder, expected in [
@@ -197,3 +206,131 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
         assert text in refused(capsys, *arguments), arguments
     assert json.loads((tmp_path / "plan.json").read_text())
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_files_that_are_not_as_they_should_be_are_one_line(net, capsys, tmp_path):
+    file, out = "net.safetensors", ("--out", "out.safetensors")
+    torch.save(net.state_dict(), "net.pt")
+    data = bytearray((tmp_path / "net.pt").read_bytes())
+    data[data.index(net[0].weight.detach().numpy().tobytes()) + 3] ^= 4
+    (tmp_path / "flipped.pt").write_bytes(data)
+    save_file({**net.state_dict(), "0.bias": torch.full((8,), torch.inf)}, "inf.safetensors")
+    (tmp_path / "there.safetensors").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_text('{"architectures": ')
+    save_file(net.state_dict(), "bad/model.safetensors")
+    irregular = []
+    for end in (".safetensors", ".png", ".json"):
+        os.mkfifo(f"pipe{end}")
+        os.symlink("/dev/null", f"null{end}")
+        os.symlink("nowhere", f"dangling{end}")
+        (tmp_path / f"folder{end}").mkdir()
+        irregular += [f"{name}{end}" for name in ("pipe", "null", "dangling", "folder")]
+    before = sorted(tmp_path.rglob("*"))
+    cases = [(("merge", "linear", file, "inf.safetensors", *out), "'0.bias' of inf.safetensors holds NaN or infinity")]
+    merges = ("merge", "ties", file, file, "--base", "flipped.pt"), ("average", "flipped.pt", file)
+    shuffle = ("shuffle", file, "flipped.pt", "--out", "new")
+    passthrough = ("passthrough", file, "flipped.pt", "--blocks", "1=0:0,1:1", *out)
+    narrow, graft = ("narrow", "flipped.pt", "--rate", "0.5", *GIVEN), ("graft", "flipped.pt", "--depths", "4")
+    for command in (
+        *((*one, *out) for one in (*merges, narrow, graft)),
+        shuffle,
+        passthrough,
+        ("inspect", "flipped.pt"),
+    ):
+        cases.append((command, "flipped.pt is damaged (Bad CRC-32 for file"))
+    cases.append((("diff", file, "flipped.pt"), "flipped.pt is damaged (Bad CRC-32 for file"))
+    cases.append((("narrow", "bad", "--rate", "0.5", *out), "bad/config.json is no JSON (Expecting value"))
+    graft, pictures = ("graft", file, "--depths", "4"), ("inspect", "torchvision:resnet18", "--plot")
+    for name in irregular:
+        command = {".json": (*graft, *out, "--plan"), ".png": pictures}.get(name[name.index(".") :], (*graft, "--out"))
+        cases.append(((*command, name), f"{name} exists already: give a new name"))
+    for name in ("there.safetensors", "full", ".", "", "/"):
+        cases.append(((*graft, "--out", name), f"{name or '.'} exists already: give a new name"))
+    for name in (".", "", "/"):
+        cases.append(((*pictures, name), "pictures can be saved as .png, .svg, .pdf"))
+        cases.append(((*graft, *out, "--plan", name), f"{name or '.'} exists already: give a new name"))
+    for arguments, text in cases:
+        said = refused(capsys, *arguments)
+        assert text in said, arguments
+        assert "--model" not in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_work(net, capsys, monkeypatch):
+    file, there = "net.safetensors", ("--out", "there.safetensors")
+    save_file({}, "there.safetensors")
+    for arguments, text in [
+        (("merge", "slerp", file, file, "--set", "t=2"), "t=2 is out of range"),
+        (("average", file, "none.pt"), "none.pt: there is no such file"),
+        (("narrow", file, "--rate", "2", *GIVEN), "rate=2"),
+        (("narrow", file, "--rate", "0.5"), "give --model"),
+        (("prune", file, "--macs", "3", *GIVEN), "macs=3"),
+        (("prune", file, "--macs", "0.5", "--model", "nowhere:net"), "No module named"),
+        (("widen", file, "--rate", "2", "--seed", "-1", *GIVEN), "seed=-1"),
+        (("graft", file, "--depths", "1"), "use ungraft"),
+        (("align", file, "--to", file, "--by", "activations", *GIVEN), "needs data"),
+        (("passthrough", file, "--blocks", "1=0:7"), "no block 7 of model 0"),
+        (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
+    ]:
+        assert text in refused(capsys, *arguments, *there)
+    for name in ("changes.importance", "changes.narrow_model", "changes.widen_model", "orders.Aligner"):
+        monkeypatch.setattr(f"surgery.operations.{name}", lambda *given, **more: pytest.fail("it worked in vain"))
+    for command in [
+        ("narrow", file, "--rate", "0.5", *GIVEN),
+        ("prune", file, "--macs", "0.5", *GIVEN),
+        ("widen", file, "--rate", "2", *GIVEN),
+        ("align", file, "--to", file, *GIVEN),
+        ("merge", "greedy_soup", file, "--score", "their_models:number"),
+    ]:
+        assert "there.safetensors exists already" in refused(capsys, *command, *there)
+
+
+def test_an_empty_folder_is_written_to(net, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mixed").mkdir()
+    run("average", "net.safetensors", "net.safetensors", "--out", "empty")
+    same("empty/model.safetensors", net.state_dict())
+    run("shuffle", "net.safetensors", "net.safetensors", "--out", "mixed")
+    assert len([*(tmp_path / "mixed").iterdir()]) == 2
+
+
+SLOW = """
+import sys, time
+from surgery import __main__, files
+
+def slow(path, *others):
+    path.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+
+files.writing._safetensors = slow
+sys.exit(__main__.main(["average", "net.safetensors", "--out", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("out", ["new.safetensors", "new"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_a_command_that_is_stopped_had_written_is_deleted(net, tmp_path, caplog, out, sent):
+    before = sorted(os.listdir())
+    with subprocess.Popen([sys.executable, "-c", SLOW, out], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "writing\n"
+        there = {name for name in os.listdir() if name not in before}
+        child.send_signal(sent)
+        code = child.wait()
+    assert len(there) == 1
+    if sent == signal.SIGKILL:
+        assert there <= set(os.listdir())
+        others = [name.replace(str(child.pid), str(os.getppid())) for name in there]  # one who still writes
+        others += [name.replace("@", "@not-") for name in there] + [".mine.tmp"]  # another host's, and no such thing
+        for name in others:
+            (tmp_path / name).write_text("")
+        run("average", "net.safetensors", "--out", "other.safetensors")
+        assert f"deleted {there.pop()}, which a command that was killed had left" in caplog.text
+        assert caplog.text.count("deleted") == 1
+        assert sorted(os.listdir()) == sorted([*before, *others, "other.safetensors"])
+    else:
+        assert code == 128 + sent
+        assert sorted(os.listdir()) == before

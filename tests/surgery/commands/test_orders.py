@@ -120,10 +120,10 @@ def test_align_finds_a_permuted_copy(nets, tmp_path):
     copy, _ = surgery.permute(nets[0], orders, example=X)
     save_file(copy.state_dict(), "copy.safetensors")
     for by in [(), ("--by", "activations", "--data", "their_orders:batches")]:
-        out = f"aligned{len(by)}.safetensors"
-        run("align", "copy.safetensors", "--to", "a.safetensors", *by, *MODEL, "--out", out, "--plan", "p.json")
+        out, plan = f"aligned{len(by)}.safetensors", f"{len(by)}.json"
+        run("align", "copy.safetensors", "--to", "a.safetensors", *by, *MODEL, "--out", out, "--plan", plan)
         same(out, surgery.state(nets[0]))
-        run("permute", out, "--permutations", "p.json", "--inverse", "--out", f"back-{out}")
+        run("permute", out, "--permutations", plan, "--inverse", "--out", f"back-{out}")
         same(f"back-{out}", surgery.state(copy))
     run("align", "b.safetensors", "--to", "a.safetensors", *MODEL, "--out", "other.safetensors")
     same("other.safetensors", surgery.state(surgery.align(nets, example=X).models[1]))
@@ -157,7 +157,12 @@ def test_widen_and_the_old_model_in_it(nets):
 
 def test_passthrough(nets, capsys):
     blocks = ("--blocks", "1=0:0-1,1:1", "--outside", "2=1")
-    assert main(["passthrough", "a.safetensors", *blocks, "--out", "d.safetensors", "--plan", "no/p.json"]) == 2
+    assert (
+        main(
+            ["passthrough", "a.safetensors", "b.safetensors", *blocks, "--out", "d.safetensors", "--plan", "no/p.json"]
+        )
+        == 2
+    )
     assert "no/p.json: there is no folder" in capsys.readouterr().err
     run("passthrough", "a.safetensors", "b.safetensors", *blocks, "--out", "c.safetensors")
     expected, _ = merge.passthrough(nets, blocks={"1": [(0, 0), (0, 1), (1, 1)]}, outside={"2": 1})

@@ -279,3 +279,23 @@ def test_a_file_that_is_cut_short_is_one_plain_line(tmp_path):
     (tmp_path / "net.pt").write_bytes((tmp_path / "net.pt").read_bytes()[:-500])
     with pytest.raises(SurgeryError, match=r"net.pt .* it is damaged or cut short; fetch or save it again$"):
         open_state(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("where", ["data", "pickle"])
+def test_a_flipped_byte_in_a_file_of_torch_save_is_an_error(tmp_path, where):
+    path = tmp_path / "net.pt"
+    torch.save({"w": torch.full((1000,), 0.1)}, path)
+    good = path.read_bytes()
+    at = good.index(torch.tensor(0.1).numpy().tobytes() * 9) + 2000 if where == "data" else good.index(b"torch")
+    path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    with pytest.raises(SurgeryError, match=r"net\.pt is damaged \(Bad CRC-32 for file 'net/data.*'\): fetch or save"):
+        open_state(path)
+
+
+def test_a_file_that_was_saved_without_checksums_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.ones(3)}, tmp_path / "net.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    same(open_state(tmp_path / "net.pt"), {"w": torch.ones(3)})

@@ -214,10 +214,33 @@ def test_what_cannot_be_merged_is_named():
             call()
 
 
-@pytest.mark.parametrize("method", [merge.slerp, merge.multislerp, merge.karcher, merge.model_stock])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_has_no_direction(method, value):
-    models = [{"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([1.0, value])}]
-    more = {"base": {"w": torch.zeros(2)}} if method is merge.model_stock else {}
-    with pytest.raises(SurgeryError, match=r"'w' of model 1 .* holds NaN or infinity"):
-        method(models, **more)
+@pytest.mark.parametrize("name", [*merge.METHODS, "fisher", "regmean", "greedy_soup"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_an_error_of_every_method(name, value):
+    good, bad = {"w": torch.tensor([[1.0, 3.0]])}, {"w": torch.tensor([[1.0, value]])}
+    own = merge.METHODS.get(name)
+    method = own.function if own else getattr(merge, name)
+    more = {"t": 0.3} if name == "nearswap" else {}
+    more |= {"fishers": [{"w": torch.ones(1, 2)}] * 2} if name == "fisher" else {}
+    more |= {"grams": [{"w": torch.eye(2)}] * 2} if name == "regmean" else {}
+    more |= {"score": lambda state: 1.0} if name == "greedy_soup" else {}
+    models, k = ([bad], 0) if name == "nearswap" else ([good, bad], 1)
+    base = {"base": {"w": torch.zeros(1, 2)}} if own and own.base == "needed" else {}
+    with pytest.raises(SurgeryError, match=rf"'w' of model {k} \(from 0\) holds NaN or infinity"):
+        method(models, **base, **more)
+    if base:
+        with pytest.raises(SurgeryError, match=r"'w' of the base holds NaN or infinity"):
+            method([good] * len(models), base=bad, **more)
+
+
+def test_large_numbers_are_finite():
+    largest = {"w": torch.full((64,), torch.finfo(torch.float32).max / 2)}
+    same(merge.ties([largest, largest], base={"w": torch.zeros(64)}, density=1.0), largest)
+    with pytest.raises(SurgeryError, match=r"'w' of model 0 \(from 0\) holds numbers too large for a direction"):
+        merge.slerp([{"w": torch.full((2,), 1e200, dtype=torch.float64)}] * 2)
+
+
+def test_a_model_that_is_not_finite_is_named_over_the_whole_model_as_well():
+    good, bad = {"w": torch.ones(3)}, {"w": torch.tensor([1.0, math.nan, 2.0])}
+    with pytest.raises(SurgeryError, match=r"'w' of model 1 \(from 0\) holds NaN"):
+        merge.ties([good, bad], base=good, across="model")

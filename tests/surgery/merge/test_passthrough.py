@@ -50,6 +50,12 @@ def test_blocks_run_one_after_another(chosen):
         assert all(torch.equal(then[name], tensor) for name, tensor in net.state_dict().items())
 
 
+def test_what_lies_outside_of_the_blocks_is_the_first_models():
+    a, b = nets()
+    net, _ = merge.passthrough([a, b], blocks={"1": [(0, 0), (1, 1)]}, example=X)
+    torch.testing.assert_close(net(X), a[2](b[1][1](a[1][0](a[0](X)))))
+
+
 def test_a_model_may_be_listed_twice():
     (a,) = nets(1)
     net, _ = merge.passthrough([a, a], blocks={"1": [(0, 0), (0, 1), (1, 1), (1, 2)]}, example=X)

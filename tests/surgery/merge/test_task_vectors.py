@@ -255,3 +255,12 @@ def test_settings_out_of_range_are_named():
     ]:
         with pytest.raises(SurgeryError, match=text):
             call()
+
+
+def test_without_election_della_is_a_sum():
+    states = models()
+    deltas = {name: sum(w * (s[name] - BASE[name]) for w, s in zip((1, -2, 3), states)) for name in BASE}
+    found = merge.della(states, base=BASE, weights=[1, -2, 3], density=1.0, elect=False)
+    close(found, {name: BASE[name] + delta for name, delta in deltas.items()})
+    mean = merge.della(states, base=BASE, weights=[1, 2, 3], density=1.0, elect=False, normalize=True)
+    close(mean, merge.linear(states, weights=[1, 2, 3]))
