@@ -2,7 +2,7 @@
 
     python benchmarks/attack_lengths.py            # writes benchmarks/results/fedfa/attack-lengths.json
 
-FedFA and NeFL on digits with lambda 20, as `python -m fl.reproduce fedfa.lambda.digits.20` trains them, seed 0.
+FedFA and NeFL on digits with lambda 20, as `python -m benchmarks.papers fedfa.lambda.digits.20` trains them, seed 0.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
+from benchmarks.papers.cells import find
 from fl.federation.attack import Attack
 from fl.federation.cohort import stacks
-from fl.papers.cells import find
 from fl.simulation import simulate
 
 OUT = Path(__file__).parent / "results/fedfa/attack-lengths.json"

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-
 from sides.models import MODELS
+from torch import Tensor, nn
 
 Job: TypeAlias = SimpleNamespace
 """What `Setting.job` in benchmarks/peers.py makes, as attributes."""
