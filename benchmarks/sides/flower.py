@@ -11,9 +11,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from sides.worker import Job, Link, client_data, make_model, prepare
 
 from fl.secure.wire import Message
+from sides.worker import Job, Link, client_data, make_model, prepare
 
 FOREVER = 10**9
 

@@ -1,7 +1,6 @@
 """This library: `fl.federation.Federation` and a round of `fl.algorithms.fedavg`."""
 
 import torch
-from sides.worker import Job, Link, make_model, prepare
 
 import surgery
 from fl.algorithms import fedavg
@@ -12,6 +11,7 @@ from fl.engine.auto import ranked
 from fl.federation import Federation
 from fl.federation.training import LocalObjective, make_group
 from fl.partition import Split
+from sides.worker import Job, Link, make_model, prepare
 
 
 def run(job: Job, link: Link) -> None:

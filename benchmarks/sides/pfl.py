@@ -16,8 +16,9 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from sides.worker import Job, Link, client_data, make_model, prepare
 from torch import Tensor, nn
+
+from sides.worker import Job, Link, client_data, make_model, prepare
 
 FOREVER = 10**9
 

@@ -5,9 +5,10 @@ import random
 
 import torch
 import torch.nn.functional as F
-from sides.worker import Job, Link, client_data, make_model, prepare
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from sides.worker import Job, Link, client_data, make_model, prepare
 
 
 def run(job: Job, link: Link) -> None:

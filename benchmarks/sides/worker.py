@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
-from sides.models import MODELS
 from torch import Tensor, nn
+
+from sides.models import MODELS
 
 Job: TypeAlias = SimpleNamespace
 """What `Setting.job` in benchmarks/peers.py makes, as attributes."""

@@ -1,1 +1,0 @@
-"""Programs that measure, and their results."""
