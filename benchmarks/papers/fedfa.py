@@ -3,7 +3,7 @@
 Its tables are images; its text has ranges over models and data sets.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -172,8 +172,6 @@ are alike."""
 _STORED = "fedfa.ablation.digits.depths2-3of3"  # where the ablation keeps the runs that are also these
 _END = Comparison("test accuracy in %, last five evaluations", "end5", "first", ())
 _PAIR = ("fedfa", "nefl")
-PATTERN = "fedfa.lambda.digits.LAMBDA"
-"""Of the cells of the sweep."""
 _SWEEP = (
     "how far a fifth of malicious clients lowers accuracy as lambda grows (digits, IID, 5 of 20 clients take part; "
     "with fedavg everybody has the full model, with fedfa-depth and flexifed only depths differ, else widths too)"
@@ -193,7 +191,7 @@ def _attacked() -> Iterator[Cell]:
             for name, config in ARMS.items()
         )
         yield Cell(
-            folder, OWN, _SWEEP, lines, (replace(_END, arms=tuple(ARMS)),), pattern=PATTERN,
+            folder, OWN, _SWEEP, lines, (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA",
             settings=f"lambda {amplify}" if amplify else "no attack",
         )  # fmt: skip
     for name, (said, config) in _variants().items():
@@ -224,41 +222,17 @@ def _variants() -> dict[str, tuple[str, Config]]:
     }
 
 
-def breaks(accuracy: Mapping[str, Mapping[int, float]]) -> str:
-    """The smallest lambda at which each method has less than half of its accuracy without an attack.
-
-    Args:
-        accuracy: from method to the accuracy at each lambda that was run; 0 is no attack.
-
-    >>> breaks({"fedfa": {0: 90.0, 5: 50.0, 10: 40.0}, "nefl": {0: 90.0, 5: 20.0}, "fedavg": {0: 90.0, 1: 80.0}})
-    'fedfa at 10, nefl at 5, fedavg at none that was run'
-    """
-    said = []
-    for name, at in accuracy.items():
-        if 0 in at:
-            broken = [amplify for amplify in sorted(at) if at[amplify] < at[0] / 2]
-            said.append(f"{name} at {broken[0] if broken else 'none that was run'}")
-    return ", ".join(said)
-
-
 def _images() -> Iterator[Cell]:
     """Tables and figures of which the text has no number that a run could be compared with."""
-    for number, what in (("4", "the networks"), ("5", "the clients' candidates"), ("6", "the training settings")):
-        yield Cell(
-            f"fedfa.table{number}", f"Table {number}", f"{what} (image)",
-            command="python -m fl.run fedfa-cifar10-preresnet-both-iid --help",
-        )  # fmt: skip
-    for number, network in zip("789", _TITLES.values()):
-        yield Cell(
-            f"fedfa.table{number}", f"Table {number}", f"blocks of a section are alike: {network} (image)",
-            command="python -m fl.analysis similarity RUN",
-        )  # fmt: skip
-    yield Cell(
-        "fedfa.table10", "Table 10", "weights of models of different size differ in scale (image)",
-        command="python -m fl.analysis scales RUN RUN",
-    )  # fmt: skip
-    for number, network in zip("789", _TITLES.values()):
-        yield Cell(
-            f"fedfa.figure{number}", f"Fig. {number}", f"the weights' distributions: {network} (image)",
-            command="python -m fl.analysis scales RUN RUN",
-        )  # fmt: skip
+    for name, place, what, command in (
+        (
+            "table4-6",
+            "Tables 4 to 6",
+            "networks, candidates and settings",
+            "fl.run fedfa-cifar10-preresnet-both-iid --help",
+        ),
+        ("table7-9", "Tables 7 to 9", "blocks of a section are alike", "fl.analysis similarity RUN"),
+        ("table10", "Table 10", "weights of models of different size differ in scale", "fl.analysis scales RUN RUN"),
+        ("figure7-9", "Figs. 7 to 9", "the weights' distributions", "fl.analysis scales RUN RUN"),
+    ):
+        yield Cell(f"fedfa.{name}", place, f"{what} (image)", command=f"python -m {command}")

@@ -77,17 +77,14 @@ def _figures() -> Iterator[Cell]:
         (Comparison(_OWN, "own", "first", ("femam", "fedavg", "ditto")),
          Comparison("a client's MB", "megabytes", "ratio", ("femam", "fedavg"), band=(0.99, 1.01), larger=False)),
     )  # fmt: skip
-    curves = {"3": "staircases", "c6": "curves, Tiny-ImageNet", "c8": "curves, CIFAR-100"}
-    for number, what in curves.items():
-        yield Cell(
-            f"femam.figure{number}", f"Fig. {_figure(number)}", f"{what} (image)",
-            command="python -m fl.run femam-cifar100-levels3-6-11",
-        )  # fmt: skip
-    for number in ("4", "a1", "c2", "c4"):
-        yield Cell(
-            f"femam.figure{number}", f"Fig. {_figure(number)}", "which clients share models, beside the truth (image)",
-            command="python -m fl.structure RUN",
-        )  # fmt: skip
+    yield Cell(
+        "femam.figure3", "Figs. 3, C.6, C.8", "staircases and curves (image)",
+        command="python -m fl.run femam-cifar100-levels3-6-11",
+    )  # fmt: skip
+    yield Cell(
+        "femam.figure4", "Figs. 4, A.1, C.2, C.4", "which clients share models, beside the truth (image)",
+        command="python -m fl.structure RUN",
+    )  # fmt: skip
 
 
 def _smaller() -> Iterator[Cell]:
@@ -106,8 +103,3 @@ def _smaller() -> Iterator[Cell]:
             arms(f"femam.smaller.{name}", config, _ORDER, f"femam/{name}/{{}}-seed*.csv"),
             (Comparison(_OWN, "own", "first", _ORDER),), "femam.smaller.SETTING", "half a LeNet, 100 rounds",
         )  # fmt: skip
-
-
-def _figure(number: str) -> str:
-    """A figure's number as it is printed: "a1" is A.1."""
-    return f"{number[0].upper()}.{number[1:]}" if number[1:] else number

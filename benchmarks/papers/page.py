@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.papers import CLAIMS, Claim, cells, fedfa
+from benchmarks.papers import CLAIMS, Claim, cells
 from benchmarks.papers.cell import OWN, PAPERS, SMALLER, Cell, Comparison
 from benchmarks.papers.stored import ROOT, STORE, Stored
 from benchmarks.papers.verdict import NOT_RUN, VERDICTS, Result, ratio_of, result, spread
@@ -66,7 +66,7 @@ def write_page(store: Path = STORE) -> None:
 def said(one: Result) -> str:
     """The verdict on a cell, and what fewer rounds than the paper's show.
 
-    >>> said(result(cells()["fedfa.table5"]))
+    >>> said(result(cells()["fedfa.table10"]))
     'cannot be known'
     """
     if not one.short or not one.begun:
@@ -143,26 +143,16 @@ def _command(members: Sequence[Cell], pattern: str) -> str:
 def _rows(one: Result) -> list[tuple[str, ...]]:
     """A line for each comparison of a cell."""
     cell, rows = one.cell, []
+    where = f"{cell.place}<br>`python -m benchmarks.papers {cell.id}`"
+    claim = f"{cell.claim} ({cell.settings})" if cell.settings else cell.claim
+    rounds = f"{one.rounds} of {one.asked}" if one.short else str(one.rounds)
     failed = [run for run in one.stored if run.failed]
+    note = f"; {len(failed)} of the runs diverged" if failed else ""
     for comparison, values, word in zip(cell.comparisons, one.values, one.verdicts):
-        if not values:
-            continue
-        shown = f"{NOT_RUN} ({word} at {one.rounds} of {one.asked} rounds)" if one.short else word
-        note = f"; {len(failed)} of the runs diverged" if failed else ""
-        what = f"{cell.claim}{f' ({cell.settings})' if cell.settings else ''}: {comparison.what}"
-        where = f"{cell.place}<br>`python -m benchmarks.papers {cell.id}`"
-        rounds = str(one.rounds) if not one.short else f"{one.rounds} of {one.asked}"
-        rows.append(
-            (
-                where,
-                what,
-                _published(comparison, values),
-                _ours(comparison, values),
-                rounds,
-                _made(one.stored),
-                shown + note,
-            )
-        )
+        if values:
+            what, shown = f"{claim}: {comparison.what}", f"{NOT_RUN} ({word} at {rounds} rounds)" if one.short else word
+            numbers = (_published(comparison, values), _ours(comparison, values))
+            rows.append((where, what, *numbers, rounds, _made(one.stored), shown + note))
     return rows
 
 
@@ -216,16 +206,6 @@ def _own(cells: Sequence[Result]) -> str:
             (name, *(_mean(those) if (those := one.values[at].get(name)) else "" for one in shown)) for name in names
         ]
         parts.append(f"{comparison.what[0].upper()}{comparison.what[1:]}:\n\n{_table(heads, rows)}")
-    if first.pattern == fedfa.PATTERN:
-        means = {
-            name: {
-                int(one.cell.id.rpartition(".")[2]): fmean(one.values[0][name])
-                for one in cells
-                if name in one.values[0]
-            }
-            for name in fedfa.ARMS
-        }
-        parts.append(f"Less than half of the accuracy without an attack is left of {fedfa.breaks(means)}.\n")
     return "\n".join(parts)
 
 

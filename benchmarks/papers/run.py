@@ -6,12 +6,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
 
 import torch
 
+import fl
 from benchmarks.papers.cell import Arm, Cell
 from benchmarks.papers.stored import COLUMNS, ROOT, STORE, Stored, path, read, settings, shortened, write
 from fl import Config, Dataset, FLError, Rng, simulate
@@ -155,14 +155,5 @@ def _device(asked: str) -> str:
 
 def _version() -> str:
     """Of this project: number and commit."""
-    try:
-        number = metadata.version("layer-surgery")
-    except metadata.PackageNotFoundError:
-        number = "not installed"
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return number
-    return f"{number}, commit {found.stdout.strip()}"
+    found = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return f"{fl.__version__}, commit {found.stdout.strip()}"

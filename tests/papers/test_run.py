@@ -139,8 +139,8 @@ def test_the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys)
     assert command.main(["femam.figure5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["femam.figure5a", "femam.figure5b"]
-    assert command.main(["fedfa.table5"]) == 2
-    assert "fedfa.table5 is an image" in capsys.readouterr().err
+    assert command.main(["fedfa.table4-6"]) == 2
+    assert "fedfa.table4-6 is an image" in capsys.readouterr().err
     assert command.main(["fedmr.table9"]) == 2
     assert "no cell is called 'fedmr.table9'" in capsys.readouterr().err
     assert command.main(["femam.figure5a", "--algorithm", "fedmr"]) == 2
