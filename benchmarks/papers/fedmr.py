@@ -27,40 +27,26 @@ def cells() -> Iterator[Cell]:
 
 def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterator[Cell]:
     """A row of Table 1 in the settings that are in question: the text's, momentum 0.5, and the released code's."""
-    text = row(data, model, spread)
-    code = released(data, model, spread)
+    text, code = row(data, model, spread), released(data, model, spread)
     base, end = f"fedmr.table1.{data}", "" if data == "femnist" else f".{spread}"
-    own = "lenet" if code.model == "lenet" else model
-    short = replace(text, momentum=0.5, model=code.model)
-    network = "LeNet, " if own == "lenet" else ""
+    lenet = code.model == "lenet"
+    short, network = replace(text, momentum=0.5, model=code.model), "LeNet, " if lenet else ""
     settings = {
-        f"{model}{end}": (text, ""),
-        f"{own}{'' if own == 'lenet' else '-momentum0.5'}{end}": (short, f"{network}momentum 0.5"),
-        f"{own}-released{end}": (
-            code, f"{network}momentum 0.5, units of tensors" + ", coarse labels" * (data == "cifar100"),
-        ),
-    }  # fmt: skip
+        "": (text, ""),
+        "-momentum0.5": (short, f"{network}momentum 0.5"),
+        "-released": (code, f"{network}momentum 0.5, units of tensors" + ", coarse labels" * (data == "cifar100")),
+    }
     if data == "cifar100":  # coarse labels in the paper's units of layers
-        coarse = replace(short, dataset=code.dataset)
-        settings[f"{own}-coarse{end}"] = (coarse, f"{network}momentum 0.5, coarse labels")
-    for name, (config, said) in settings.items():
+        settings["-coarse"] = (replace(short, dataset=code.dataset), f"{network}momentum 0.5, coarse labels")
+    for kind, (config, said) in settings.items():
+        name = f"{'lenet' if lenet and kind else model}{kind}".replace("lenet-momentum0.5", "lenet")
         yield Cell(
-            f"{base}.{name}", "Table 1", "FedMR has the highest test accuracy",
-            arms(f"{base}.{name}", replace(config, eval_every=10), _ORDER),
+            f"{base}.{name}{end}", "Table 1", "FedMR has the highest test accuracy",
+            arms(f"{base}.{name}{end}", replace(config, eval_every=10), _ORDER),
             (Comparison(_LATE, "late", "numbers", _ORDER, tuple(Published.read(numbers[m]) for m in _ORDER)),),
-            pattern=_pattern(name), settings=said, row=f"{base}.{model}{end}",
+            pattern=f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5"),
+            settings=said, row=f"{base}.{model}{end}",
         )  # fmt: skip
-
-
-def _pattern(name: str) -> str:
-    """The ids of the rows with the same settings.
-
-    >>> _pattern("lenet.dir0.5"), _pattern("resnet20-released.iid")
-    ('fedmr.table1.DATA.MODEL-momentum0.5.SPREAD (CNN: lenet)', 'fedmr.table1.DATA.MODEL-released.SPREAD')
-    """
-    kinds = [kind for kind in ("-momentum0.5", "-released", "-coarse") if kind in name]
-    kind = kinds[0] if kinds else "-momentum0.5" if name.startswith("lenet") else ""
-    return f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5")
 
 
 def _figures() -> Iterator[Cell]:

@@ -116,28 +116,22 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         if one not in begun or one.cell.place == SMALLER:
             cell = one.cell
             groups.setdefault((cell.pattern or cell.command or cell.id, said(one)), []).append(cell)
-    rows = [
-        (_places(members), _claim(members), str(len(members)), f"`{_command(members, pattern)}`", word)
-        for (pattern, word), members in groups.items()
-    ]
+    rows = [_group(members, pattern, word) for (pattern, word), members in groups.items()]
     parts.append(_table(("where", "claim", "cells", "command", "verdict"), rows))
     return "\n".join(parts)
 
 
-def _places(members: Sequence[Cell]) -> str:
-    return ", ".join(dict.fromkeys(cell.place for cell in members))
-
-
-def _claim(members: Sequence[Cell]) -> str:
-    """That of one cell, or of several what they have in common."""
-    texts = list(dict.fromkeys(cell.claim for cell in members))
-    own = list(dict.fromkeys(cell.settings for cell in members if cell.settings))
-    settings = f" ({own[0]}{', ...' if len(own) > 1 else ''})" if own else ""
-    return (texts[0] if len(texts) == 1 else f"{texts[0]}, ...") + settings
-
-
-def _command(members: Sequence[Cell], pattern: str) -> str:
-    return members[0].command or f"python -m benchmarks.papers {pattern.partition(' ')[0]}"
+def _group(members: Sequence[Cell], pattern: str, word: str) -> tuple[str, ...]:
+    """The line that cells of one pattern share: what they have in common."""
+    places, claims, settings = (
+        list(dict.fromkeys(getattr(cell, name) for cell in members if getattr(cell, name)))
+        for name in ("place", "claim", "settings")
+    )
+    claim = claims[0] + ", ..." * (len(claims) > 1)
+    if settings:
+        claim += f" ({settings[0]}{', ...' if len(settings) > 1 else ''})"
+    command = members[0].command or f"python -m benchmarks.papers {pattern.partition(' ')[0]}"
+    return ", ".join(places), claim, str(len(members)), f"`{command}`", word
 
 
 def _rows(one: Result) -> list[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import StatisticsError, fmean, stdev
 
 from benchmarks.papers.cell import Arm, Cell, Comparison
 from benchmarks.papers.stored import STORE, Row, Stored, extendable, runs
@@ -201,17 +201,13 @@ def _values(comparison: Comparison, chosen: dict[str, list[Stored]]) -> dict[str
     return found
 
 
-TAIL = 10
-"""Evaluations of the late mean, as in `fl.analysis.outcome`."""
+def _tail(column: str, count: int = 1, factor: float = 100) -> Callable[[Sequence[Row]], float]:
+    """The mean of the last so many values."""
 
+    def mean(rows: Sequence[Row]) -> float:
+        return factor * fmean([row[column] for row in rows if column in row][-count:])
 
-def _tail(rows: Sequence[Row], column: str, count: int, factor: float = 1.0) -> float:
-    values = [row[column] for row in rows if column in row][-count:]
-    return factor * sum(values) / len(values)
-
-
-def _last(column: str, factor: float = 1.0) -> Callable[[Sequence[Row]], float]:
-    return lambda rows: _tail(rows, column, 1, factor)
+    return mean
 
 
 def _own(column: str) -> Callable[[Sequence[Row]], float]:
@@ -235,21 +231,21 @@ def _roughness(rows: Sequence[Row]) -> float:
 
 def _calm(rows: Sequence[Row]) -> float:
     """Accuracy in %, mean of the last five evaluations after rounds without malicious participants."""
-    return _tail([row for row in rows if row["attackers"] == 0], "accuracy", 5, 100)
+    return _tail("accuracy", 5)([row for row in rows if row["attackers"] == 0])
 
 
 MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
-    "late": lambda rows: _tail(rows, "accuracy", TAIL, 100),
-    "late_loss": lambda rows: _tail(rows, "loss", TAIL),
-    "end": lambda rows: _tail(rows, "accuracy", 3, 100),
-    "end5": lambda rows: _tail(rows, "accuracy", 5, 100),
-    "last": _last("accuracy", 100),
+    "late": _tail("accuracy", 10),  # as in fl.analysis.outcome
+    "late_loss": _tail("loss", 10, 1),
+    "end": _tail("accuracy", 3),
+    "end5": _tail("accuracy", 5),
+    "last": _tail("accuracy"),
     "calm": _calm,
     "own": _own("local_test_accuracy"),
     "own_f1": _own("local_test_f1"),
-    "local": _last("models_own_accuracy", 100),
-    "local_perplexity": _last("models_perplexity"),
-    "megabytes": _last("megabytes"),
+    "local": _tail("models_own_accuracy"),
+    "local_perplexity": _tail("models_perplexity", factor=1),
+    "megabytes": _tail("megabytes", factor=1),
     "seconds": lambda rows: rows[-1]["seconds"] / rows[-1]["round"],
     "cosine_rise": _cosine_rise,
     "roughness": _roughness,
@@ -272,5 +268,5 @@ def measure(name: str, rows: Sequence[Row]) -> float:
             reached = [row["tmac"] for row in rows if row["accuracy"] >= float(name[4:])]
             return min(reached, default=float("inf"))
         return MEASURES[name](rows)
-    except (KeyError, ZeroDivisionError, IndexError):
+    except (KeyError, IndexError, StatisticsError):
         raise FLError(f"the stored rows do not hold what {name!r} needs: run that cell again") from None
