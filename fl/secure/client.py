@@ -33,6 +33,7 @@ class Client:
         server: the server's public key.
         repeats: how often the stages are repeated before it uploads.
         choices: the source of its choices; None: the operating system. Simulations give a seeded one.
+        secret: its secret key, if it has one already.
 
     Attributes:
         public: the public key that the others have to know.
