@@ -125,7 +125,8 @@ def advice(config: Config, folder: Path) -> str:
 def _comparison(config: Config) -> str:
     """The command that trains other methods as this one, with more seeds; "" if they cannot do what the run does."""
     (own,) = config.algorithm
-    methods = ("fedavg", "fedprox", own if own not in ("fedavg", "fedprox") else "fedmr")
+    rivals = ("fedavg", "fedprox")
+    methods = (*rivals, *(Config().algorithm if own in rivals else (own,)))
     others = replace(config, algorithm=methods, seeds=(0, 1, 2), name=None, resume=None, config=None)
     try:
         others.check()

@@ -155,4 +155,5 @@ def test_nothing_outside_knows_a_method_by_name():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ALGORITHMS:
                 known.add((str(where), node.value))
-    assert known == {("fl/config/fields.py", "fedmr")}  # the default
+    rivals = {("fl/runs/summary.py", name) for name in ("fedavg", "fedprox")}  # which a run proposes to compare with
+    assert known == {("fl/config/fields.py", "fedmr")} | rivals  # the default
