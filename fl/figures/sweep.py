@@ -79,7 +79,7 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
             axis.set_ylabel("")
         axis.set_title(head, fontsize=10)
     for axis in axes[len(panels) :]:
-        axis.set_visible(False)
+        axis.remove()
     name_ends(axes[: len(panels)], looks, _HIGH)
     name_lines(figure, [*lines.values(), *references], looks, notes=_note(references, short))
     figure.suptitle(shorten(title), fontsize=10)
