@@ -62,7 +62,8 @@ def outcome(folder: Path) -> dict[str, str]:
 
     tensors = sorted(digest(tensor) for tensor in load_file(folder / "checkpoint.safetensors").values())
     with open(folder / "metrics.csv", newline="") as file:
-        rows = [sorted((k, v) for k, v in row.items() if "second" not in k) for row in csv.DictReader(file)]
+        rows = [{**row, "bytes_ranks": ""} for row in csv.DictReader(file)]  # a column that older versions left empty
+    rows = [sorted((k, v) for k, v in row.items() if "second" not in k) for row in rows]
     found = {
         "checkpoint": hashlib.sha256("".join(tensors).encode()).hexdigest()[:16],
         "tensors": str(len(tensors)),
@@ -109,6 +110,7 @@ def main() -> int:
     wrong = 0
     for case, ranks in cases:
         key = f"{ranks}: {case}"
+        same = key if how == "write" else f"1: {case}"  # several ranks give what one process gives
         if how == "write" and key in stored:
             continue
         found = run(case, ranks)
@@ -117,10 +119,10 @@ def main() -> int:
             path.write_text(json.dumps(stored, indent=1))
             print(key, found.get("refused", "stored"), flush=True)
         elif {k: v for k, v in found.items() if k != "refused"} != {
-            k: v for k, v in stored.get(key, {}).items() if k != "refused"
+            k: v for k, v in stored.get(same, {}).items() if k != "refused"
         }:
             wrong += 1
-            print("DIFFERS", key, stored.get(key), found, flush=True)
+            print("DIFFERS", key, stored.get(same), found, flush=True)
     print(f"{len(cases)} cases, {wrong} differ" if how == "check" else f"{len(cases)} cases stored")
     return bool(wrong)
 

@@ -12,10 +12,8 @@ Below it stands what the measured costs say of more processes: how long a round 
 
     compute x (largest share of the clients) + server + network
 
-With FedMR each rank repeats the server's work, and sends its models to all others. With FedAvg each rank does the
-server's work for some layers: it sends its models once, in pieces, and then the mean of its layers to all others. (The
-server's work is taken to be FedMR's, of which FedAvg does a part, and layers to share evenly.) That is arithmetic, not
-a measurement, and the rate of a GPU in it is an assumption (--gpu-rate).
+Each rank sends its models to all others, and repeats the server's work. That is arithmetic, not a measurement, and the
+rate of a GPU in it is an assumption (--gpu-rate).
 """
 
 import argparse
@@ -33,9 +31,9 @@ from report import write
 
 from fl.config import Config
 from fl.data import Dataset
+from fl.distributed import deal
 from fl.engine.work import flops
 from fl.models import create
-from fl.parallel import deal
 from surgery import average, broadcast, permutations, segments, shuffle
 from surgery.decomposition import layers
 
@@ -62,7 +60,7 @@ PLACES = {
 
 SHAPE = Dataset("shape", *(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)) * 2, 10)
 
-_WORDS = 5e-3  # seconds of a round for its words through the store
+_WORDS = 5e-3  # seconds of a round for its words
 
 
 def made(model: str) -> torch.nn.Module:
@@ -71,8 +69,8 @@ def made(model: str) -> torch.nn.Module:
     return create(torch.Generator().manual_seed(0), spec)
 
 
-def turn(side: str, samples: int, rounds: int, model: str) -> tuple[list[float], float]:
-    """(seconds of each round but the first, bytes between ranks in a round) of one command."""
+def turn(side: str, samples: int, rounds: int, model: str) -> list[float]:
+    """Seconds of each round but the first of one command."""
     ranks, threads, backend = SIDES[side]
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +85,7 @@ def turn(side: str, samples: int, rounds: int, model: str) -> tuple[list[float],
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
         rows = list(csv.DictReader(Path(folder, "run", "metrics.csv").read_text().splitlines()))
-    return [float(row["seconds"]) for row in rows[1:]], float(rows[-1]["bytes_ranks"] or 0)
+    return [float(row["seconds"]) for row in rows[1:]]
 
 
 def server_seconds(model: str, clients: int = 4) -> float:
@@ -108,7 +106,7 @@ def server_seconds(model: str, clients: int = 4) -> float:
     return min(times) / sum(tensor.nbytes for tensor in stack.values())
 
 
-def predicted(method: str, setting: str, place: str, rates: dict[str, float], server: float) -> dict[str, float | str]:
+def predicted(setting: str, place: str, rates: dict[str, float], server: float) -> dict[str, float | str]:
     """The time of a round on one rank and on all of a place, and what limits it there."""
     model, k, samples, epochs = SETTINGS[setting]
     ranks, bandwidth, kind = PLACES[place]
@@ -116,11 +114,11 @@ def predicted(method: str, setting: str, place: str, rates: dict[str, float], se
     size = sum(tensor.nbytes for tensor in net.state_dict().values())
     compute = k * 3 * samples * epochs * flops(net, SHAPE) / rates[kind]
     most = max(map(len, deal([1] * k, ranks)))
-    sent = most * size * (ranks - 1) if method == "fedmr" else (most + 1) * size * (ranks - 1) / ranks
+    sent = most * size * (ranks - 1)
     alone = server * k * size / (rates["gpu"] / rates["cpu"] if kind == "gpu" else 1)
     parts = {
         "few clients": compute * (most / k - 1 / ranks),
-        "server": alone if method == "fedmr" else alone / ranks,
+        "server": alone,
         "network": sent / bandwidth + _WORDS,
     }
     one, many = compute + alone, compute / ranks + sum(parts.values())
@@ -141,24 +139,17 @@ def main() -> None:
         args.model, args.samples, args.rounds, args.turns = "lenet", 50, 2, 1
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {side: [] for side in SIDES}
-    moved = 0.0
     for number in range(args.turns):
         order = list(SIDES)
         for side in order[number % 3 :] + order[: number % 3]:
-            seconds, sent = turn(side, args.samples, args.rounds, args.model)
-            times[side].append(statistics.median(seconds))
-            moved = max(moved, sent)
+            times[side].append(statistics.median(turn(side, args.samples, args.rounds, args.model)))
     net = made(args.model)
     work = 8 * 3 * -(-args.samples // 50) * 50 * flops(net, SHAPE)
     rates = {"cpu": work / statistics.median(times["one"]), "gpu": args.gpu_rate}
     server = server_seconds("resnet20")
-    table = {
-        f"{method}, {s}": {p: predicted(method, s, p, rates, server) for p in PLACES}
-        for method in ("fedmr", "fedavg")
-        for s in SETTINGS
-    }
+    table = {setting: {place: predicted(setting, place, rates, server) for place in PLACES} for setting in SETTINGS}
     about = {"torch": torch.__version__, "cores": os.cpu_count(), "model": args.model, "samples": args.samples}
-    costs = {"rates": rates, "server seconds a byte": server, "bytes between ranks a round": moved}
+    costs = {"rates": rates, "server seconds a byte": server}
     result = {**about, "seconds": times, **costs, "predicted": table}
     write(result, args.out, f"scaling-cpu{'-quick' if args.quick else ''}")
     print(f"{args.model}, 8 clients of {args.samples} samples; {os.cpu_count()} cores, torch {torch.__version__}")
@@ -168,7 +159,7 @@ def main() -> None:
             f"{side:10}{statistics.median(values):9.3f} s a round   one / {side} "
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         )
-    print(f"\nbetween ranks {moved / 1e6:.1f} MB a round; a thread computes {rates['cpu'] / 1e9:.1f} GFLOP/s")
+    print(f"\na thread computes {rates['cpu'] / 1e9:.1f} GFLOP/s")
     print(f"computed from these, with {args.gpu_rate / 1e12:g} TFLOP/s assumed for a GPU: speedup, and what limits it")
     for setting, places in table.items():
         print(setting)

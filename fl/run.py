@@ -17,8 +17,8 @@ from fl.base.files import write_text
 from fl.base.tables import fitted
 from fl.config import Config
 from fl.config.command_line import parse
+from fl.distributed import current, joined
 from fl.figures.comparison import compare
-from fl.parallel import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.summary import advice, describe

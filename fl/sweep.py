@@ -27,8 +27,8 @@ from fl.base.help import asked
 from fl.config import Config
 from fl.config.command_line import flag_in, parse
 from fl.data import Dataset
+from fl.distributed import current, joined
 from fl.figures.sweep import report
-from fl.parallel import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder
 from fl.simulation.many_runs import resumable, train_all

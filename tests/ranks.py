@@ -7,12 +7,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
-import torch.distributed.rendezvous  # here, and not in each of them
+import torch.distributed as dist
 from rounds import SMALL
 
 from fl.algorithms import ALGORITHMS
 from fl.models.architectures import ArchitectureOptions
-from fl.parallel import current
 from fl.runs import checkpoint, metrics
 from fl.simulation import simulate
 
@@ -58,7 +57,8 @@ def _rank(rank, environment, work, arguments):
     try:
         work(rank, *arguments)
     finally:
-        current().leave()  # which forked processes do not do at their exit
+        if dist.is_initialized():
+            dist.destroy_process_group()  # which forked processes do not do at their exit
 
 
 TINY = replace(
@@ -96,7 +96,7 @@ def simulate_all(rank, configs, folder):
 
 def left(folder):
     """All that a run keeps, but the time that it took."""
-    rows = [{k: v for k, v in row.items() if k not in ("seconds", "bytes_ranks", "secure_seconds")}
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "secure_seconds")}
             for row in metrics.read(folder / metrics.FILE)]  # fmt: skip
     return rows, checkpoint.flatten(checkpoint.read_parts(folder)[1])
 

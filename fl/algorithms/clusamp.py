@@ -13,7 +13,6 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.client_sampling import distributions, draw_each, similarity_tree
 from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.federation.spread import whole
 from surgery import broadcast
 from surgery.transfer import upload
 
@@ -61,7 +60,7 @@ def clusamp(fed: Federation) -> Algorithm:
     def round(server, clients, rng):
         start = server["global"]
         trained = fed.train(broadcast(start, len(clients)), clients, rng)
-        received, kept = whole(trained.received), [size > 0 for size in trained.sizes]
+        received, kept = trained.received, [size > 0 for size in trained.sizes]
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.x.device)
         gradients = {}

@@ -13,7 +13,6 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.flags import AtLeast0, number
 from fl.federation import Federation
-from fl.federation.spread import by_layer
 from surgery import Stack, State, average, broadcast, stack
 from surgery.transfer import upload
 
@@ -81,13 +80,7 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     >>> step  # half of (9 + 1) / 2, over 1
     2.5
     """
-
-    def squares(part: Stack) -> State:
-        lengths = {name: (part[name] - start[name]).flatten(1).norm(dim=1) for name in part if name in start}
-        return {name: length.double().square() for name, length in lengths.items()}
-
-    found = by_layer(trained, squares)
-    each = sum(found[name] for name in start)
+    each = sum((trained[name] - tensor).flatten(1).norm(dim=1).double().square() for name, tensor in start.items())
     whole = sum((mean[name] - tensor).norm().double().square() for name, tensor in start.items())
     weights = upload(torch.tensor(sizes, dtype=torch.float64), each.device)
     ratio = ((weights @ each) / weights.sum() / (2 * (whole + eps))).item()

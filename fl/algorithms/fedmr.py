@@ -13,7 +13,6 @@ from fl.base.errors import FLError, naming
 from fl.base.flags import Natural, Share, number, one_of
 from fl.federation import Federation
 from fl.federation.own import shared
-from fl.federation.spread import whole
 from fl.secure import require
 from surgery import broadcast, layers, permutations, segments, shuffle
 
@@ -78,7 +77,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
                 trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
             if not any(trained.sizes):  # nobody could upload: a warning said why, and the next round may do better
                 return server, trained
-        models = whole(trained.received)
+        models = trained.received
         if aligner:
             models = aligned(models, trained.sizes, aligner)
         mean = fed.average(models, [size > 0 for size in trained.sizes])  # without those that were dropped

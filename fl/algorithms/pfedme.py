@@ -12,7 +12,6 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
 from fl.base.flags import Above0, AtLeast0, AtLeast1
 from fl.federation import Federation, traffic
-from fl.federation.spread import whole
 from fl.federation.visit import Visit, visit
 from surgery import broadcast
 
@@ -61,8 +60,8 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
 
     def at_client(received, mine, clients, rng):
         trained = both.train(pair.starting_from(received), clients, rng, objective)
-        sent = pair.copy_of(whole(trained.received))
-        return trained._replace(states=sent, received=sent), pair.personal_of(whole(trained.states))
+        sent = pair.copy_of(trained.received)
+        return trained._replace(states=sent, received=sent), pair.personal_of(trained.states)
 
     paired = Visit("paired", at_client)
 

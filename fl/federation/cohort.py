@@ -1,7 +1,6 @@
 """The clients of a round and their states: one stack if all have the same architecture, otherwise a list of states.
 
-Everything that has to know which of the two it is lies here. (Under torchrun a stack may be a `Spread`, which reads
-like any other.) The objectives' inputs come in the same two forms.
+Everything that has to know which of the two it is lies here. The objectives' inputs come in the same two forms.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fl.engine import Results
-from fl.federation.spread import Spread
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
 
@@ -72,8 +70,6 @@ def select(entries: Any, rows: Sequence[int]) -> Any:
     """
     if isinstance(entries, list):
         return [entries[k] for k in rows]
-    if isinstance(entries, Spread):
-        return entries.select(rows)
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return tree_map(lambda tensor: tensor[rows[0] : rows[0] + len(rows)], entries)
     index = {device: _index(rows, device) for device in {tensor.device for tensor in tree_leaves(entries)}}

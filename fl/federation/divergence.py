@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import Diverged
-from fl.federation.cohort import States, replace_rows, select
-from fl.federation.shared import each_row
-from fl.federation.spread import Spread
+from fl.federation.cohort import States, replace_rows, select, stacks
 from surgery import Stack
 
 _log = logging.getLogger("fl")
@@ -37,9 +35,10 @@ def drop_failed(
         Diverged: if no client is left.
     """
     # A sum is finite only if all of its terms are: this fast look at everything settles nearly every round.
-    if bool((loss.isfinite() & each_row(states, starts, lambda after, _: _finite_sums(after))).all()):
+    if bool((loss.isfinite() & torch.cat([_finite_sums(after) for after in stacks(states)])).all()):
         return states, tuple(sizes)
-    kept = (loss.isfinite() & each_row(states, starts, _finite_rows)).tolist()
+    fine = torch.cat([_finite_rows(after, before) for after, before in zip(stacks(states), stacks(starts))])
+    kept = (loss.isfinite() & fine).tolist()
     if all(kept):
         return states, tuple(sizes)
     lost = [client for client, keep in zip(clients, kept) if not keep]
@@ -67,9 +66,6 @@ def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
     >>> restored({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
     tensor([0., 1.])
     """
-    if isinstance(states, Spread):
-        own = [kept[row] for row in states.rows]
-        return states.replaced(restored(states.mine, select(starts, states.rows), own))
     lost = [row for row, keep in enumerate(kept) if not keep]
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 

@@ -22,7 +22,6 @@ from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
-from fl.federation.spread import by_layer
 from fl.federation.trained import Trained
 from fl.federation.training import LocalObjective, train_cohort
 from fl.partition import Splits
@@ -90,14 +89,7 @@ class Federation(Population):
         self, models: Stack, weights: Any = None, fallback: Mapping[str, Tensor] | None = None
     ) -> State | Stack:
         """How the server averages the models that clients send: `Defence.average`. Frozen parameters stay the same."""
-
-        def mean(part: Stack) -> State | Stack:
-            kept = fallback
-            if fallback is not None and len(part) < len(models):  # some layers, of models that lie on several ranks
-                kept = {name: tensor for name, tensor in fallback.items() if name in part}
-            return self.keep_frozen(part, self.defence.average(part, weights, kept))
-
-        return by_layer(models, mean)
+        return self.keep_frozen(models, self.defence.average(models, weights, fallback))
 
     def average_submodels(
         self,

@@ -6,15 +6,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fl.federation.cohort import States, stacks
-from fl.federation.spread import Spread
 
 
 class Trained(NamedTuple):
     """The result of training K clients, as methods get it.
 
     Attributes:
-        states: the clients' trained models: a stack, or a list of K states where architectures differ. Under
-            torchrun the stack is a `fl.federation.spread.Spread`, which gathers what is read.
+        states: the clients' trained models: a stack, or a list of K states where architectures differ.
         loss: each client's mean over its steps [K].
         sizes: each client's number of training samples, 0 if it was dropped from the round.
         metrics: columns of metrics.csv that the round brings along: what went over the network (see
@@ -35,8 +33,7 @@ class Trained(NamedTuple):
         return self.received
 
     def __repr__(self) -> str:
-        states = self.states.mine if isinstance(self.states, Spread) else self.states  # a look moves nothing
-        first, *others = stacks(states)
+        first, *others = stacks(self.states)
         elements = sum(tensor[:1].numel() for tensor in first.values())
         kind = "models of their own" if others else f"{len(first)} tensors, {elements:,} elements each"
         changed = "" if self.received is self.states else "; the server received other models"

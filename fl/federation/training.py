@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fl.base.rng import Rng
+from fl.distributed import current
 from fl.engine import Group, Job, Results, progress, train
 from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy
@@ -14,16 +16,13 @@ from fl.engine.work import flops
 from fl.federation import traffic
 from fl.federation.attack import Attack
 from fl.federation.classes import classes_held
-from fl.federation.cohort import Cohort, States, joined, select, select_stacked, with_entry
+from fl.federation.cohort import Cohort, States, joined, per_client, select, select_stacked, with_entry
 from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
 from fl.federation.local_training import LocalTraining
 from fl.federation.population import Population
-from fl.federation.shared import train_shared
-from fl.federation.spread import whole
 from fl.federation.trained import Trained
-from fl.parallel import current
-from surgery import Stack
+from surgery import Stack, State, stack
 
 
 class LocalObjective(NamedTuple):
@@ -65,8 +64,6 @@ def train_cohort(
         return Trained(states, loss, tuple(arrived), traffic.count(starts, arrived), received)
     states, loss = _train(population, local, cohort, objective, rng)
     rows = attack.rows(clients) if attack else []
-    if rows or defence.clip:  # which change models in the light of the others
-        states = whole(states)
     sent = states
     if rows:
         malicious, spoilt = cohort.select(rows), replace(population, data=attack.data)
@@ -74,7 +71,7 @@ def train_cohort(
         if local.masked:  # their honest training does not see the classes that only the spoilt samples have
             context = with_entry(context, "held", classes_held(spoilt.data, spoilt.clients.train, malicious.clients))
         learnt, _ = _train(spoilt, local, malicious, objective._replace(context=context), rng)
-        sent = attack.amplified(states, malicious.states, whole(learnt), rows, population.trainable)
+        sent = attack.amplified(states, malicious.states, learnt, rows, population.trainable)
     sizes = [len(population.clients.train[client]) for client in clients]
     received, arrived = drop_failed(sent, loss, starts, clients, sizes, rng.round)
     states = received if sent is states else restored(states, starts, arrived)
@@ -113,12 +110,18 @@ def _train(
             parts = _in_chunks(population, local, own, objective._replace(context=context), rng)
             return joined(parts, own.states)
 
-    if current().sharing:
-        size = local.size_of_batches(population.clients.train)
-        samples = [filled(len(population.clients.train[client]), size) for client in cohort.clients]
-        work = [n * max(1, flops(model, population.data)) for n, model in zip(samples, cohort.models)]
-        return train_shared(work, cohort.states, some)
-    return some(range(len(cohort.clients)))
+    if not current().sharing:
+        return some(range(len(cohort.clients)))
+
+    def each(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
+        states, losses = some(rows)
+        return list(zip(per_client(states), losses))
+
+    size = local.size_of_batches(population.clients.train)
+    samples = [filled(len(population.clients.train[client]), size) for client in cohort.clients]
+    work = [n * max(1, flops(model, population.data)) for n, model in zip(samples, cohort.models)]
+    states, losses = zip(*current().shared(work, each))
+    return list(states) if isinstance(cohort.states, list) else stack(states), torch.stack(losses)
 
 
 def _in_chunks(

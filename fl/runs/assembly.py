@@ -12,6 +12,7 @@ from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
+from fl.distributed import current
 from fl.engine import Precision
 from fl.engine.augment import Augment
 from fl.federation import Federation, LocalTraining
@@ -24,7 +25,6 @@ from fl.models.create import check_shape
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
-from fl.parallel import current
 from fl.runs.given import said
 from fl.runs.memory import check_batch, check_models
 from zoo import Spec, ZooError

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl.distributed import current
 from fl.federation import Federation
-from fl.federation.cohort import Cohort, States
-from fl.federation.cosines import cosines
+from fl.federation.cohort import Cohort, States, per_client
 from fl.federation.own import Own, predict_all
-from fl.federation.shared import each_shared
 from fl.partition import Parts
-from surgery import State
+from surgery import cosine
 from surgery.transfer import download, upload
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
@@ -151,11 +150,11 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
         return {}
     text = fed.data.text
 
-    classes_of = fed.classes_of(cohort.clients)
+    states, classes_of = per_client(cohort.states), fed.classes_of(cohort.clients)
 
-    def sums(row: int, state: State) -> Tensor:
+    def sums(row: int) -> Tensor:
         client, model, held = cohort.clients[row], cohort.models[row], classes_of[row]
-        state = state | fed.statistics(state, model, fed.clients.train[client])
+        state = states[row] | fed.statistics(states[row], model, fed.clients.train[client])
         total = torch.zeros(3, dtype=torch.float64, device=held.device)
         predict = partial(fed.predict, state, model=model)
         for logits, labels in _pieces(predict, fed.data.test_x, fed.data.test_y, fed.data.classes):
@@ -169,7 +168,8 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
             total[: len(counts)] += torch.stack([count.double() for count in counts])
         return total
 
-    right, among, own = torch.stack(each_shared(cohort.states, sums)).cpu().T  # for text the second is the loss
+    found = current().shared([1] * len(states), lambda rows: [sums(row) for row in rows])
+    right, among, own = torch.stack(found).cpu().T  # for text the second is the loss
     n = fed.data.test_y.numel()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
@@ -197,7 +197,7 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     k, parameters = len(cohort.clients), dict(fed.model.named_parameters())
     if not cohort.states.keys() >= parameters.keys():  # clients on other machines have kept some of it
         return {}
-    similarity = cosines(cohort.states, parameters)
+    similarity = cosine({name: cohort.states[name] for name in parameters})
     return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
 
 

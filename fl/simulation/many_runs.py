@@ -12,7 +12,7 @@ from fl.base.console import program
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.config import Config
-from fl.parallel import current
+from fl.distributed import current
 from fl.runs.assembly import build
 from fl.runs.folder import SETTINGS, begin, held, is_unused
 from fl.runs.kept_start import kept

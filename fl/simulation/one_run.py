@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -11,17 +11,18 @@ from fl import data
 from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
+from fl.distributed import current, joined
 from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
-from fl.parallel import current, joined
-from fl.runs import lock
+from fl.runs import given, lock
+from fl.runs.assembly import build
 from fl.runs.folder import SETTINGS, held
+from fl.runs.kept_start import kept
 from fl.runs.simulation import Simulation
 from fl.simulation.artifacts import leave
-from fl.simulation.follow import follow
 from fl.simulation.logs import OnRound, require, watched
-from fl.simulation.rounds import rounds
-from fl.simulation.together import greet
+from fl.simulation.rounds import measured_round, rounds
+from fl.simulation.together import agreed, greet
 
 
 def simulate(
@@ -70,14 +71,8 @@ def simulate(
         if elsewhere and ranks.size > 1:
             raise FLError("clients on other machines train there: start one process, without torchrun")
         if ranks.rank:
-            return follow(config, Path(folder), resume, dataset, model)
-        try:
-            summary = _lead(config, Path(folder), resume, dataset, model, on_round, elsewhere)
-        except Diverged as error:
-            ranks.stop({"diverged": str(error)})
-            raise
-        ranks.stop({"summary": summary})
-        return summary
+            return _follow(config, Path(folder), resume, dataset, model)
+        return _lead(config, Path(folder), resume, dataset, model, on_round, elsewhere)
 
 
 def _lead(
@@ -91,7 +86,7 @@ def _lead(
 ) -> dict:
     require(config.log, on_round)
     try:
-        with held(folder, resume), _terminable():
+        with held(folder, resume), _terminable() as saving:
             run = Simulation.begin(config, folder, resume, dataset, model, elsewhere)
             try:
                 greet(run)
@@ -113,8 +108,10 @@ def _lead(
                 diverged = str(error)
                 raise
             finally:
+                saving()
                 summary = run.close(diverged)
                 leave("end", run)
+            agreed(run, summary)
             return summary
     except Unwritable as error:
         if not (folder / SETTINGS).exists():
@@ -122,33 +119,48 @@ def _lead(
         raise FLError(f"{error}; then go on with --resume {folder}, which loses no round of its checkpoint") from None
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Within it, SIGTERM raises `Terminated`, after a handler of the user's was called; a second one is ignored.
+def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> dict:
+    """What ranks other than 0 do: the same rounds, without a run folder, until rank 0 ends the run."""
+    config = given.said(config, dataset, model)
+    fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None)
+    run = Simulation(config, fed, algorithm, folder, algorithm.init(), 0)
+    greet(run)
+    with current().together():
+        while (summary := agreed(run)) is None:
+            run.done += 1
+            run.server, *_ = measured_round(run, run.done)
+    return summary
 
-    It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is not ignored. Ranks
-    have a handler of their own, see `fl.parallel.watch`.
+
+@contextmanager
+def _terminable() -> Iterator[Callable[[], None]]:
+    """Within it, SIGTERM raises `Terminated`, after a handler of the user's was called; a second one is ignored. Once
+    what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then this
+    one has to save.
+
+    It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is not ignored.
     """
     main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main and current().size == 1 else None
+    before = signal.getsignal(signal.SIGTERM) if main else None
     if before in (None, signal.SIG_IGN):
-        yield
+        yield lambda: None
         return
-    told = False
+    told, saving = [], []
 
     def ended(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        again, told = told, True
+        told.append(number)
         if callable(before):
             before(number, frame)
-        if not again:
+        if len(told) == 1 and not saving:
             raise Terminated
 
     signal.signal(signal.SIGTERM, ended)
     try:
-        yield
+        yield lambda: saving.append(True)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if told:
+        raise Terminated
 
 
 def _empty(folder: Path) -> None:

@@ -14,7 +14,6 @@ from fl.algorithms.algorithm import Server
 from fl.base.rng import Rng
 from fl.engine import progress
 from fl.federation.cohort import Cohort
-from fl.federation.spread import whole
 from fl.runs import evaluate
 from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Row
@@ -73,7 +72,7 @@ class Within:
 
 def one_round(run: Simulation, number: int) -> Row:
     """Train a cohort, apply the server's rule, evaluate what is due and keep it; returns the round's row of metrics."""
-    run.server = agreed(run.server, number)
+    agreed(run)
     server, row, scores = measured_round(run, number)
     run.metrics.add(row)
     run.table.add(run.metrics.rows, scores)
@@ -89,7 +88,6 @@ def measured_round(run: Simulation, number: int) -> tuple[Server, Row, evaluate.
     rng = Rng(run.config.seeds[0], number)
     clients = algorithm.choose(fed, run.server, rng)
     server, trained = algorithm.round(run.server, clients, rng)
-    server = {part: whole(state) for part, state in server.items()}  # rank 0 alone saves it
     kept = torch.tensor([size > 0 for size in trained.sizes or [1] * len(clients)])
     if (dropped := int((~kept).sum())) == len(kept):
         kept = ~kept  # nobody's model arrived: what is measured is what they started from

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fl.base.errors import Diverged
 from fl.base.rng import Rng
 from fl.federation import Federation
-from fl.federation.spread import whole
 from surgery import Stack, State, layers
 from surgery.transfer import upload
 
@@ -42,7 +41,7 @@ def put(models: Stack, rows: Sequence[int], new: Stack) -> Stack:
     >>> put({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
     tensor([0., 1., 0.])
     """
-    index, new = _index(rows, models), whole(new)
+    index = _index(rows, models)
     return {name: tensor.index_copy(0, index, new[name]) for name, tensor in models.items()}
 
 
@@ -65,7 +64,7 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
     these are the states from which they started, and a warning is logged.
     """
     try:
-        return whole(fed.train(starts, clients, rng, *more).states)
+        return fed.train(starts, clients, rng, *more).states
     except Diverged:
         _log.warning("warning: round %d: the clients' own models all diverged and are kept as they were", rng.round)
         return starts

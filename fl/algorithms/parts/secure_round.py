@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl.base.rng import Rng
 from fl.federation import traffic
-from fl.federation.spread import whole
 from fl.federation.trained import Trained
 from fl.secure import Outcome, exchange
 from surgery import Stack
@@ -40,7 +39,7 @@ def recombine(
         other clients), bytes_up, bytes_down, models_up and models_down as they really were, and secure_seconds.
     """
     began = time.perf_counter()
-    received = whole(trained.received)
+    received = trained.received
     models = {client: model for client, model, size in zip(clients, to_bytes(received, pieces), trained.sizes) if size}
     outcome = exchange(models, repeats, {client: choices(rng, client) for client in models})
     return recombined(trained, starts, clients, pieces, outcome, rng.round, time.perf_counter() - began)

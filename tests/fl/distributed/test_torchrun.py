@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranks import TINY, assert_equal, left, ran, simulate_all, tiny
+from ranks import assert_equal, left, ran, simulate_all, tiny
 
 from fl.algorithms import ALGORITHMS
-from fl.parallel import deal
-from fl.runs import checkpoint, metrics
+from fl.distributed import deal
 from fl.simulation import simulate
 
-AVERAGES = ("fedavg", "fedprox", "fedasam", "fedexp", "fedmut")
 FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 
 
@@ -30,11 +28,6 @@ def test_every_method_has_the_same_bits_on_several_ranks(one, tmp_path, size):
     assert ran(size, simulate_all, {name: tiny(name) for name in ALGORITHMS}, tmp_path) == [0] * size
     for name in ALGORITHMS:
         assert_equal(one / name, tmp_path / name)
-        moved = [row["bytes_ranks"] for row in metrics.read(tmp_path / name / metrics.FILE)]
-        assert min(moved) > 0
-        if name in AVERAGES:  # each client's model moves once, and the mean to all; not each model to all
-            model = sum(tensor.nbytes for tensor in checkpoint.read_parts(tmp_path / name)[1]["global"].values())
-            assert max(moved) < 1.15 * model * (TINY.participants * (size - 1) / size + (size - 1))
 
 
 def test_a_run_goes_on_in_two_processes(tmp_path):
