@@ -6,12 +6,8 @@
 All panels share the two random directions (up to the scale of each model's filters), the colours and the contours.
 """
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("landscape")
-
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,3 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     smaller = "--together (models side by side) or --samples"
     return guarded(lambda: run(command(Arguments, "landscape", argv)), smaller)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,11 +3,7 @@
 Without an ID it lists the cells with what is there of each.
 """
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("reproduce")
-
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +83,7 @@ def run(arguments: Arguments) -> int:
     print(f"{cell.id}: {page.said(result(cell))}{'' if done else '; the same command goes on'}")
     print(f"stored    {stored.STORE}/{cell.id}/\npage      {page.PAGE}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

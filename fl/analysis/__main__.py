@@ -1,10 +1,5 @@
 """Measurements of trained models of different size: `python -m fl.analysis similarity|scales RUN...`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("analysis")
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,3 +124,7 @@ def run(argv: list[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

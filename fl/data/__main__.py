@@ -1,11 +1,7 @@
 """Deal a data set out to clients, and see who holds what: `python -m fl.data [--flags]`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("data")
-
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,3 +96,7 @@ def _clusters(structure: np.ndarray) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     return guarded(lambda: command(Look, "data", argv).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

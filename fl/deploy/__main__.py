@@ -1,10 +1,5 @@
 """Train with real clients on Flower: a SuperLink and SuperNodes on this machine, `python -m fl.deploy --nodes 3`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("deploy")
-
 import argparse
 import itertools
 import json
@@ -123,3 +118,7 @@ def _settings(options: argparse.Namespace, flags: Sequence[str], data: Path, fol
 def _new_folder() -> str:
     names = (f"runs/deploy{number}" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
     return next(name for name in names if not Path(name).exists())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

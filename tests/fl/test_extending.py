@@ -17,8 +17,8 @@ from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
 from fl.analysis.outcome import others
 from fl.base.columns import Column
-from fl.base.declared import declared
 from fl.base.errors import FLError
+from fl.base.plugins import declared
 from fl.config.settings import DataSettings, PartitionOptions
 from fl.data import DATASETS, TEXTS
 from fl.partition import KINDS, Kind
