@@ -15,8 +15,8 @@ import tyro
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.help import command
 from fl.base.tables import fitted
+from fl.config.help import command
 from fl.figures.comparison import compare
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from fl.base.console import guarded
-from fl.base.help import command
+from fl.config.help import command
 from fl.runs.export import export
 
 

@@ -22,8 +22,8 @@ from fl.base.checks import check_values
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.flags import Natural, number, one_of
-from fl.base.help import command
 from fl.config.checks import check_registered
+from fl.config.help import command
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_new
 from fl.runs.assembly import pick_device

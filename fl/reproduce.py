@@ -14,8 +14,8 @@ import tyro
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.flags import AtLeast0, Natural, several
-from fl.base.help import command
 from fl.base.tables import aligned
+from fl.config.help import command
 from fl.papers import page, stored
 from fl.papers.cells import cells, find
 from fl.papers.play import Part, play

@@ -18,7 +18,7 @@ import tyro
 from fl.analysis.structure import agreement, describe, find
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.help import command
+from fl.config.help import command
 from fl.figures.structure import draw
 from fl.figures.style import check_new
 

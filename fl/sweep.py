@@ -18,9 +18,9 @@ from fl.analysis.groups import find_runs
 from fl.base.checks import role
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
-from fl.base.help import asked
 from fl.config import Config
 from fl.config.command_line import flag_in, parse
+from fl.config.help import asked
 from fl.data import Dataset
 from fl.figures.sweep import report
 from fl.parallel import current, joined

@@ -14,8 +14,8 @@ from fl.analysis.similarity import Compared, initial_model
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.flags import Depths, Rates
-from fl.base.help import HELP, Entry, Section, command, finish, page
 from fl.base.rng import Rng
+from fl.config.help import HELP, command, show
 from fl.figures.scales import histograms
 from fl.figures.similarity import heat_maps
 from fl.figures.style import check_new, save
@@ -111,11 +111,9 @@ def run(argv: list[str]) -> int:
     """Carry out a measurement, which the first argument names."""
     name, *rest = argv or ["--help"]
     if name in HELP:
-        lines = [Entry(kind, KINDS[kind].__doc__.partition("\n\n")[0]) for kind in KINDS]
+        lines = {kind: KINDS[kind].__doc__.partition("\n\n")[0] for kind in KINDS}
         after = f"`{program('analysis')} similarity --help` says more about one of them."
-        finish(
-            page(f"{program('analysis')} {'|'.join(KINDS)} RUN ...", __doc__.split(":")[0], [Section("", lines)], after)
-        )
+        show("analysis", f"{'|'.join(KINDS)} RUN ...", __doc__.split(":")[0], {"measurements": lines}, after)
     if name not in KINDS:
         raise FLError(f"there is no measurement {name!r}: give one of {', '.join(KINDS)}")
     return command(KINDS[name], f"analysis {name}", rest).run()

@@ -15,8 +15,8 @@ from fl.base.checks import changed, check_read
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.flags import number
-from fl.base.help import command
 from fl.base.rng import Rng
+from fl.config.help import command
 from fl.config.settings import DataSettings
 from fl.data import Dataset
 from fl.figures.partition import draw

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fl.base.console import guarded
+from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.files import write_text
-from fl.base.help import program
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
