@@ -18,10 +18,9 @@ import tyro
 from fl.analysis.directions import grid
 from fl.analysis.groups import common, find_runs
 from fl.analysis.landscape import landscape, table, titles, write_grid
-from fl.base.checks import check_values
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import Natural, number, one_of
+from fl.base.settings import Natural, check_values, number, one_of
 from fl.config.checks import check_registered
 from fl.config.help import command
 from fl.figures.landscape import draw_figure

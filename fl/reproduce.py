@@ -13,7 +13,7 @@ import tyro
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast0, Natural, several
+from fl.base.settings import AtLeast0, Natural, several
 from fl.base.tables import aligned
 from fl.config.help import command
 from fl.papers import page, stored

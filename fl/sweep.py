@@ -15,9 +15,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from fl.analysis.groups import find_runs
-from fl.base.checks import role
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
+from fl.base.settings import role
 from fl.config import Config
 from fl.config.command_line import flag_in, parse
 from fl.config.help import asked

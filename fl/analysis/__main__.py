@@ -13,8 +13,8 @@ from fl.analysis import scales, similarity
 from fl.analysis.similarity import Compared, initial_model
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
-from fl.base.flags import Depths, Rates
 from fl.base.rng import Rng
+from fl.base.settings import Depths, Rates
 from fl.config.help import HELP, command, show
 from fl.figures.scales import histograms
 from fl.figures.similarity import heat_maps

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.method import Method
-from fl.base.checks import changed, check_read, check_values, marks
 from fl.base.errors import FLError
-from fl.base.flags import Flag
+from fl.base.settings import Flag, changed, check_read, check_values, marks
 from fl.config.fields import Fields
 from fl.data import is_text
 from fl.models.architectures import ArchitectureOptions

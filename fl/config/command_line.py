@@ -10,10 +10,9 @@ from typing import NoReturn
 
 import tyro
 
-from fl.base.checks import changed, check_read, check_values, settings_of, without_unread
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.flags import written
+from fl.base.settings import changed, check_read, check_values, settings_of, without_unread, written
 from fl.config import Config
 from fl.config.checks import check_methods, check_registered
 from fl.config.held_out import holding_out

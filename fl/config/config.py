@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 
 from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed
-from fl.base.checks import Setting, settings_of, without_unread
 from fl.base.errors import FLError
 from fl.base.files import regular
+from fl.base.settings import Setting, settings_of, without_unread
 from fl.config.checks import check
 from fl.config.fields import Fields, MethodOptions
 from fl.config.yaml_settings import filled, nested

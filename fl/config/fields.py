@@ -10,7 +10,7 @@ import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS, OPTIONS
 from fl.base.errors import FLError
-from fl.base.flags import (
+from fl.base.settings import (
     Above0,
     AtLeast0,
     AtLeast1,
@@ -22,11 +22,12 @@ from fl.base.flags import (
     Role,
     Share,
     count_or_share,
+    from_yaml,
+    is_tuple,
     number,
     one_of,
     several,
 )
-from fl.base.types import from_yaml, is_tuple
 from fl.config.settings import DataSettings
 from fl.data import is_own, is_text
 from fl.engine import SGD, Adam, Optimizer, backend_names

@@ -15,10 +15,8 @@ from typing import Any, NoReturn, TypeVar, get_args
 import tyro
 
 from fl.algorithms import ALGORITHMS
-from fl.base.checks import flag_of, marks, settings_of
 from fl.base.console import as_called, program
-from fl.base.flags import Flag, Rare
-from fl.base.types import is_tuple, options_of
+from fl.base.settings import Flag, Rare, flag_of, is_tuple, marks, options_of, settings_of
 from fl.config.config import Config
 from fl.config.recipes import overview
 
@@ -141,7 +139,7 @@ def entries(settings: Any, group: str = "") -> dict[str, str]:
 def documented(kind: type) -> dict[str, str]:
     """What the strings below the fields of a dataclass say of them, those of the classes that it is made from included.
 
-    >>> from fl.base.flags import Limits
+    >>> from fl.base.settings import Limits
     >>> documented(Limits)
     {}
     """

@@ -7,9 +7,8 @@ import numpy as np
 import tyro
 
 from fl import data
-from fl.base.checks import check_values
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast1, Natural, OnlyWith, Rare, Role, one_of
+from fl.base.settings import AtLeast1, Natural, OnlyWith, Rare, Role, check_values, one_of
 from fl.data import Dataset, TextOptions
 from fl.data.dataset import Origin
 from fl.data.registry import overview as data_sets
@@ -86,7 +85,7 @@ class DataSettings(PartitionOptions, Who):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
     def group_unread(self, group: str, swept: str = "") -> str:
-        """Why nothing reads a group of settings, see `fl.base.checks.settings_of`.
+        """Why nothing reads a group of settings, see `fl.base.settings.settings_of`.
 
         Args:
             swept: the flag that will have several values, some of which may read it.

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fl.base.checks import Setting, flag_of
 from fl.base.errors import FLError
-from fl.base.types import from_yaml
+from fl.base.settings import Setting, flag_of, from_yaml
 
 
 def plain(value: Any) -> Any:

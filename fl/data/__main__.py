@@ -11,11 +11,10 @@ import numpy as np
 import torch
 import tyro
 
-from fl.base.checks import changed, check_read
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import number
 from fl.base.rng import Rng
+from fl.base.settings import changed, check_read, number
 from fl.config.help import command
 from fl.config.settings import DataSettings
 from fl.data import Dataset

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from fl.analysis.costs import totals
-from fl.base.checks import role
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng, draw
+from fl.base.settings import role
 from fl.config import Config
 from fl.data import Dataset
 from fl.federation.attack import draw_malicious

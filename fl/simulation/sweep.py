@@ -10,9 +10,8 @@ from urllib.parse import quote
 import tyro
 import yaml
 
-from fl.base.checks import check_read, check_values, settings_of
 from fl.base.errors import FLError
-from fl.base.flags import choice
+from fl.base.settings import check_read, check_values, choice, settings_of
 from fl.config import Config
 from fl.config.held_out import holding_out
 from fl.config.yaml_settings import flat

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl import data
 from fl.algorithms.algorithm import Server
 from fl.base.errors import FLError
-from fl.base.flags import written
+from fl.base.settings import written
 from fl.config.yaml_settings import flat
 from fl.parallel import current
 from fl.runs.checkpoint import flatten

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Column
-from fl.base.flags import Share
+from fl.base.settings import Share
 from surgery import broadcast
 
 
