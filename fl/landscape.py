@@ -21,7 +21,6 @@ from fl.analysis.landscape import landscape, table, titles, write_grid
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.settings import Natural, check_values, number, one_of
-from fl.config.checks import check_registered
 from fl.config.help import command
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_new
@@ -75,7 +74,7 @@ def run(arguments: Arguments) -> int:
     device = pick_device(arguments.device)
     runs = find_runs(arguments.folders)
     for one in runs:
-        check_registered(one.config, one.folder)
+        one.config.check_registered(one.folder)
     check_new(arguments.out)
     if (grid_file := arguments.out.with_suffix(".csv")).exists():
         raise FLError(f"{grid_file} exists already: choose another --out")

@@ -10,12 +10,11 @@ from typing import NoReturn
 
 import tyro
 
+from fl.algorithms import ALGORITHMS
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.settings import changed, check_read, check_values, settings_of, without_unread, written
+from fl.base.settings import changed, check_read, check_values, choice, settings_of, without_unread, written
 from fl.config import Config
-from fl.config.checks import check_methods, check_registered
-from fl.config.held_out import holding_out
 from fl.config.help import HELP, asked, settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
@@ -66,12 +65,12 @@ def parse(
             if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
                 _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
         config = without_unread(config, swept)
-        return config if swept == "local-valid" else holding_out(config, "local-valid" in given), None
+        return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
     if recipe:
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = read(folder)
-    check_registered(saved, folder)
+    saved.check_registered(folder)
     resumed = _cli(argv, replace(saved, resume=None), command)
     different = {setting.flag: setting for setting in changed(saved, resumed)}
     for flag, was in different.items():
@@ -113,5 +112,5 @@ def _help(argv: list[str], start: Config, command: str, usage: str, about: str) 
         if config.config is not None:
             start = Config.from_file(Path(config.config))
             config = tyro.cli(Config, args=others, default=start, console_outputs=False)
-    check_methods(config)  # whose options the page shows
+    choice("--algorithm", config.algorithm, ALGORITHMS)  # whose options the page shows
     settings_page(command, usage, about, start, config, everything)

@@ -15,8 +15,8 @@ from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import changed, check_read, number
+from fl.config.fields import DataSettings
 from fl.config.help import command
-from fl.config.settings import DataSettings
 from fl.data import Dataset
 from fl.figures.partition import draw
 from fl.figures.style import check_new

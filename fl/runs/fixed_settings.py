@@ -7,7 +7,7 @@ from typing import Any
 from fl.base.errors import FLError
 from fl.base.settings import written
 from fl.config import Config
-from fl.config.yaml_settings import plain
+from fl.config.config import plain
 
 
 def fixed(config: Config) -> dict[str, Any]:

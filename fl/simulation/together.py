@@ -14,7 +14,7 @@ from fl import data
 from fl.algorithms.algorithm import Server
 from fl.base.errors import FLError
 from fl.base.settings import written
-from fl.config.yaml_settings import flat
+from fl.config.config import flat
 from fl.parallel import current
 from fl.runs.checkpoint import flatten
 from fl.runs.simulation import Simulation

@@ -19,7 +19,7 @@ from fl.analysis.outcome import others
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.plugins import declared
-from fl.config.settings import DataSettings, PartitionOptions
+from fl.config.fields import DataSettings, PartitionOptions
 from fl.data import DATASETS, TEXTS
 from fl.partition import KINDS, Kind
 
@@ -211,7 +211,7 @@ def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
                 mine = {room, "recipes", "papers"} & {*where.parts}
                 if not mine and isinstance(node, ast.Constant) and node.value in names[room]:
                     known.add((str(where), node.value))
-    assert known == {("fl/config/settings.py", "digits"), ("fl/config/settings.py", "dirichlet")}  # the defaults
+    assert known == {("fl/config/fields.py", "digits"), ("fl/config/fields.py", "dirichlet")}  # the defaults
 
 
 @dataclass(frozen=True)
