@@ -264,17 +264,11 @@ def fits(kind: Any, value: Any) -> bool:
     >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
     (True, False, False, False, True)
     """
-    if is_tuple(kind):
-        return isinstance(value, tuple) and all(_fits_one(options_of(kind), item) for item in value)
-    return _fits_one(options_of(kind), value)
-
-
-def _fits_one(kinds: tuple, value: Any) -> bool:
-    tests: dict[type, Callable[[Any], bool]] = {
-        int: lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-        float: lambda value: isinstance(value, Real) and not isinstance(value, bool),
-    }
-    return any(tests[kind](value) if kind in tests else isinstance(value, kind) for kind in kinds)
+    kinds = tuple({int: Integral, float: Real}.get(one, one) for one in options_of(kind))
+    if is_tuple(kind) and not isinstance(value, tuple):
+        return False
+    items = value if is_tuple(kind) else (value,)
+    return all(isinstance(item, kinds) and (bool in kinds or not isinstance(item, bool)) for item in items)
 
 
 def from_yaml(kind: Any, value: Any) -> Any:

@@ -183,10 +183,6 @@ MethodOptions = make_dataclass(
     "MethodOptions", [(name, type(default), field(default=default)) for name, default in OPTIONS.items()], frozen=True
 )
 """The options of every method, under its name."""
-# For --help, which would otherwise look for the source code of this class and find none.
-MethodOptions.__doc__ = "The options of every method.\n\nAttributes:\n" + "".join(
-    f"    {name}: {type(default).__doc__}\n" for name, default in OPTIONS.items()
-)
 
 
 LOGS = ("tensorboard", "wandb")
