@@ -16,7 +16,6 @@ COMMANDS = {
     "deploy": ("fl.deploy.__main__", "Train with real clients on Flower"),
     "export": ("fl.export", "Write the trained model of a run into one file"),
     "landscape": ("fl.landscape", "Loss landscapes around trained models"),
-    "reproduce": ("fl.reproduce", "Run a cell of the papers' tables and figures"),
     "run": ("fl.run", "Train federated models"),
     "runs": ("fl.runs.__main__", "List run folders with what they have reached"),
     "structure": ("fl.structure", "Which clients share models, beside the truth"),
