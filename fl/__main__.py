@@ -1,36 +1,29 @@
 """The command line: `layer-surgery COMMAND`, or `python -m fl COMMAND`; without a command it lists them."""
 
-import ast
 import difflib
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
+from fl import __version__
 from fl.base.console import guarded
 
-HERE = Path(__file__).parent
-MODELS = ("surgery", "zoo")
-"""Packages with a command of their own name."""
-HELP = ("-h", "--help")
-
-
-def commands() -> dict[str, str]:
-    """From each command to what it does, by the first line of its file.
-
-    >>> list(commands())[:6]
-    ['analysis', 'compare', 'data', 'deploy', 'export', 'landscape']
-    >>> list(commands())[6:]
-    ['run', 'runs', 'structure', 'sweep', 'surgery', 'zoo']
-    """
-    files = {file.stem: file for file in HERE.glob("*.py") if not file.stem.startswith("_")}
-    files |= {file.parent.name: file for file in HERE.glob("*/__main__.py")}
-    files |= {name: Path(find_spec(name).origin).with_name("__main__.py") for name in MODELS}
-    lines = {name: ast.get_docstring(ast.parse(file.read_text())).splitlines()[0] for name, file in files.items()}
-    return {
-        name: lines[name].split(":")[0].rstrip(".") for name in sorted(lines, key=lambda name: (name in MODELS, name))
-    }
+COMMANDS = {
+    "analysis": ("fl.analysis.__main__", "Measurements of trained models of different size"),
+    "compare": ("fl.compare", "Compare runs in one figure and one table"),
+    "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
+    "deploy": ("fl.deploy.__main__", "Train with real clients on Flower"),
+    "export": ("fl.export", "Write the trained model of a run into one file"),
+    "landscape": ("fl.landscape", "Loss landscapes around trained models"),
+    "run": ("fl.run", "Train federated models"),
+    "runs": ("fl.runs.__main__", "List run folders with what they have reached"),
+    "structure": ("fl.structure", "Which clients share models, beside the truth"),
+    "sweep": ("fl.sweep", "The same runs for several values of one option"),
+    "surgery": ("surgery.__main__", "Operate on models and checkpoints"),
+    "zoo": ("zoo.__main__", "List the models of the zoo with their sizes"),
+}
+"""Name -> the module whose `main` carries it out, and what it does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,61 +33,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     name, *rest = argv or ["--help"]
-    if name in HELP:
+    if name in ("-h", "--help"):
         print(overview())
         return 0
     if name == "--version":
-        print(f"layer-surgery {import_module('fl').__version__}")
+        print(f"layer-surgery {__version__}")
         return 0
-    if name not in commands():
-        near = difflib.get_close_matches(name, commands(), n=1)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        print(f"error: unknown command {name!r}: {hint}there are {', '.join(commands())}", file=sys.stderr)
+        print(f"error: unknown command {name!r}: {hint}there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    if (
-        any(word in HELP for word in rest)
-        and not _plugins()
-        and (code := _without_slow_packages(name, rest)) is not None
-    ):
-        return code
-    return _main_of(name)(rest)
-
-
-def start(name: str) -> None:
-    """`python -m fl.NAME`: carry out the command with the arguments of this process, and end it."""
-    sys.exit(main([name, *sys.argv[1:]]))
+    return import_module(COMMANDS[name][0]).main(rest)
 
 
 def overview() -> str:
     """What `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
-    module = {name: f"python -m {name if name in MODELS else f'fl.{name}'}" for name in commands()}
-    called = {name: f"layer-surgery {name}" if script else module[name] for name in commands()}
-    lines = [f"{called[name]:25}{line}" for name, line in commands().items()]
+    lines = [
+        f"{f'layer-surgery {name}' if script else 'python -m ' + module.removesuffix('.__main__'):25}{what}"
+        for name, (module, what) in COMMANDS.items()
+    ]
     return "\n".join([*lines, "", "`--help` after any of them says more"])
-
-
-def _main_of(name: str) -> Callable[[Sequence[str]], int]:
-    """The function that carries out a command."""
-    package = name if name in MODELS else f"fl.{name}"
-    inside = name in MODELS or (HERE / name).is_dir()
-    return import_module(f"{package}.__main__" if inside else package).main
-
-
-def _plugins() -> bool:
-    """Whether other packages add methods and the like: they may do more than declare them while they are imported."""
-    return any(group.startswith("layer_surgery.") for group in metadata.entry_points().groups)
-
-
-def _without_slow_packages(name: str, argv: list[str]) -> int | None:
-    """Print help without importing PyTorch. None if that fails, so that it has to be printed with PyTorch."""
-    from fl.base.put_aside import put_aside
-
-    with put_aside():
-        try:
-            return _main_of(name)(argv)
-        except Exception:  # a package that does more than declare things while it is imported
-            return None
 
 
 if __name__ == "__main__":

@@ -5,11 +5,7 @@
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("compare")
-
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +15,8 @@ import tyro
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.help import command
 from fl.base.tables import fitted
+from fl.config.help import command
 from fl.figures.comparison import compare
 
 
@@ -51,3 +47,7 @@ def run(arguments: Arguments) -> int:
     print(compare(arguments.folders, arguments.out, arguments.against, arguments.target, fitted, new=True))
     print(f"\nfigure: {arguments.out}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,5 @@
 """Write the trained model of a run into one file: `python -m fl.export RUN FILE`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("export")
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from fl.base.console import guarded
-from fl.base.help import command
+from fl.config.help import command
 from fl.runs.export import export
 
 
@@ -57,3 +52,7 @@ class _Module(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Module  # `fl.export(...)` stays a call after this file was imported as `fl.export`
+
+
+if __name__ == "__main__":
+    sys.exit(main())

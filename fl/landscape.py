@@ -6,12 +6,8 @@
 All panels share the two random directions (up to the scale of each model's filters), the colours and the contours.
 """
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("landscape")
-
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +18,10 @@ import tyro
 from fl.analysis.directions import grid
 from fl.analysis.groups import common, find_runs
 from fl.analysis.landscape import landscape, table, titles, write_grid
-from fl.base.checks import check_values
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import Natural, number, one_of
-from fl.base.help import command
-from fl.config.checks import check_registered
+from fl.base.settings import Natural, check_values, number, one_of
+from fl.config.help import command
 from fl.figures.landscape import draw_figure
 from fl.figures.style import check_new
 from fl.runs.assembly import pick_device
@@ -80,7 +74,7 @@ def run(arguments: Arguments) -> int:
     device = pick_device(arguments.device)
     runs = find_runs(arguments.folders)
     for one in runs:
-        check_registered(one.config, one.folder)
+        one.config.check_registered(one.folder)
     check_new(arguments.out)
     if (grid_file := arguments.out.with_suffix(".csv")).exists():
         raise FLError(f"{grid_file} exists already: choose another --out")
@@ -118,3 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     smaller = "--together (models side by side) or --samples"
     return guarded(lambda: run(command(Arguments, "landscape", argv)), smaller)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

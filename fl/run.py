@@ -1,10 +1,5 @@
 """Train federated models: `python -m fl.run [RECIPE] [--flags]`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("run")
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,3 +63,7 @@ def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset
     if ended.failed:
         print(ended.describe())
     return bool(ended.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,12 +6,8 @@
 Methods that give each client at most one model on each level leave a structure.json in their run folder.
 """
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("structure")
-
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +18,7 @@ import tyro
 from fl.analysis.structure import agreement, describe, find
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.help import command
+from fl.config.help import command
 from fl.figures.structure import draw
 from fl.figures.style import check_new
 
@@ -64,3 +60,7 @@ def run(arguments: Arguments) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
     return guarded(lambda: run(command(Arguments, "structure", argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

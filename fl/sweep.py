@@ -6,11 +6,6 @@ python -m fl.sweep fedmr.stage1-rounds 0,10,20                                  
 python -m fl.sweep attack.share 0,0.05,0.2 --algorithm fedfa,heterofl              FedFA's Fig. 3
 """
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("sweep")
-
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,12 +15,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from fl.analysis.groups import find_runs
-from fl.base.checks import role
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
-from fl.base.help import asked
+from fl.base.settings import role
 from fl.config import Config
 from fl.config.command_line import flag_in, parse
+from fl.config.help import asked
 from fl.data import Dataset
 from fl.distributed import current, joined
 from fl.figures.sweep import report
@@ -117,3 +112,7 @@ def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
 def _not_given(option: str, names: Sequence[str]) -> None:
     if option in names:
         raise FLError(f"--{option} is what is swept: leave the flag out")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,9 +12,7 @@ from dataclasses import Field, fields, is_dataclass
 
 from hypothesis import strategies as st
 
-from fl.base.checks import flag_of, marks
-from fl.base.flags import Flag, Limits
-from fl.base.types import is_tuple, options_of
+from fl.base.settings import Flag, Limits, flag_of, is_tuple, marks, options_of
 from fl.config import Config
 
 NONSENSE = ("", "x", "nan", "inf", "-1", "0", "1e300", "1" + "0" * 21, "1,,2", "--", "{}", "\N{SNOWMAN}")

@@ -13,7 +13,7 @@ import tyro
 from doc_pages import EXAMPLES, PAGES, ROOT, blocks
 from torch.distributed.run import get_args_parser as torchrun_arguments
 
-from fl.__main__ import commands as module_commands
+from fl.__main__ import COMMANDS
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.sweep import command as parse_sweep
@@ -126,7 +126,7 @@ def test_modules_take_their_arguments(words, nothing_runs):
     if (*MODULE, words[2]) in RUNS or words[2:] == ("fl",):  # the tests above and below
         return
     if words[2] == "fl":
-        assert words[3] in module_commands()
+        assert words[3] in COMMANDS
         return
     with pytest.raises(SystemExit if "--help" in words else Parsed):
         main_of(words[2])(list(words[3:]))

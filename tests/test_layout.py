@@ -27,7 +27,7 @@ FILES = {module(file): file for package in PACKAGES for file in (ROOT / package)
 
 
 def is_declared(node: ast.AST) -> bool:
-    """Whether it is a call of `fl.base.declared.declared`."""
+    """Whether it is a call of `fl.base.plugins.declared`."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declared"
 
 

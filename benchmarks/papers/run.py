@@ -16,9 +16,9 @@ from benchmarks.papers.cell import Arm, Cell
 from benchmarks.papers.stored import COLUMNS, ROOT, STORE, Stored, path, read, settings, shortened, write
 from fl import Config, Dataset, FLError, Rng, simulate
 from fl.analysis.costs import totals
-from fl.base.checks import role
 from fl.base.errors import Diverged
 from fl.base.rng import draw
+from fl.base.settings import role
 from fl.federation.attack import draw_malicious
 from fl.runs import metrics
 from fl.runs.assembly import pick_device

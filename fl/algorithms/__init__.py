@@ -7,9 +7,8 @@ from collections.abc import Container
 from typing import Any
 
 from fl.algorithms.method import KINDS, Method
-from fl.base.declared import declared
 from fl.base.errors import FLError
-from fl.base.imported import failed, installed, kind
+from fl.base.plugins import declared, failed, installed, kind
 
 _log = logging.getLogger("fl")
 

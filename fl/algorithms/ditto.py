@@ -6,7 +6,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import trained_or_same
-from fl.base.flags import AtLeast0
+from fl.base.settings import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
 from fl.federation.visit import Visit, visit

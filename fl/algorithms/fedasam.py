@@ -9,7 +9,7 @@ import torch
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.base.flags import AtLeast0
+from fl.base.settings import AtLeast0
 from fl.engine.objectives import Ascent
 from fl.federation import Federation
 from surgery import State, broadcast

@@ -6,7 +6,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.plus import fine_tuned
-from fl.base.flags import Natural
+from fl.base.settings import Natural
 from fl.federation import Federation
 from surgery import broadcast
 

@@ -11,7 +11,7 @@ import torch
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.base.flags import AtLeast0, number
+from fl.base.settings import AtLeast0, number
 from fl.federation import Federation
 from surgery import Stack, State, average, broadcast, stack
 from surgery.transfer import upload

@@ -8,7 +8,7 @@ from typing import Annotated
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
-from fl.base.flags import OnlyWith, number, one_of
+from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
 from surgery import layers, submodel_factors

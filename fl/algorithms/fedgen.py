@@ -14,8 +14,8 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.generator import LEARNED, generate, initial_generator, train_generator
 from fl.base.errors import FLError
-from fl.base.flags import Above0, AtLeast0, number
 from fl.base.rng import Rng
+from fl.base.settings import Above0, AtLeast0, number
 from fl.engine import Adam
 from fl.engine.objectives import Batch, Call, Objective
 from fl.engine.optimizers import Memory

@@ -10,7 +10,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.alignment import aligned, aligner_of
 from fl.algorithms.parts.secure_round import recombine
 from fl.base.errors import FLError, naming
-from fl.base.flags import Natural, Share, number, one_of
+from fl.base.settings import Natural, Share, number, one_of
 from fl.federation import Federation
 from fl.federation.own import shared
 from fl.secure import require

@@ -10,7 +10,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.errors import naming
-from fl.base.flags import AtLeast0, AtLeast1, Share, one_of
+from fl.base.settings import AtLeast0, AtLeast1, Share, one_of
 from fl.federation import Federation
 from surgery import broadcast, layers, permutations
 from surgery.transfer import upload

@@ -8,8 +8,8 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier, row, trained_only
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast1
 from fl.base.rng import Rng
+from fl.base.settings import AtLeast1
 from fl.federation import Federation, traffic
 from fl.federation.visit import Visit, kept, predicting, visit
 from surgery import broadcast

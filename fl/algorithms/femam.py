@@ -12,8 +12,8 @@ from fl.algorithms.parts.additive import Cache, Validation
 from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate, centre
 from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, PersonalLevel, handed_out
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast0, Lengths, Names, number, one_of
 from fl.base.rng import Rng
+from fl.base.settings import AtLeast0, Lengths, Names, number, one_of
 from fl.engine.objectives import with_logits
 from fl.federation import Federation
 from fl.federation.own import AtClients, Level, Own, count

@@ -10,7 +10,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, centre, starts_of
 from fl.algorithms.parts.personal import row
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast1, one_of
+from fl.base.settings import AtLeast1, one_of
 from fl.federation import Federation
 from fl.federation.own import Level, Own
 from surgery import broadcast, unstack

@@ -7,7 +7,7 @@ from fl.algorithms.fesem import FeSEMOptions, fesem
 from fl.algorithms.method import Method
 from fl.algorithms.parts.clustering import starts_of
 from fl.algorithms.parts.plus import fine_tuned
-from fl.base.flags import Natural
+from fl.base.settings import Natural
 from fl.federation import Federation
 
 

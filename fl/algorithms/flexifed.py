@@ -12,7 +12,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
-from fl.base.flags import one_of
+from fl.base.settings import one_of
 from fl.federation import Federation
 from fl.models.fleet import Fleet
 from surgery import Submodel, layers, state

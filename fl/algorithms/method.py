@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.base.checks import check_types, check_values
 from fl.base.columns import Column
 from fl.base.errors import FLError
+from fl.base.settings import check_types, check_values
 from fl.federation import Federation
 from fl.federation.asked import ASKED
 from fl.federation.own import Own

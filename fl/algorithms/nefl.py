@@ -8,7 +8,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
-from fl.base.flags import Names
+from fl.base.settings import Names
 from fl.federation import Federation
 from fl.models.fleet import plan_within
 from surgery import Submodel, SurgeryError, layers, sections

@@ -10,7 +10,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
-from fl.base.flags import Above0, AtLeast0, AtLeast1
+from fl.base.settings import Above0, AtLeast0, AtLeast1
 from fl.federation import Federation, traffic
 from fl.federation.visit import Visit, visit
 from surgery import broadcast

@@ -1,10 +1,5 @@
 """Measurements of trained models of different size: `python -m fl.analysis similarity|scales RUN...`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("analysis")
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +13,9 @@ from fl.analysis import scales, similarity
 from fl.analysis.similarity import Compared, initial_model
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
-from fl.base.flags import Depths, Rates
-from fl.base.help import HELP, Entry, Section, command, finish, page
 from fl.base.rng import Rng
+from fl.base.settings import Depths, Rates
+from fl.config.help import HELP, command, show
 from fl.figures.scales import histograms
 from fl.figures.similarity import heat_maps
 from fl.figures.style import check_new, save
@@ -116,11 +111,9 @@ def run(argv: list[str]) -> int:
     """Carry out a measurement, which the first argument names."""
     name, *rest = argv or ["--help"]
     if name in HELP:
-        lines = [Entry(kind, KINDS[kind].__doc__.partition("\n\n")[0]) for kind in KINDS]
+        lines = {kind: KINDS[kind].__doc__.partition("\n\n")[0] for kind in KINDS}
         after = f"`{program('analysis')} similarity --help` says more about one of them."
-        finish(
-            page(f"{program('analysis')} {'|'.join(KINDS)} RUN ...", __doc__.split(":")[0], [Section("", lines)], after)
-        )
+        show("analysis", f"{'|'.join(KINDS)} RUN ...", __doc__.split(":")[0], {"measurements": lines}, after)
     if name not in KINDS:
         raise FLError(f"there is no measurement {name!r}: give one of {', '.join(KINDS)}")
     return command(KINDS[name], f"analysis {name}", rest).run()
@@ -129,3 +122,7 @@ def run(argv: list[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,6 @@ from fl.analysis.outcome import Run
 from fl.base.errors import FLError
 from fl.base.tables import wrapped
 from fl.config import Config
-from fl.config.checks import check_recorded
 from fl.data import GIVEN
 from fl.runs import checkpoint
 from fl.runs.folder import check_intact
@@ -35,7 +34,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         mine = []
         for path in found:
             config = Config.read(path)
-            check_recorded(config)
+            config.check_recorded()
             rows = read(path / "metrics.csv")
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config, best=False)

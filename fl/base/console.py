@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fl.base.errors import Diverged, FLError, Terminated
+import torch
 
-_ELSEWHERE = {"surgery.errors": "SurgeryError", "zoo.errors": "ZooError", "torch": "OutOfMemoryError"}
-"""Errors of packages that are slow to import: what was not imported was not raised."""
+from fl.base.errors import Diverged, FLError, Terminated
+from surgery import SurgeryError
+from zoo import ZooError
 
 
 def program(name: str) -> str:
@@ -58,10 +59,10 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
         except OSError:  # it is the output that cannot be written; discard what Python still flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             reason = f"the output cannot be written ({error.strerror}): send it to a place with room"
-    except (FLError, *_loaded("SurgeryError", "ZooError")) as error:
+    except (FLError, SurgeryError, ZooError) as error:
         reason = str(error)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, (MemoryError, *_loaded("OutOfMemoryError"))) and not any(
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
             words in str(error) for words in ("can't allocate memory", "not enough memory")
         ):
             raise
@@ -73,9 +74,3 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
 def stopped(error: KeyboardInterrupt) -> int:
     """The exit code of a process that was stopped: 128 and the number of the signal."""
     return 143 if isinstance(error, Terminated) else 130
-
-
-def _loaded(*names: str) -> list[type[BaseException]]:
-    """The errors of these names, of the packages that were imported."""
-    there = [(sys.modules[module], name) for module, name in _ELSEWHERE.items() if module in sys.modules]
-    return [getattr(module, name) for module, name in there if name in names]

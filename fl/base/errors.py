@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from surgery import SurgeryError
+
 
 class FLError(ValueError):
     """Something that cannot be run; the message is one line that names the setting and the way out."""
@@ -28,14 +30,11 @@ class Terminated(KeyboardInterrupt):
 def naming(flag: str) -> Iterator[None]:
     """Within it, what surgery refuses is the fault of this flag.
 
-    >>> from surgery import SurgeryError
     >>> with naming("--fedmr.unit"):
     ...     raise SurgeryError("there is no such unit")
     Traceback (most recent call last):
     fl.base.errors.FLError: --fedmr.unit: there is no such unit
     """
-    from surgery import SurgeryError  # imports PyTorch, which not every command needs
-
     try:
         yield
     except SurgeryError as error:

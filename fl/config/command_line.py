@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import tyro
 
-from fl.base.checks import changed, check_read, check_values, settings_of, without_unread
+from fl.algorithms import ALGORITHMS
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.flags import written
-from fl.base.help import HELP, asked, finish
+from fl.base.settings import changed, check_read, check_values, choice, settings_of, without_unread, written
 from fl.config import Config
-from fl.config.checks import check_methods, check_registered
-from fl.config.held_out import holding_out
-from fl.config.help import settings_page
+from fl.config.help import HELP, asked, settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
 
@@ -51,7 +49,7 @@ def parse(
             raise FLError(f"unknown recipe {name!r}: {hint}{program('run')} --help lists all {len(RECIPES)}")
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
     if asked(argv):
-        finish(_help(argv, start, command, usage, about))
+        _help(argv, start, command, usage, about)
     config, given, file = _cli(argv, start, command), {flag_in(word) for word in argv}, None
     if config.config is not None:
         if recipe or config.resume is not None:
@@ -67,12 +65,12 @@ def parse(
             if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
                 _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
         config = without_unread(config, swept)
-        return config if swept == "local-valid" else holding_out(config, "local-valid" in given), None
+        return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
     if recipe:
         raise FLError("--resume takes the settings from the folder: leave the recipe out")
     folder = Path(config.resume)
     saved = read(folder)
-    check_registered(saved, folder)
+    saved.check_registered(folder)
     resumed = _cli(argv, replace(saved, resume=None), command)
     different = {setting.flag: setting for setting in changed(saved, resumed)}
     for flag, was in different.items():
@@ -100,8 +98,8 @@ def _cli(argv: Sequence[str], default: Config, command: str) -> Config:
     return tyro.cli(Config, prog=program(command), args=argv, default=default)
 
 
-def _help(argv: list[str], start: Config, command: str, usage: str, about: str) -> str:
-    """The page for the settings that the other words of the command line give; for the defaults if they give none.
+def _help(argv: list[str], start: Config, command: str, usage: str, about: str) -> NoReturn:
+    """Print the page for the settings that the other words of the command line give, or for the defaults.
 
     Raises FLError for a method that does not exist.
     """
@@ -114,5 +112,5 @@ def _help(argv: list[str], start: Config, command: str, usage: str, about: str) 
         if config.config is not None:
             start = Config.from_file(Path(config.config))
             config = tyro.cli(Config, args=others, default=start, console_outputs=False)
-    check_methods(config)  # whose options the page shows
-    return settings_page(command, usage, about, start, config, everything)
+    choice("--algorithm", config.algorithm, ALGORITHMS)  # whose options the page shows
+    settings_page(command, usage, about, start, config, everything)

@@ -1,22 +1,37 @@
 """The settings of a run: check them, write them as YAML, read them."""
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from fl import data
 from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed
-from fl.base.checks import Setting, settings_of, without_unread
+from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import regular
-from fl.config.checks import check
+from fl.base.settings import (
+    Setting,
+    changed,
+    check_read,
+    check_values,
+    flag_of,
+    from_yaml,
+    settings_of,
+    without_unread,
+)
 from fl.config.fields import Fields, MethodOptions
-from fl.config.yaml_settings import filled, nested
 from fl.data import GIVEN
+from fl.models.architectures import ArchitectureOptions
+from fl.models.weights import check_init
 
 _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""
+_HELD_OUT = 0.1
+"""Of each client's samples, for a method that validates, where the settings hold none out."""
 _log = logging.getLogger("fl")
 
 
@@ -25,8 +40,82 @@ class Config(MethodOptions, Fields):
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
 
     def check(self) -> None:
-        """Raise FLError for settings that cannot be run, before anything is loaded or written."""
-        check(self)
+        """Raise FLError for settings that do not go together, and values that a setting cannot have, before anything is
+        loaded or written.
+        """
+        self.check_data()
+        if not self.algorithm or not self.seeds:
+            raise FLError("give at least one --algorithm and one of --seeds")
+        if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
+            raise FLError("--algorithm and --seeds: name each method and each seed only once")
+        if len(self.betas) != 2:
+            raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
+        if self.nesterov and not self.momentum:
+            raise FLError("--nesterov needs a --momentum above 0")
+        if self.pool and not self.local_test:
+            raise FLError(
+                "--pool leaves no test set, so clients have to hold samples out: give --local-test, such as 0.17"
+            )
+        if data.is_text(self.dataset) and (
+            wrong := [name for name in ("crop", "flip", "masked_loss") if getattr(self, name)]
+        ):
+            raise FLError(f"--{flag_of(wrong[0])} is for images, and the data set is text: leave it out")
+        # Options of methods that are not run are let through: from Python, one Config may serve several.
+        check_read(self, [one.flag for one in changed(self, type(self)()) if one.group not in ALGORITHMS])
+        uniform = [name for name in self.algorithm if not is_mixed(name)]
+        if uniform and self.architectures != ArchitectureOptions():
+            able = ", ".join(filter(is_mixed, ALGORITHMS))
+            raise FLError(
+                f"--architectures are for {able}: {uniform[0]} gives all clients one model; leave them out, or make "
+                "your own method a Method(..., clients='mixed')"
+            )
+        for name in self.algorithm:
+            if isinstance(method := ALGORITHMS[name], Method):  # not a plain function that somebody put in
+                method.refuse(self.asked)
+        if self.init is not None:
+            check_init(self.init, self.model)
+        self.architectures.check()
+        self.schedule()
+        self.cohort()
+        self.architectures.announce(self.spec())
+
+    def check_recorded(self) -> None:
+        """Raise FLError for a value that a setting cannot have, in the settings of a run whose rounds are to be read
+        only: its method, data and model need not be here.
+        """
+        check_values(replace(self, algorithm=tuple(name for name in self.algorithm if name in ALGORITHMS)))
+        self.cohort()
+
+    def check_registered(self, folder: Path) -> None:
+        """Raise FLError if a run that is to go on is of a method that this process does not know."""
+        if unknown := [name for name in self.algorithm if name not in ALGORITHMS]:
+            raise FLError(
+                f"{folder} holds a run of {unknown[0]}, which is no method of this installation: work with it from "
+                "Python, after the lines that register it, as in "
+                f"fl.simulate(fl.Config.read({str(folder)!r}), {str(folder)!r}, resume=True); or make it a file or a "
+                "package (docs/guides/method.md), so that every command knows it"
+            )
+
+    def holding_out(self, chosen: bool = False) -> "Config":
+        """The settings, with samples held out if one of their methods validates on them and they hold none out.
+
+        Args:
+            chosen: whether somebody has asked for the share of the settings, so that it cannot be another one.
+
+        Raises:
+            FLError: if none are to be held out, and a method needs some.
+        """
+        for name in () if self.local_valid else self.algorithm:
+            method = ALGORITHMS.get(name)
+            if isinstance(method, Method) and method.validates(getattr(self, name, method.options)):
+                if chosen:
+                    raise FLError(
+                        f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
+                        f"{_HELD_OUT}) or give a share"
+                    )
+                _log.warning(f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken")
+                return replace(self, local_valid=_HELD_OUT)
+        return self
 
     def group_unread(self, group: str, swept: str = "") -> str:
         """Why nothing reads a group of settings: the options of a method that is not run, architectures of methods
@@ -152,6 +241,50 @@ class Config(MethodOptions, Fields):
             return cls.from_yaml(text)
         except FLError as error:
             raise FLError(f"{path}: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """A list in the place of a tuple, which YAML does not know."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def nested(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Settings as YAML writes them, those of a group in a mapping of its own."""
+    result: dict[str, Any] = {}
+    for setting in settings:
+        place = result.setdefault(setting.group, {}) if setting.group else result
+        place[setting.field.name] = plain(setting.value)
+    return result
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Flags and values, those of methods as `method.option`."""
+    result = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            result |= {flag_of(option, name): inner for option, inner in value.items()}
+        else:
+            result[flag_of(name)] = value
+    return result
+
+
+def filled(default: Any, values: Any, where: str) -> Any:
+    """A dataclass with the given values, each of the type that its field has."""
+    types = {field.name: field.type for field in fields(default)}
+    if not isinstance(values, dict):
+        raise FLError(f"not the settings of a run: {where or 'it'} is not a mapping")
+    if strange := [name for name in values if name not in types]:
+        raise FLError(f"not the settings of a run: unknown setting {where}{strange[0]}")
+    result = {}
+    for name, value in values.items():
+        if is_dataclass(old := getattr(default, name)):
+            result[name] = filled(old, value, f"{name}.")
+            continue
+        try:
+            result[name] = from_yaml(types[name], value)
+        except TypeError:
+            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}") from None
+    return replace(default, **result)
 
 
 for _name in OPTIONS:  # a method's options must not hide a setting or a method of Config

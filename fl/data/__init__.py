@@ -21,16 +21,11 @@ that has a `LOADERS` is found; nothing else names the data sets.
     __main__.py           `python -m fl.data` shows which client holds what
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fl.data.dataset import GIVEN, Dataset
-    from fl.data.identity import fingerprint
-    from fl.data.own import is_own
-    from fl.data.registry import DATASETS, TEXTS, check_name, default_root, is_text, load
-    from fl.data.text import TextOptions
+from fl.data.dataset import GIVEN, Dataset
+from fl.data.identity import fingerprint
+from fl.data.own import is_own
+from fl.data.registry import DATASETS, TEXTS, check_name, default_root, is_text, load
+from fl.data.text import TextOptions
 
 __all__ = [
     "DATASETS",
@@ -45,26 +40,3 @@ __all__ = [
     "is_text",
     "load",
 ]
-
-_WHERE = {
-    "DATASETS": "registry",
-    "GIVEN": "dataset",
-    "TEXTS": "registry",
-    "Dataset": "dataset",
-    "TextOptions": "text",
-    "check_name": "registry",
-    "default_root": "registry",
-    "fingerprint": "identity",
-    "is_own": "own",
-    "is_text": "registry",
-    "load": "registry",
-}
-"""Names are imported when they are used, as `python -m fl.data --help` comes by here and has no need of PyTorch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

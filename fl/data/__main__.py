@@ -1,11 +1,7 @@
 """Deal a data set out to clients, and see who holds what: `python -m fl.data [--flags]`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("data")
-
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +11,12 @@ import numpy as np
 import torch
 import tyro
 
-from fl.base.checks import changed, check_read
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.flags import number
-from fl.base.help import command
 from fl.base.rng import Rng
-from fl.config.settings import DataSettings
+from fl.base.settings import changed, check_read, number
+from fl.config.fields import DataSettings
+from fl.config.help import command
 from fl.data import Dataset
 from fl.figures.partition import draw
 from fl.figures.style import check_new
@@ -100,3 +95,7 @@ def _clusters(structure: np.ndarray) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     return guarded(lambda: command(Look, "data", argv).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.imported import kind
+from fl.base.plugins import kind
 from fl.data.arrays import tensor
 from fl.data.source import reason
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fl.base.errors import FLError
-from fl.base.imported import failed, find, installed, is_path, kind
+from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data.dataset import GIVEN, Dataset
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fl.base.declared import declared
 from fl.base.errors import FLError
-from fl.base.imported import installed
+from fl.base.plugins import declared, installed
 from fl.data import own
 from fl.data.dataset import Dataset, Origin
 from fl.data.loader import Loader

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl.base.checks import check_values
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast1, OnlyWith, number, one_of
+from fl.base.settings import AtLeast1, OnlyWith, check_values, number, one_of
 from fl.data.dataset import Dataset
 from fl.data.tokens import encode_bytes, encode_words, vocabulary_of, words
 

@@ -1,10 +1,5 @@
 """Train with real clients on Flower: a SuperLink and SuperNodes on this machine, `python -m fl.deploy --nodes 3`."""
 
-if __name__ == "__main__":  # before the imports below, which --help does not wait for
-    from fl.__main__ import start
-
-    start("deploy")
-
 import argparse
 import itertools
 import json
@@ -14,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fl.base.console import guarded
+from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.files import write_text
-from fl.base.help import program
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
@@ -123,3 +117,7 @@ def _settings(options: argparse.Namespace, flags: Sequence[str], data: Path, fol
 def _new_folder() -> str:
     names = (f"runs/deploy{number}" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
     return next(name for name in names if not Path(name).exists())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

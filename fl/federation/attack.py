@@ -9,10 +9,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fl.base.checks import check_values
 from fl.base.errors import FLError
-from fl.base.flags import AtLeast0, AtLeast1, Limits, Natural, OnlyWith, Share, one_of
 from fl.base.rng import Rng, draw
+from fl.base.settings import AtLeast0, AtLeast1, Limits, Natural, OnlyWith, Share, check_values, one_of
 from fl.data import Dataset
 from fl.federation.cohort import States, add_to_rows, as_before, stacks
 from fl.partition import Splits

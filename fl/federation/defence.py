@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fl.base.flags import AtLeast0, OnlyWith, number, one_of
+from fl.base.settings import AtLeast0, OnlyWith, number, one_of
 from fl.federation.cohort import States, as_before, stacks
 from surgery import Stack, State, Submodel, average, average_submodels, stack_size, trimmed_mean, trimmed_mean_submodels
 from surgery.transfer import upload

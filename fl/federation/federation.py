@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl.base.checks import check_values
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.base.settings import check_values
 from fl.data import Dataset
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops

@@ -11,7 +11,7 @@ from fl.analysis.costs import check_target
 from fl.analysis.groups import AGAINST, along, common, find_runs, group, target_table
 from fl.analysis.outcome import table
 from fl.base.columns import Due
-from fl.base.flags import choice
+from fl.base.settings import choice
 from fl.base.tables import wrapped
 from fl.figures.lines import Line, draw_lines, name_ends, name_lines, parts, styles
 from fl.figures.style import check_new, save, shorten, two_wide

@@ -12,8 +12,8 @@ import tyro
 import yaml
 
 from fl.base.errors import FLError
-from fl.base.flags import Blocks, OnlyWith, Share, one_of, several
 from fl.base.rng import Rng, draw
+from fl.base.settings import Blocks, OnlyWith, Share, one_of, several
 from fl.data import Dataset, fingerprint, is_own
 from fl.models.create import create
 from fl.models.search import Space, largest_within, search, zico

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import zoo
 from fl.base.errors import FLError
-from fl.base.imported import failed, find, installed, is_path, kind
+from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from surgery.errors import first_line
 from surgery.fingerprints import has_structure, structure

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.flags import Integers, Sizes
+from fl.base.settings import Integers, Sizes
 from fl.partition.iid import even
 from fl.partition.kind import Kind, Partition
 from fl.partition.shards import deal_classes

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl.base.declared import declared
 from fl.base.errors import FLError
-from fl.base.flags import choice
+from fl.base.plugins import declared
+from fl.base.settings import choice
 from fl.partition.kind import Kind, Partition, Task
 
 KINDS: dict[str, Kind] = declared("fl.partition", "KIND", Kind)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.flags import Above0
+from fl.base.settings import Above0
 from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
 

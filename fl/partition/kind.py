@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl.base.checks import check_types
 from fl.base.errors import FLError
+from fl.base.settings import check_types
 from fl.partition.split import Parts
 
 

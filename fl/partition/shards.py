@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.flags import number
+from fl.base.settings import number
 from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import tyro
 
 from fl.base.console import guarded
-from fl.base.help import command
 from fl.base.tables import terminal
+from fl.config.help import command
 from fl.runs.listing import listing, table
 
 

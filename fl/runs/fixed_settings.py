@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fl.base.errors import FLError
-from fl.base.flags import written
+from fl.base.settings import written
 from fl.config import Config
-from fl.config.yaml_settings import plain
+from fl.config.config import plain
 
 
 def fixed(config: Config) -> dict[str, Any]:

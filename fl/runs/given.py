@@ -14,7 +14,6 @@ from fl import data
 from fl.base.errors import FLError
 from fl.base.files import regular, write_json
 from fl.config import Config
-from fl.config.held_out import holding_out
 from fl.federation import Federation
 from fl.models import own
 from zoo import Spec
@@ -33,7 +32,7 @@ def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) 
         )
     if dataset is not None and not config.names(dataset):
         config = replace(config, dataset=data.GIVEN)
-    return holding_out(config if model is None else replace(config, model=own.GIVEN))
+    return (config if model is None else replace(config, model=own.GIVEN)).holding_out()
 
 
 def keep(folder: Path, config: Config, fed: Federation, begun: bool) -> None:

@@ -10,7 +10,6 @@ from fl.algorithms import kind_of
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
-from fl.config.checks import check_registered
 from fl.federation import Federation
 from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
@@ -72,7 +71,7 @@ class Simulation:
         """
         config = given.said(config, dataset, model)
         if resume:
-            check_registered(config, folder)
+            config.check_registered(folder)
         fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None, elsewhere)
         if resume:
             given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())

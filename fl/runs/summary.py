@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 
 from fl.algorithms import is_mixed
-from fl.base.checks import changed, marks
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.flags import Flag, written
+from fl.base.settings import Flag, changed, marks, written
 from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import pick_device

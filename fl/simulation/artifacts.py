@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fl.base.declared import declared
+from fl.base.plugins import declared
 from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
 

@@ -10,12 +10,10 @@ from urllib.parse import quote
 import tyro
 import yaml
 
-from fl.base.checks import check_read, check_values, settings_of
 from fl.base.errors import FLError
-from fl.base.flags import choice
+from fl.base.settings import check_read, check_values, choice, settings_of
 from fl.config import Config
-from fl.config.held_out import holding_out
-from fl.config.yaml_settings import flat
+from fl.config.config import flat
 from fl.runs.folder import run_name
 
 FILE = "sweep.yaml"
@@ -66,7 +64,7 @@ class Sweep:
         configs = [self.at(text) for text in self.values]
         if option == "local-valid":
             for config in configs:
-                holding_out(config, chosen=True)
+                config.holding_out(chosen=True)
         for k, one in enumerate(configs):
             if one in configs[:k]:
                 raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice: give it once")

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 
 from fl import data
 from fl.base.errors import FLError
-from fl.base.flags import written
-from fl.config.yaml_settings import flat
+from fl.base.settings import written
+from fl.config.config import flat
 from fl.distributed import current
 from fl.runs.checkpoint import flatten
 from fl.runs.simulation import Simulation

@@ -1,4 +1,4 @@
-"""`layer-surgery`: what it starts, what it prints, and what it does not wait for."""
+"""`layer-surgery`: what it starts, and what it prints."""
 
 import ast
 import csv
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from fl import __main__ as cli
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.base.console import as_called
 from fl.base.errors import FLError
-from fl.base.put_aside import SLOW, put_aside
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.runs.listing import listing, table
@@ -32,12 +30,10 @@ from fl.runs.lock import locked
 from fl.runs.summary import advice
 
 ROOT = Path(__file__).parents[2]
-INSIDE = {"torch._C", "torchvision.extension", "sklearn.utils", "scipy._lib", "matplotlib.rcsetup", "timm.version"}
-"""What these packages import themselves, and nothing here does."""
 
 
 def printed(capsys, *argv):
-    """What a command prints, in this process, which has PyTorch."""
+    """What a command prints."""
     try:
         code = cli.main(argv)
     except SystemExit as done:
@@ -63,63 +59,12 @@ def run_folder(tmp_path):
     return make
 
 
-def test_fl_itself_help_and_lists_do_not_import_pytorch_and_say_the_same(run_folder, capsys, monkeypatch):
-    """Nor does what `python -m fl.ROOM` imports before its __main__."""
-    runs = str(run_folder("runs/a").parent)
-    commands = [["--version"], ["--help"], ["runs", runs], ["run", "--help", "all"], ["landscape", "-h"]]
-    code = """
-import json, sys
-import fl.analysis, fl.data, fl.runs
-import surgery, zoo.__main__
-from fl import FLError
-assert not {*SLOW} & {*sys.modules}
-from fl.__main__ import main
-for argv in json.loads(sys.argv[1]):
-    try:
-        main(argv)
-    except SystemExit as done:
-        assert done.code == 0
-from fl.base.put_aside import put_aside
-before = {*vars(fl)}, {*vars(fl.data)}
-with put_aside():
-    assert fl.Dataset is fl.data.Dataset
-    assert "Dataset" in vars(fl)
-assert before == ({*vars(fl)}, {*vars(fl.data)})  # or fl.Dataset would stay a class without tensors
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "90"}
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", f"SLOW = {SLOW}{code}", json.dumps(commands)],
-        capture_output=True, text=True, env=environment, check=True,
-    )  # fmt: skip
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"fl.runs.listing", "fl.config.recipes.femam"} < imported
-    assert not imported & INSIDE
-    monkeypatch.setenv("COLUMNS", "90")
-    assert done.stdout == "".join(printed(capsys, *argv) for argv in commands)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    ["fl", "fl.run --help", "fl.run pydoc --help", "fl.sweep --help", "fl.compare --help", "fl.structure --help",
-     "fl.analysis --help", "fl.analysis scales --help", "fl.data --help", "fl data --help",
-     "fl zoo --help", "zoo --help", "fl surgery inspect --help"],
-)  # fmt: skip
-def test_no_help_imports_pytorch(words):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", *words.split()],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
-    )  # fmt: skip
-    assert done.stdout
-    assert not {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & INSIDE
-
-
-@pytest.mark.parametrize(("package", "prefix"), [(fl, ""), (fl.data, "fl.data."), (surgery, ""), (zoo, "")])
-def test_names_of_packages_are_those_that_type_checkers_see(package, prefix):
+@pytest.mark.parametrize("package", [surgery, zoo])
+def test_names_of_packages_are_those_that_type_checkers_see(package):
     tree = ast.parse(inspect.getsource(package))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}
-    assert seen == {name: prefix + module for name, module in package._WHERE.items()}
+    assert seen == package._WHERE
     assert sorted(seen) == sorted(package.__all__)
     for name in package.__all__:
         assert getattr(package, name) is not None
@@ -127,49 +72,21 @@ def test_names_of_packages_are_those_that_type_checkers_see(package, prefix):
         package.nothing  # noqa: B018
 
 
-def test_modules_that_moved_are_where_they_were():
-    import fl.algorithm
-    from fl.algorithm import Server
-    from fl.submodels import extract_all
-
-    assert (Server, extract_all) == (fl.Server, fl.submodels.extract_all)
-
-
-def test_what_is_put_aside_comes_back():
-    with put_aside(("no_such_package",)):
-        from no_such_package.inner import Base, wrapper
-
-        @wrapper(3)
-        class Own(Base["T"]):
-            size: Base | None = 2 * Base.limit - 1
-
-        assert sys.modules["no_such_package.inner"].Base is Base
-    with pytest.raises(ModuleNotFoundError):
-        import_module("no_such_package.inner")
+def test_every_command_is_in_the_table():
+    files = {*(ROOT / "fl").glob("*.py"), *(ROOT / "fl").glob("*/__main__.py")}
+    modules = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if not file.stem.startswith("_")
+    }
+    modules |= {f"fl.{file.parent.name}.__main__" for file in files if file.parent.name != "fl"}
+    assert {module for module, _ in cli.COMMANDS.values()} == modules | {"surgery.__main__", "zoo.__main__"}
 
 
-def test_help_is_printed_with_pytorch_where_it_cannot_do_without(capsys, monkeypatch):
-    calls = []
-
-    def main(argv):
-        calls.append(argv)
-        if len(calls) == 1:
-            raise TypeError("a stand-in is not a tensor")
-        return 0
-
-    monkeypatch.setattr(cli, "_main_of", lambda _: main)
-    assert cli.main(["run", "--help"]) == 0
-    assert calls == [["--help"]] * 2
-
-
-def test_code_of_other_packages_is_imported_with_pytorch(monkeypatch):
-    class Points:
-        groups = ("console_scripts", "layer_surgery.algorithms")
-
-    monkeypatch.setattr(cli.metadata, "entry_points", Points)
-    monkeypatch.setattr(cli, "_without_slow_packages", lambda *_: pytest.fail("it would be run without PyTorch"))
-    monkeypatch.setattr(cli, "_main_of", lambda _: lambda _: 0)
-    assert cli.main(["run", "--help"]) == 0
+def test_a_command_is_also_a_module():
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-m", "fl.runs", "--help"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("usage: python -m fl.runs ")
 
 
 def test_the_version_is_that_of_the_installed_package(capsys):
@@ -188,7 +105,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     assert "python -m zoo   " in shown
     monkeypatch.setattr(sys, "argv", ["/usr/bin/layer-surgery"])
     shown = printed(capsys)
-    assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.commands()]
+    assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.COMMANDS]
     assert "usage: layer-surgery structure FOLDERS ..." in printed(capsys, "structure", "--help")
     assert cli.main(["rum"]) == 2
     assert "unknown command 'rum': did you mean 'run'?" in capsys.readouterr().err

@@ -17,9 +17,9 @@ from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
 from fl.analysis.outcome import others
 from fl.base.columns import Column
-from fl.base.declared import declared
 from fl.base.errors import FLError
-from fl.config.settings import DataSettings, PartitionOptions
+from fl.base.plugins import declared
+from fl.config.fields import DataSettings, PartitionOptions
 from fl.data import DATASETS, TEXTS
 from fl.partition import KINDS, Kind
 
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Column
-from fl.base.flags import Share
+from fl.base.settings import Share
 from surgery import broadcast
 
 
@@ -211,7 +211,7 @@ def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
                 mine = {room, "recipes", "papers"} & {*where.parts}
                 if not mine and isinstance(node, ast.Constant) and node.value in names[room]:
                     known.add((str(where), node.value))
-    assert known == {("fl/config/settings.py", "digits"), ("fl/config/settings.py", "dirichlet")}  # the defaults
+    assert known == {("fl/config/fields.py", "digits"), ("fl/config/fields.py", "dirichlet")}  # the defaults
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A recipe is a function without arguments; its docstring gives the command, how l
 import inspect
 from textwrap import indent
 
-from fl.config.recipes import fedfa, fedmr, femam, first, modern
+from fl.config.recipes import fedfa, fedmr, femam, first
 
 RECIPES = {
     "digits": first.digits,
@@ -22,8 +22,8 @@ RECIPES = {
     "fedfa-text": fedfa.text,
     "heterofl-cifar10": fedfa.heterofl_cifar10,
     "nefl-cifar10": fedfa.nefl_cifar10,
-    "vit-cifar10": modern.vit_cifar10,
-    "convnext-cifar10": modern.convnext_cifar10,
+    "vit-cifar10": first.vit_cifar10,
+    "convnext-cifar10": first.convnext_cifar10,
     **fedmr.TABLE,
     **femam.TABLE,
     **fedfa.TABLE,

@@ -4,8 +4,8 @@ from collections.abc import Container
 
 from fl.algorithms import ALGORITHMS
 from fl.base.columns import Column
-from fl.base.declared import declared
 from fl.base.errors import FLError
+from fl.base.plugins import declared
 from fl.runs.columns.moment import Moment
 from fl.runs.columns.standard import FIRST, LAST
 

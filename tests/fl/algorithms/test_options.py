@@ -10,9 +10,8 @@ from selection import some
 import fl
 from fl import Config
 from fl.algorithms import MIXED, OPTIONS
-from fl.base.checks import marks
-from fl.base.flags import Flag
 from fl.base.rng import Rng
+from fl.base.settings import Flag, marks
 from fl.data import load
 from fl.models.architectures import ArchitectureOptions
 

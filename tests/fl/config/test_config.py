@@ -15,7 +15,7 @@ from fl import run as cli
 from fl.algorithms import OPTIONS, FedProxOptions
 from fl.base.rng import Rng
 from fl.config import command_line
-from fl.config.settings import DataSettings
+from fl.config.fields import DataSettings
 from fl.data import TextOptions
 from fl.data.__main__ import main
 from fl.partition import deal

@@ -11,19 +11,25 @@ from hypothesis import strategies as st
 
 from fl import Config, FLError
 from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions
-from fl.base.checks import (
+from fl.base.settings import (
+    Flag,
+    Limits,
+    OnlyWith,
     changed,
     check_read,
     check_types,
     check_values,
+    fits,
     flag_of,
+    from_yaml,
+    is_tuple,
     marks,
+    options_of,
     role,
+    said,
     settings_of,
     without_unread,
 )
-from fl.base.flags import Flag, Limits, OnlyWith
-from fl.base.types import fits, from_yaml, is_tuple, options_of, said
 from fl.config import command_line
 
 BOUND = st.none() | st.integers(-3, 3)

@@ -10,7 +10,7 @@ from torch import nn
 
 import fl
 from fl.base.errors import FLError
-from fl.base.imported import find
+from fl.base.plugins import find
 from fl.data import is_own, is_text
 from fl.data import load as load_data
 from fl.models import own

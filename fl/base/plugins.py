@@ -1,4 +1,4 @@
-"""What users write outside this project: objects by their import path, and entry points of installed packages."""
+"""What extends this project: new files in its rooms, entry points of packages, objects by their import path."""
 
 import difflib
 import sys
@@ -7,11 +7,36 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from fl.base.errors import FLError
 
 GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms")}
+
+
+def declared(package: str, name: str, kind: type) -> dict[str, Any]:
+    """The value called `name` of every file of a package that has one: file name -> value, in alphabetical order.
+
+    All files of the package are imported, but not its subpackages and not `__main__`.
+
+    Raises:
+        FLError: for a value that is not of this kind; it names the file.
+
+    >>> list(declared("fl.partition", "KIND", object))
+    ['clusters', 'contiguous', 'dirichlet', 'iid', 'natural', 'shards']
+    """
+    result = {}
+    for file in iter_modules(import_module(package).__path__):
+        if file.ispkg or file.name == "__main__":
+            continue
+        value = vars(import_module(f"{package}.{file.name}")).get(name)
+        if value is None:
+            continue
+        if not isinstance(value, kind):
+            raise FLError(f"{package}.{file.name}: {name} must be a {kind.__name__}, got {value!r}")
+        result[file.name] = value
+    return result
 
 
 @cache

@@ -1,0 +1,442 @@
+"""Settings: how a value is written as a flag, which values there are, and the check of them.
+
+lr: Above0 = 0.02
+decay: Annotated[float, number(float, above=0, most=1)] = 0.98
+optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
+momentum: Annotated[AtLeast0, OnlyWith("optimizer", "sgd")] = 0.9
+"""
+
+import math
+from collections.abc import Callable, Collection, Container, Iterable
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from functools import partial
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+from fl.base.errors import FLError
+
+Kind = TypeVar("Kind")
+
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers between two bounds, each of which is among them (`least`, `most`) or not (`above`, `below`).
+
+    Attributes:
+        zero: whether 0, which then stands for "none", is allowed as well.
+
+    >>> 0.5 in Limits(above=0, most=1), 0 in Limits(above=0, most=1), math.nan in Limits()
+    (True, False, False)
+    >>> print(Limits(above=0, most=1))
+    above 0 and at most 1
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    zero: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            return False
+        inside = (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+        return inside or (self.zero and value == 0)
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"between {self.least} and {self.most}" + ", or 0" * self.zero
+        upper = f"at most {self.most}" if self.most is not None else f"below {self.below}" * (self.below is not None)
+        lower = f"above {self.above}" if self.above is not None else f"at least {self.least}" * (self.least is not None)
+        if lower and not upper and self.least is not None:
+            lower = f"{self.least} or more"
+        return " and ".join(filter(None, (lower, upper))) + ", or 0" * self.zero
+
+    def around(self, word: str) -> str:
+        """The limits as a formula, for --help.
+
+        >>> Limits(least=0, below=1).around("FLOAT")
+        '0<=FLOAT<1'
+        >>> Limits(least=1).around("INT")
+        'INT>=1'
+        """
+        lower = f"{self.least}<=" if self.least is not None else f"{self.above}<" * (self.above is not None)
+        upper = f"<={self.most}" if self.most is not None else f"<{self.below}" * (self.below is not None)
+        if lower and not upper:
+            word, lower = word + {"<=": ">=", "<": ">"}[lower.lstrip("-.0123456789")] + lower.rstrip("<="), ""
+        return lower + word + upper + "|0" * self.zero
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """Says that a setting is read only while another one of the same group has one of these values.
+
+    >>> OnlyWith("optimizer", "sgd").said()
+    'sgd'
+    >>> OnlyWith("share", Limits(above=0)).said()
+    'above 0'
+    """
+
+    setting: str
+    values: tuple[Any, ...] | Limits
+
+    def __init__(self, setting: str, *values: Any) -> None:
+        object.__setattr__(self, "setting", setting)
+        object.__setattr__(self, "values", values[0] if isinstance(values[0], Limits) else values)
+
+    def said(self) -> str:
+        """The values, as a message names them."""
+        return str(self.values) if isinstance(self.values, Limits) else " or ".join(map(str, self.values))
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a setting is for, where that is more than the result of a run.
+
+    Attributes:
+        compared: whether runs that differ in it are different runs, and not the same one computed in another way.
+        resumable: whether a run that is resumed may have another value of it.
+        data: whether it says which data set is loaded.
+    """
+
+    compared: bool = True
+    resumable: bool = False
+    data: bool = False
+
+
+@dataclass(frozen=True)
+class Rare:
+    """Says that a setting is seldom needed, so that only `--help all` shows it."""
+
+
+class Flag(PrimitiveConstructorSpec):
+    """How a setting is written, with the values that it may have.
+
+    Attributes:
+        items: of which each value is one (each of the items of a tuple): Limits, names, or None for any.
+    """
+
+    items: Container | Iterable | None
+
+    def __init__(
+        self,
+        parse: Callable[[str], Any],
+        metavar: str,
+        items: Container | Iterable | None = None,
+        write: Callable[[Any], str] | None = None,
+    ) -> None:
+        super().__init__(
+            nargs=1,
+            metavar=metavar,
+            instance_from_str=lambda words: parse(words[0]),
+            is_instance=lambda _: True,  # `check_values` says what is wrong, also in Python and YAML
+            str_from_instance=lambda value: [(write or written)(value)],
+        )
+        object.__setattr__(self, "items", items)
+
+    def check(self, flag: str, value: Any) -> None:
+        """Raise FLError for a value that this setting cannot have."""
+        if isinstance(self.items, Limits):
+            if any(item not in self.items for item in as_tuple(value)):
+                raise FLError(f"--{flag} must be {self.items}, got {written(value)}")
+        elif self.items is not None:
+            choice(f"--{flag}", as_tuple(value), self.items)
+
+
+def as_tuple(value: Any) -> tuple:
+    """The items of a tuple, or the one value."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def written(value: Any) -> str:
+    """A value as a flag takes it."""
+    return ",".join(map(str, as_tuple(value)))
+
+
+def _parsed(kind: Callable[[str], Any], word: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not {'a whole number' if kind is int else 'a number'}") from None
+
+
+def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
+    """A number within limits, see `Limits`."""
+    within = Limits(**limits)
+    return Flag(partial(_parsed, kind), metavar or within.around(kind.__name__.upper()), within)
+
+
+def one_of(*names: str) -> Flag:
+    """One of several names."""
+    return Flag(str, "{" + ",".join(names) + "}", names)
+
+
+def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: Any = None, **limits: Any) -> Flag:
+    """Several values, comma-separated.
+
+    Args:
+        empty: what stands for none of them.
+        items: the names that there are; numbers have limits instead.
+    """
+
+    def parse(text: str) -> tuple:
+        words = [word.strip() for word in text.split(",")]
+        if words in ([empty], [""]):
+            return ()
+        if "" in words:
+            raise ValueError(f"{text!r} has an empty item: write one comma between two items, and none at the end")
+        return tuple(_parsed(kind, word) for word in words)
+
+    return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: written(value) or empty)
+
+
+def count_or_share() -> Flag:
+    """A whole number, or a share with a decimal point."""
+    return Flag(lambda word: _parsed(int if word.lstrip("+-").isdigit() else float, word), "INT|FLOAT")
+
+
+AtLeast1 = Annotated[int, number(int, least=1)]
+Natural = Annotated[int, number(int, least=0)]
+Above0 = Annotated[float, number(float, above=0)]
+AtLeast0 = Annotated[float, number(float, least=0)]
+Share = Annotated[float, number(float, least=0, most=1)]
+
+Names = Annotated[tuple[str, ...], several(str, "NAME,...")]
+Integers = Annotated[tuple[int, ...], several(int, "INT,...")]
+Depths = Annotated[tuple[int, ...], several(int, "INT,...", empty="all")]
+Blocks = Annotated[tuple[str, ...], several(str, "INT[-INT...],...", empty="own")]
+Rates = Annotated[tuple[float, ...], several(float, "FLOAT,...")]
+Lengths = Annotated[tuple[int, ...], several(int, "INT,...", empty="converged")]
+Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
+
+
+def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> None:
+    """Raise FLError for the first value that is not valid."""
+    for value in values:
+        if value not in valid:
+            raise FLError(f"unknown {what} {value!r}: there are {', '.join(valid)}")
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The plain types that a type allows; of a tuple those of its items. () for one that settings cannot have.
+
+    >>> options_of(Annotated[float | None, "a note"]), options_of(tuple[str, ...]), options_of("float")
+    ((<class 'float'>, <class 'NoneType'>), (<class 'str'>,), ())
+    """
+    if get_origin(kind) is Annotated:
+        return options_of(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        item, *rest = get_args(kind)
+        return options_of(item) if rest == [...] and not is_tuple(item) else ()
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else ()
+
+
+def is_tuple(kind: Any) -> bool:
+    """Whether values of a type are tuples."""
+    return is_tuple(get_args(kind)[0]) if get_origin(kind) is Annotated else get_origin(kind) is tuple
+
+
+def said(kind: Any) -> str:
+    """A type in words.
+
+    >>> said(float | None), said(tuple[int, ...])
+    ('a number or none', 'a tuple, each item a whole number')
+    """
+    words = " or ".join(_WORDS[one] for one in options_of(kind))
+    return f"a tuple, each item {words}" if is_tuple(kind) else words
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value has a type. NumPy's numbers count as numbers, whole ones as floats; truth values as neither.
+
+    >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
+    (True, False, False, False, True)
+    """
+    kinds = tuple({int: Integral, float: Real}.get(one, one) for one in options_of(kind))
+    if is_tuple(kind) and not isinstance(value, tuple):
+        return False
+    items = value if is_tuple(kind) else (value,)
+    return all(isinstance(item, kinds) and (bool in kinds or not isinstance(item, bool)) for item in items)
+
+
+def from_yaml(kind: Any, value: Any) -> Any:
+    """A value of YAML as the one that a type has: a list stands for a tuple, and so does a single value. TypeError for
+    a value that the type does not have.
+
+    >>> from_yaml(tuple[float, ...], [1, 0.5]), from_yaml(int | float, 3), from_yaml(float | None, 3)
+    ((1.0, 0.5), 3, 3.0)
+    """
+    if is_tuple(kind):
+        value = tuple(value) if isinstance(value, list) else (value,)
+    if not fits(kind, value):
+        raise TypeError
+    kinds = options_of(kind)
+    if float in kinds and int not in kinds:
+        value = tuple(map(float, value)) if isinstance(value, tuple) else value if value is None else float(value)
+    return value
+
+
+def marks(field: Field, kind: type[Kind]) -> list[Kind]:
+    """What a field's type says of it, of one kind: `lr: Annotated[float, number(float, above=0)]` has one Flag."""
+    return [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, kind)]
+
+
+def role(field: Field) -> Role:
+    """What a field is for."""
+    return next(iter(marks(field, Role)), Role())
+
+
+def flag_of(name: str, group: str = "") -> str:
+    """A setting's flag, without its dashes.
+
+    >>> flag_of("max_step", "fedexp")
+    'fedexp.max-step'
+    """
+    return (f"{group}." if group else "").replace("_", "-") + name.replace("_", "-")
+
+
+def check_values(settings: Any, group: str = "") -> None:
+    """Raise FLError for the first value that its setting cannot have, in the groups of settings within, too.
+
+    Args:
+        settings: a dataclass.
+        group: what its flags begin with.
+    """
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            check_values(value, field.name)
+            continue
+        flag = flag_of(field.name, group)
+        if options_of(field.type) and not fits(field.type, value):
+            raise FLError(f"--{flag} must be {said(field.type)}, got {value!r}")
+        if any(isinstance(item, float) and not math.isfinite(item) for item in as_tuple(value)):
+            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
+        for mark in marks(field, Flag):
+            mark.check(flag, value)
+        for item in as_tuple(value):
+            if isinstance(item, Integral) and abs(item) >= 2**63:
+                raise FLError(f"--{flag} must be below 2^63, got {item}")
+            if isinstance(item, float) and abs(item) > LARGEST:
+                raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
+
+
+def check_types(settings: Any) -> None:
+    """Raise FLError for a field whose type is none that settings can have, so that YAML and flags can hold it."""
+    for field in fields(settings):
+        if not options_of(field.type):
+            raise FLError(
+                f"{type(settings).__name__}.{field.name} has the type {field.type!r}, which settings cannot have: use "
+                "int, float, str or bool, X | None, tuple[X, ...], or Annotated with the values that there are (see "
+                "fl/base/settings.py); and leave `from __future__ import annotations` out of its file"
+            )
+
+
+class Setting(NamedTuple):
+    """A setting with its value in a dataclass of settings, or in a group of settings within one.
+
+    Attributes:
+        group: the name of the group, "" for a setting that is in none.
+        role: that of the field, or else of its group.
+        unread: why nothing reads it beside these other settings; "" where it is read.
+    """
+
+    field: Field
+    group: str
+    value: Any
+    role: Role
+    unread: str
+
+    @property
+    def name(self) -> str:
+        """As it is written in Python: `fedexp.max_step`."""
+        return (f"{self.group}." if self.group else "") + self.field.name
+
+    @property
+    def flag(self) -> str:
+        """As it is written on the command line: `fedexp.max-step`."""
+        return flag_of(self.field.name, self.group)
+
+
+def settings_of(settings: Any, swept: str = "") -> list[Setting]:
+    """All settings of a dataclass, those of the groups within included, each with why nothing reads it: the one answer
+    to which settings a run reads.
+
+    A setting is read only with what its type says (`OnlyWith`), a group unless the dataclass has a method
+    `group_unread(group, swept)` that gives a reason.
+
+    Args:
+        swept: the flag that will have several values, one of which may be what another setting needs.
+
+    >>> from fl.federation.attack import AttackOptions
+    >>> [setting.flag for setting in settings_of(AttackOptions(share=0.0)) if not setting.unread][:1]
+    ['share']
+    """
+    found = []
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if not is_dataclass(value):
+            reason = _unread(settings, field, "", swept)
+            found.append(Setting(field, "", value, role(field), reason))
+            continue
+        group = field.name
+        whole = settings.group_unread(group, swept) if hasattr(settings, "group_unread") else ""
+        for inner in fields(value):
+            reason = whole and f"--{flag_of(inner.name, group)} {whole}"
+            reason = reason or _unread(value, inner, group, swept)
+            kind = next(iter(marks(inner, Role)), role(field))
+            found.append(Setting(inner, group, getattr(value, inner.name), kind, reason))
+    return found
+
+
+def _unread(settings: Any, field: Field, group: str, swept: str) -> str:
+    """Why nothing reads a setting beside the others of its dataclass, by what it is read with."""
+    types = {field.name: field for field in fields(settings)}
+    needs = getattr(settings, "needs", {})  # of options whose type does not say it
+    for mark in [*marks(field, OnlyWith), *([needs[field.name]] if field.name in needs else [])]:
+        other = getattr(settings, mark.setting)
+        flag, setting = flag_of(field.name, group), flag_of(mark.setting, group)
+        if other not in mark.values and setting != swept:
+            return (
+                f"--{flag} is for --{setting} {mark.said()}, not for {other}: leave it out, or give --{setting} "
+                f"{mark.said()}"
+            )
+        if reason := _unread(settings, types[mark.setting], group, swept):
+            return reason
+    return ""
+
+
+def changed(settings: Any, start: Any) -> list[Setting]:
+    """The settings that have another value than in a second dataclass of the same kind."""
+    return [now for now, was in zip(settings_of(settings), settings_of(start)) if now.value != was.value]
+
+
+def check_read(settings: Any, flags: Collection[str], swept: str = "") -> None:
+    """Raise FLError for the first of some flags that nothing reads, see `settings_of`."""
+    for setting in settings_of(settings, swept):
+        if setting.unread and setting.flag in flags:
+            raise FLError(setting.unread)
+
+
+def without_unread(settings: Kind, swept: str = "") -> Kind:
+    """The same settings, with the default in the place of each that nothing reads."""
+    start = type(settings)()
+    usual: dict[str, dict[str, Any]] = {"": {}}
+    for one in settings_of(settings, swept):
+        if one.unread:
+            default = getattr(start, one.group) if one.group else start
+            usual.setdefault(one.group, {})[one.field.name] = getattr(default, one.field.name)
+    groups = {group: replace(getattr(settings, group), **values) for group, values in usual.items() if group}
+    return replace(settings, **usual[""], **groups)
