@@ -8,8 +8,7 @@
 A round is all of it: sampling, batches, local training of K ragged clients (their numbers of steps spread from half
 to one and a half times the mean) and the weighted mean. The backends run it in this process, taking turns, so that
 what else the machine does hits all alike. Reported is the ratio loop / backend (above 1: faster than the loop): the
-median over the repetitions and their range. The rows are what `--backend auto` decides by: it takes the nearest one
-(copy the JSON to fl/engine/ to update it).
+median over the repetitions and their range. The rule of `--backend auto` (`fl.engine.ranked`) was chosen by these rows.
 """
 
 import argparse
@@ -28,10 +27,9 @@ from fl.algorithms import fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import Job
-from fl.engine.auto import work
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy
-from fl.engine.work import share_of_products
+from fl.engine.work import work
 from fl.federation import Federation
 from fl.partition import Split
 from surgery.errors import first_line
@@ -102,7 +100,6 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     return {
         "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
         "work": work(Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy)),
-        "products": round(share_of_products(fed.model, fed.data), 3),
         "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
         "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
         "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},

@@ -6,8 +6,7 @@ import surgery
 from fl.algorithms import fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.engine import SGD
-from fl.engine.auto import ranked
+from fl.engine import SGD, ranked
 from fl.federation import Federation
 from fl.federation.training import LocalObjective, make_group
 from fl.partition import Split

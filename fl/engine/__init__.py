@@ -8,7 +8,7 @@ result up to float32 rounding:
     vmap      all clients of one architecture as one program over stacked tensors
     graphs    each client's step as a CUDA graph, several of them on streams side by side
 
-`auto` picks the backend that was measured to be fastest for jobs of this size; if it refuses a model, the next one.
+`auto` picks by a rule, see `ranked`; if that backend refuses a model, it takes the next one.
 """
 
 import logging
@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from fl.base.errors import FLError, Refused
 from fl.engine import graphs, loop, vmap, workers
-from fl.engine.auto import ranked, work
 from fl.engine.job import Group, Job, Results
-from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
+from fl.engine.work import work
 from surgery import broadcast, stack_size
 from surgery.errors import first_line
 from surgery.states import owners
@@ -42,6 +41,7 @@ __all__ = [
     "Results",
     "backend_names",
     "check",
+    "ranked",
     "train",
 ]
 
@@ -62,8 +62,12 @@ def backend_names() -> list[str]:
     return ["auto", *BACKENDS]
 
 
-def check(backend: str, device: torch.device, precision: Precision) -> None:
-    """Raise FLError for a backend or a precision that is unknown, or that this device does not have."""
+def check(backend: str, device: torch.device, precision: Precision, partial: bool = False) -> None:
+    """Raise FLError for a backend or a precision that is unknown, or that this device does not have.
+
+    Args:
+        partial: whether the last batch of an epoch may be smaller than the others.
+    """
     if backend not in backend_names():
         raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
     if backend == "workers" and device.type != "cpu":
@@ -72,6 +76,12 @@ def check(backend: str, device: torch.device, precision: Precision) -> None:
         raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
     if backend == "vmap" and precision.channels_last:
         raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
+    if backend in ("vmap", "graphs") and partial:
+        others = "loop or workers" if device.type == "cpu" else "loop"
+        raise FLError(
+            f"--last-batch partial gives batches of several sizes, and --backend {backend} has one size for all: use "
+            f"--backend {others}, or leave one of the two out"
+        )
     precision.check(device)
 
 
@@ -92,10 +102,8 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
     for job, starts, _ in groups:
         if stack_size(starts) != len(job.batches.steps):
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
-        check(backend, job.device, job.precision)
+        check(backend, job.device, job.precision, job.batches.real is not None)
     device = groups[0][0].device
-    if device.type == "cpu":
-        keep_freed_memory()
     before = _global_rng(device)
     chosen = {} if chosen is None else chosen
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
@@ -127,6 +135,28 @@ _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's b
 
 _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""
+
+
+_SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.work.work`
+
+
+def ranked(groups: Sequence[Group]) -> list[str]:
+    """The backends that can train these groups, the one that should be fastest first, and last the loop, which trains
+    everything.
+
+    Small steps of several clients train as one program; others as graphs on CUDA, and in threads on the CPU. Two
+    clients leave threads idle. (`docs/results/engine.md` says what this was measured to be worth.)
+    """
+    job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
+    partial, cuda = job.batches.real is not None, job.device.type == "cuda"
+    stackable = len(groups) == 1 and not job.precision.channels_last and not partial
+    if stackable and clients > 2 and 0 < work(job) <= _SMALL:
+        order = ["vmap", "graphs" if cuda else "workers"]
+    elif cuda:
+        order = ["graphs", *["vmap"] * stackable] if not partial else []
+    else:
+        order = ["workers"] * (clients > 2 and torch.get_num_threads() > 1)
+    return [*order, "loop"]
 
 
 def _automatic(groups: Sequence[Group], chosen: dict[str, str]) -> list[Results]:
@@ -163,7 +193,7 @@ def _first(name: str | None, order: Sequence[str], groups: Sequence[Group]) -> l
     """The backends in the order in which they are tried, with an earlier choice first if it is possible here."""
     job = groups[0][0]
     try:
-        check(name or "", job.device, job.precision)
+        check(name or "", job.device, job.precision, job.batches.real is not None)
     except FLError:
         return [*order]
     return [*order] if name == "vmap" and len(groups) > 1 else [name, *(other for other in order if other != name)]

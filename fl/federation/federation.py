@@ -67,13 +67,14 @@ class Federation(Population):
         data: Dataset,
         clients: Splits,
         participants: int,
-        local: LocalTraining = LocalTraining(),
+        local: LocalTraining | None = None,
         *others: Any,
         attack: Attack | None = None,
         defence: Defence = Defence(),
         meter: Meter | None = None,
         **settings: Any,
     ) -> None:
+        local = LocalTraining() if local is None else local  # a new one: it remembers what `auto` has chosen
         if others or not isinstance(local, LocalTraining):
             raise FLError(
                 "Federation(model, data, clients, participants) takes the settings of local training by their names, "

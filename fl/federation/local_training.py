@@ -70,7 +70,7 @@ class LocalTraining:
                 raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
         if self.last_batch not in LAST_BATCHES:
             raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
-        check(self.backend, data.x.device, self.precision)
+        check(self.backend, data.x.device, self.precision, self.last_batch == "partial")
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")
         if not (data.text or data.images) and (self.augment.crop or self.augment.flip):

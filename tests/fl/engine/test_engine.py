@@ -1,7 +1,5 @@
 import dataclasses
-import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
-from fl.engine import SGD, Job, Precision, auto, check, train
+from fl.engine import SGD, Job, Precision, check, train
 from fl.engine import vmap as vmap_backend
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy, proximal
@@ -201,7 +199,7 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
         nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None if where == "forward" else 0.1), nn.Flatten()
     )
     fed = make_federation(net, optimizer=SGD(0.1))
-    monkeypatch.setattr(auto, "_rows", lambda device: [])  # as on a device that nobody has measured
+    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
     if where == "backward":
         monkeypatch.setattr(vmap_backend.torch.autograd, "grad", refuse(RuntimeError("LSE is not correctly aligned")))
     starts = surgery.broadcast(fed.initial(), 3)
@@ -225,7 +223,6 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
 )
 def test_auto_raises_what_is_no_refusal(make_federation, monkeypatch, error):
     fed = make_federation("cnn")
-    monkeypatch.setattr(auto, "_rows", lambda device: [])
     monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(error))
     monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
     with pytest.raises(type(error), match=re.escape(str(error))):
@@ -254,25 +251,34 @@ def test_auto_leaves_a_fault_of_the_model_what_it_is(make_federation, caplog):
     assert not caplog.records
 
 
-def test_auto_on_an_accelerator_that_nobody_has_measured(make_federation, monkeypatch):
-    """Graphs for convolutions, one program for linear layers alone and for tiny networks."""
-    batches = make_batches([torch.arange(4)] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
-    monkeypatch.setattr(auto, "_rows", lambda device: [])
-    monkeypatch.setattr(Job, "device", torch.device("cuda"))
-    for model, data, expected in (
-        (zoo.create("resnet20"), (3, 32, 32), ["graphs", "vmap", "loop"]),
-        (zoo.create("cnn"), (1, 28, 28), ["graphs", "vmap", "loop"]),
-        (zoo.create("lenet"), (3, 32, 32), ["vmap", "graphs", "loop"]),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(3072, 2048), nn.ReLU(), nn.Linear(2048, 10)),
-            (3, 32, 32),
-            ["vmap", "graphs", "loop"],
-        ),
-    ):
-        x, y = torch.zeros(4, *data, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
-        job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy)
-        assert auto.ranked([(job, {}, {})]) == expected
-        assert auto.ranked([(job, {}, {})] * 2) == [name for name in expected if name != "vmap"]
+@pytest.mark.parametrize(
+    ("device", "threads", "model", "shape", "expected"),
+    [
+        ("cpu", 2, "cnn", (1, 28, 28), ["workers", "loop"]),
+        ("cpu", 1, "cnn", (1, 28, 28), ["loop"]),
+        ("cpu", 2, "resnet20", (3, 8, 8), ["vmap", "workers", "loop"]),
+        ("cuda", 2, "cnn", (1, 28, 28), ["graphs", "vmap", "loop"]),
+        ("cuda", 2, "resnet20", (3, 8, 8), ["vmap", "graphs", "loop"]),
+    ],
+)
+def test_the_order_in_which_auto_tries_backends(monkeypatch, device, threads, model, shape, expected):
+    """Small steps of several clients as one program, the others as graphs or in threads."""
+    monkeypatch.setattr(Job, "device", torch.device(device))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    model = zoo.create(model, in_channels=shape[0], image_size=shape[1])
+
+    def found(clients, groups=1, last="filled", **settings):
+        batches = make_batches([torch.arange(4)] * clients, range(clients), 1, 4, Rng(0), "cpu", last=last)
+        job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy, **settings)
+        return engine.ranked([(job, {}, {})] * groups)
+
+    alone = "graphs" if device == "cuda" else "workers"
+    others = [name for name in expected if name == alone] if device == "cuda" else ["workers"] * (threads > 1)
+    assert found(3) == expected
+    assert found(2, groups=2) == found(3, precision=Precision(channels_last=True)) == [*others, "loop"]
+    assert found(3, last="partial") == (["loop"] if device == "cuda" else [*others, "loop"])
+    assert found(2) == (["graphs", "vmap", "loop"] if device == "cuda" else ["loop"])
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
@@ -406,33 +412,6 @@ def test_unknown_backends_are_refused(make_federation):
         make_federation("cnn", backend="graphs")
     with pytest.raises(FLError, match="workers is for the CPU"):
         check("workers", torch.device("cuda"), Precision())
-
-
-def test_auto_follows_the_measured_table(make_federation, monkeypatch):
-    fed = make_federation("cnn")
-    batches = make_batches([fed.clients[0].train] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
-    job, starts = (
-        Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy),
-        surgery.broadcast(fed.initial(), 3),
-    )
-    here = {"threads": torch.get_num_threads(), "k": 3, "work": auto.work(job)}
-    rows = [
-        {**here, "ms": {"loop": 3.0, "vmap": 1.0, "workers": 2.0}},
-        {**here, "work": 1000 * here["work"], "ms": {"loop": 1.0, "vmap": 3.0, "workers": 2.0}},
-    ]
-    monkeypatch.setattr(auto, "_rows", lambda device: rows)
-    group = (job, starts, {})
-    assert auto.ranked([group]) == ["vmap", "workers", "loop"]
-    assert auto.ranked([group, group]) == ["workers", "loop"]  # several architectures cannot be stacked
-    last = (dataclasses.replace(job, precision=Precision(channels_last=True)), starts, {})
-    assert auto.ranked([last]) == ["workers", "loop"]
-    rows[0]["ms"]["loop"] = 1.5
-    assert auto.ranked([group]) == ["vmap", "loop"]  # slower than the loop is never wanted
-    monkeypatch.undo()
-    root = Path(__file__).parents[3]
-    shipped, measured = (root / part / "engine-cpu.json" for part in ("fl/engine", "benchmarks/results"))
-    assert shipped.read_text() == measured.read_text()
-    assert auto._rows("cpu") == json.loads(measured.read_text())["rows"]
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])

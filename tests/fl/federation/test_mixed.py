@@ -20,7 +20,6 @@ from fl.base.rng import Rng
 from fl.engine import SGD, Adam, Precision, graphs, loop, workers
 from fl.engine.batches import make_batches
 from fl.engine.job import Results
-from fl.engine.memory import keep_freed_memory
 from fl.engine.objectives import cross_entropy, masked, proximal, with_logits
 from fl.engine.replica import Replica
 from fl.federation.training import LocalObjective, make_group
@@ -300,22 +299,6 @@ def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_fed
         fed.train(surgery.broadcast(fed.initial(), 12), list(range(12)), Rng(0, 1))
     assert len(calls) < 100  # of 6,000
     assert torch.get_num_threads() == 2
-
-
-def test_freed_memory_is_kept():
-    """Many steps after the first, hardly a page is asked of the operating system."""
-    resource = pytest.importorskip("resource")
-    if not keep_freed_memory():
-        pytest.skip("only glibc can be told")
-
-    def faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            [torch.ones(300_000) for _ in range(8)]
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    faults()
-    assert faults() < 1000  # of 46,000 if each were mapped anew
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.01, 0.9, 0.01, nesterov=True), Adam(0.01)])
