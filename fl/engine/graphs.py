@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fl.base.errors import Refused
+from fl.base.torch_private import tree_flatten, tree_leaves, tree_map, version_of
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.progress import count
 from fl.engine.replica import Replica, copy_all
@@ -195,7 +195,7 @@ def _looks(value: Any, seen: dict[int, int]) -> Any:
         return seen[id(value)]
     seen[id(value)] = len(seen)
     if isinstance(value, torch.Tensor):
-        return _Same(value), value._version
+        return _Same(value), version_of(value)
     if isinstance(value, Mapping):
         return type(value), tuple((_looks(key, seen), _looks(one, seen)) for key, one in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 from fl.base.errors import Refused
+from fl.base.torch_private import foreach_add_, foreach_copy_, foreach_zero_, tree_map
 from fl.engine.batches import Step
 from fl.engine.draws import Draws, NoDraws
 from fl.engine.job import Group, Results
@@ -59,7 +59,7 @@ class Replica:
         """Put the k-th client's start in place and clear the optimizer's memory. Returns the client's context."""
         place = self._state()
         copy_all(place.values(), [self.starts[name][k] for name in place])
-        torch._foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
+        foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
         return tree_map(lambda tensor: tensor[k], self.context)
 
     def step(self, given: Step, context: Any) -> None:
@@ -92,7 +92,7 @@ class Replica:
             before = {name: torch.empty_like(tensor) for name, tensor in here.items()}
             copy_all(before.values(), here.values())
             step = self.job.ascent({n: p.detach() for n, p in used.items()}, {n: p.grad for n, p in used.items()})
-            torch._foreach_add_(list(used.values()), [step[name] for name in used])
+            foreach_add_(list(used.values()), [step[name] for name in used])
         self.differentiate(batch, key, context)
         with torch.no_grad():
             copy_all(dict((*used.items(), *self.model.named_buffers())).values(), before.values())
@@ -122,4 +122,4 @@ def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
         mine[0].append(place)
         mine[1].append(value)
     for here, there in alike.values():
-        torch._foreach_copy_(here, there)
+        foreach_copy_(here, there)

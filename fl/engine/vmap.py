@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
 from fl.base.errors import Refused
+from fl.base.torch_private import tree_map
 from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fl.base.torch_private import storage_of
 from fl.data import Dataset
 from fl.engine.job import Job
 from surgery.states import owners
@@ -51,12 +52,15 @@ def activation_bytes(model: nn.Module, data: Dataset) -> int:
     >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
     40
     """
-    seen: dict[int, torch.UntypedStorage] = {}
+    seen: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, given: tuple, made: object) -> None:
-        mine = made.untyped_storage() if isinstance(made, torch.Tensor) else None
-        if mine and mine._cdata not in [x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)]:
-            seen[mine._cdata] = mine  # a view of its input, or the input changed in place, takes no memory
+        if not isinstance(made, torch.Tensor):
+            return
+        if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
+            seen[storage_of(made)] = (
+                made.untyped_storage()
+            )  # a view of its input, or the input changed in place, takes no memory
 
     return sum(storage.nbytes() for storage in seen.values()) // 2 if _pretended(model, data, note) else 0
 

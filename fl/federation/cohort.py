@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from fl.base.torch_private import tree_leaves, tree_map
 from fl.engine import Results
 from fl.federation.spread import Spread
 from surgery import Stack, State, unstack
