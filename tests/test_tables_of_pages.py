@@ -1,10 +1,13 @@
 """The tables of docs/results/surgery.md are those that the stored results make."""
 
 import json
+import re
 import runpy
 
 import pytest
 from doc_pages import PAGES, ROOT
+
+from fl.papers.earlier import fedmr_accuracy
 
 PAGE = PAGES["docs/results/surgery.md"]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,6 +19,17 @@ def test_what_others_can():
     found = json.loads((RESULTS / "others.json").read_text())["claims"]
     assert found.keys() == others.CLAIMS.keys()
     assert others.table(found) in PAGE
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results/index.md"])
+def test_fedmrs_accuracies_are_the_means_of_the_papers_page(page):
+    """As on the papers' page: of the last ten evaluations, computed from the stored rows."""
+    _, said = fedmr_accuracy()
+    at_half, _, slower = said.split("; ")
+    text = PAGES[page]
+    assert "last ten" in text
+    for number in re.findall(r"(?:FedMR|FedAvg|fedavg) (\d+\.\d%)", f"{at_half} {slower}"):
+        assert number in text
 
 
 @pytest.mark.slow

@@ -298,7 +298,7 @@ def test_clients_that_diverged_take_no_part_and_one_alone_uploads_nothing(make_f
 
 def test_absurd_settings_are_refused_and_so_is_a_missing_library(make_federation, monkeypatch):
     fed = make_federation("cnn")
-    with pytest.raises(FLError, match=r"--fedmr.secure must be 0 or more, got -1"):
+    with pytest.raises(FLError, match=r"--fedmr.secure must be between 0 and 100, got -1"):
         fedmr(fed, FedMROptions(secure=-1))
     with pytest.raises(FLError, match=r"--fedmr.secure needs two or more --participants"):
         fedmr(make_federation("cnn", participants=1), FedMROptions(secure=1))
