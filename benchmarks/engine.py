@@ -16,7 +16,6 @@ import json
 import platform
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,7 +29,7 @@ from fl.engine import Job
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy
 from fl.engine.work import work
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 from surgery.errors import first_line
 
@@ -61,12 +60,12 @@ def federation(model: str, k: int, batch: int, steps: int, device: str) -> Feder
     spread = [max(1, round(steps * (0.5 + c / max(1, k - 1)))) for c in range(k)]
     empty = torch.empty(0, dtype=torch.int64)
     clients = [Split(torch.randint(256, (n * batch,), generator=generator), empty, empty) for n in spread]
-    return Federation(net, Dataset("random", x, y, x, y, classes=10), clients, k, epochs=1, batch_size=batch)
+    return Federation(net, Dataset("random", x, y, x, y, classes=10), clients, k, LocalTraining(1, batch))
 
 
 def seconds(fed: Federation, backend: str, number: int) -> float:
     """Wall-clock seconds of one round."""
-    algorithm = fedavg(replace(fed, backend=backend))
+    algorithm = fedavg(fed.with_local(backend=backend))
     server, rng = algorithm.init(), Rng(0, number)
     begin = time.perf_counter()
     algorithm.round(server, fed.sample(rng), rng)

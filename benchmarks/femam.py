@@ -18,7 +18,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     fed = federation(arguments.model, device, 24 if arguments.quick else arguments.each)
-    fed = replace(fed, backend=arguments.backend)
+    fed = fed.with_local(backend=arguments.backend)
     ratios = measure(fed, 1 if arguments.quick else arguments.rounds)
     for found in ratios.values():
         once = zip(found["first"], found["later"], found["last"])

@@ -19,9 +19,9 @@ from torch import nn
 
 from fl.base.errors import Refused
 from fl.base.torch_private import tree_flatten, tree_leaves, tree_map, version_of
+from fl.engine.eager import Replica, copy_all
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.progress import count
-from fl.engine.replica import Replica, copy_all
 from surgery.errors import first_line
 
 _log = logging.getLogger("fl")

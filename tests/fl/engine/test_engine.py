@@ -163,13 +163,11 @@ class Moving(nn.Module):
 def test_buffers_that_are_replaced_are_kept_or_refused(make_federation):
     fed = make_federation(Moving().double(), backend="loop")
     starts, clients, rng = surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)
-    loop, workers = (
-        dataclasses.replace(fed, backend=b).train(starts, clients, rng).states for b in ("loop", "workers")
-    )
+    loop, workers = (fed.with_local(backend=b).train(starts, clients, rng).states for b in ("loop", "workers"))
     assert (loop["mean"] != 0).any(1).all()
     assert all(torch.equal(loop[name], workers[name]) for name in loop)
     with pytest.raises(FLError, match="in the place of the buffer mean"):
-        dataclasses.replace(fed, backend="vmap").train(starts, clients, rng)
+        fed.with_local(backend="vmap").train(starts, clients, rng)
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
@@ -187,7 +185,7 @@ def test_objectives_may_call_with_some_parameters_and_other_models(make_federati
     starts = surgery.stack([{n: t + 0.1 * k for n, t in fed.initial().items()} for k in range(3)])
     trained = fed.train(starts, [0, 1, 2], Rng(0, 1), objective)
     assert all(p.grad is None for p in teacher.parameters())
-    reference = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 1), objective)
+    reference = fed.with_local(backend="loop").train(starts, [0, 1, 2], Rng(0, 1), objective)
     for name in starts:
         torch.testing.assert_close(trained.states[name], reference.states[name], rtol=1e-9, atol=1e-9)
 
@@ -206,7 +204,7 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
     for number in (1, 2):
         trained = fed.train(starts, [0, 1, 2], Rng(0, number))
     monkeypatch.undo()
-    loop = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 2))
+    loop = fed.with_local(backend="loop").train(starts, [0, 1, 2], Rng(0, 2))
     assert all(torch.equal(trained.states[name], loop.states[name]) for name in starts)
     (record,) = [record.getMessage() for record in caplog.records]
     assert record.startswith("warning: Sequential trains with --backend loop, since vmap refuses: ")
@@ -378,7 +376,7 @@ def test_backends_agree_on_real_digits_in_float64(settings):
     fed = dataclasses.replace(fed, model=fed.model.double())
     results = []
     for backend in ("loop", "vmap"):
-        each = dataclasses.replace(fed, backend=backend)
+        each = fed.with_local(backend=backend)
         results.append(each.train(surgery.broadcast(fed.initial(), 5), fed.sample(Rng(0, 1)), Rng(0, 1)))
     for name in results[0].states:
         torch.testing.assert_close(results[1].states[name], results[0].states[name], rtol=1e-6, atol=1e-8)
@@ -418,7 +416,7 @@ def test_unknown_backends_are_refused(make_federation):
 @pytest.mark.parametrize("chunk", some([1, 2, 3, 9], [2]))
 def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
     whole = make_federation("resnet20", backend=backend, dtype=torch.float64)
-    parts = dataclasses.replace(whole, chunk=chunk)
+    parts = whole.with_local(chunk=chunk)
     starts = surgery.stack([{n: t + 0.01 * k for n, t in whole.initial().items()} for k in range(4)])
     context = {"anchor": starts}
     a, b = (fed.train(starts, [3, 1, 0, 2], Rng(0, 1), proximal(0.1), context) for fed in (whole, parts))
@@ -430,11 +428,11 @@ def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
 
 def test_the_learning_rate_follows_its_schedule(make_federation):
     fed = make_federation("cnn", optimizer=SGD(0.1))
-    late = dataclasses.replace(fed, schedule=schedule("step", 8))
+    late = fed.with_local(schedule=schedule("step", 8))
     starts = surgery.broadcast(fed.initial(), 2)
     for number, lr in ((4, 0.1), (5, 0.01), (7, 0.001)):
         trained = late.train(starts, [0, 1], Rng(0, number))
-        expected = dataclasses.replace(fed, optimizer=SGD(lr)).train(starts, [0, 1], Rng(0, number))
+        expected = fed.with_local(optimizer=SGD(lr)).train(starts, [0, 1], Rng(0, number))
         for name in trained.states:
             torch.testing.assert_close(trained.states[name], expected.states[name])
 

@@ -19,7 +19,7 @@ from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation import Federation, LocalTraining
-from fl.federation.training import LocalObjective, make_group
+from fl.federation.local_training import LocalObjective
 from fl.partition import Split
 
 RNG, CLIENTS = Rng(3, 1), (2, 0, 3, 1)
@@ -39,7 +39,7 @@ class Dropping(nn.Module):
 
 def trained(fed, backend, objective=LocalObjective()):
     starts = surgery.broadcast(fed.initial(), len(CLIENTS))
-    group = make_group(fed, fed.local, fed.model, starts, CLIENTS, objective, RNG)
+    group = fed.group(fed.model, starts, CLIENTS, objective, RNG)
     return engine.train([group], backend)[0]
 
 
@@ -88,7 +88,7 @@ def test_backends_equal_a_loader_of_torch(make_federation, backend, size):
 
 def test_it_is_not_what_filled_batches_give(make_federation):
     fed = make_federation("cnn", batch_size=4, backend="loop")
-    filled, partial = (trained(replace(fed, last_batch=last), "loop") for last in ("filled", "partial"))
+    filled, partial = (trained(fed.with_local(last_batch=last), "loop") for last in ("filled", "partial"))
     same = [bool(torch.allclose(a, b)) for a, b in zip(filled.loss, partial.loss)]
     assert same == [True, False, False, False]  # 12 samples are three whole batches
 
@@ -125,7 +125,7 @@ def test_text_counts_every_token_once():
     fed = Federation(net, data, parts, 2, LocalTraining(2, 4, SGD(0.1), last_batch="partial"))
     loop = trained(fed, "loop")
     assert_same(trained(fed, "workers"), loop, rtol=1e-4, atol=1e-6)
-    filled = trained(replace(fed, last_batch="filled"), "loop")
+    filled = trained(fed.with_local(last_batch="filled"), "loop")
     assert not torch.allclose(filled.loss[3], loop.loss[3])
 
 

@@ -13,7 +13,7 @@ from ranks import assert_equal, ran, tiny
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.federation import training
+from fl.federation import federation as training
 from fl.parallel import watch
 from fl.run import main
 from fl.simulation import simulate
