@@ -100,7 +100,7 @@ def test_each_round_draws_one_client_of_each_cluster(make_federation, monkeypatc
     algorithm, sides = clusamp(fed), torch.tensor([0, 1, 1, 0, 0, 1])
     drawn = []
 
-    def train(groups, backend):
+    def train(groups, *how):
         ((_, starts, _),) = groups
         states = {name: tensor.clone() for name, tensor in starts.items()}
         first = next(iter(states.values())).view(2, -1)
@@ -199,7 +199,7 @@ def test_huge_changes_do_not_poison_the_tree(make_federation, monkeypatch):
     algorithm = clusamp(fed)
     server = algorithm.init()
 
-    def train(groups, backend):
+    def train(groups, *how):
         ((_, starts, _),) = groups
         return [Results({name: torch.full_like(t, -3e38) for name, t in starts.items()}, torch.ones(2))]
 

@@ -20,7 +20,7 @@ def pretend(monkeypatch):
     """Local training that adds what it is told to the first entry of a client's first parameter."""
 
     def pretend(moves):
-        def train(groups, backend):
+        def train(groups, *how):
             ((_, starts, _),) = groups
             states = {name: tensor.clone() for name, tensor in starts.items()}
             first = next(iter(states.values()))
@@ -119,8 +119,8 @@ def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
     expected, without = algorithm.round(server, [0, 3], Rng(0, 2))
     honest = training.train
 
-    def train(groups, backend):
-        (trained,) = honest(groups, backend)
+    def train(groups, *how):
+        (trained,) = honest(groups, *how)
         next(iter(trained.states.values()))[1].fill_(math.inf)
         return [trained]
 

@@ -27,6 +27,7 @@ from fl.algorithms import (
 )
 from fl.base.rng import Rng
 from fl.engine import SGD
+from fl.federation import Federation
 from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec
