@@ -8,8 +8,7 @@
 A round is all of it: sampling, batches, local training of K ragged clients (their numbers of steps spread from half
 to one and a half times the mean) and the weighted mean. The backends run it in this process, taking turns, so that
 what else the machine does hits all alike. Reported is the ratio loop / backend (above 1: faster than the loop): the
-median over the repetitions and their range. The rows are what `--backend auto` decides by: it takes the nearest one
-(copy the JSON to fl/engine/ to update it).
+median over the repetitions and their range. The rule of `--backend auto` (`fl.engine.ranked`) was chosen by these rows.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import json
 import platform
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,11 +26,10 @@ from fl.algorithms import fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import Job
-from fl.engine.auto import work
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy
-from fl.engine.work import share_of_products
-from fl.federation import Federation
+from fl.engine.work import work
+from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 from surgery.errors import first_line
 
@@ -63,12 +60,12 @@ def federation(model: str, k: int, batch: int, steps: int, device: str) -> Feder
     spread = [max(1, round(steps * (0.5 + c / max(1, k - 1)))) for c in range(k)]
     empty = torch.empty(0, dtype=torch.int64)
     clients = [Split(torch.randint(256, (n * batch,), generator=generator), empty, empty) for n in spread]
-    return Federation(net, Dataset("random", x, y, x, y, classes=10), clients, k, epochs=1, batch_size=batch)
+    return Federation(net, Dataset("random", x, y, x, y, classes=10), clients, k, LocalTraining(1, batch))
 
 
 def seconds(fed: Federation, backend: str, number: int) -> float:
     """Wall-clock seconds of one round."""
-    algorithm = fedavg(replace(fed, backend=backend))
+    algorithm = fedavg(fed.with_local(backend=backend))
     server, rng = algorithm.init(), Rng(0, number)
     begin = time.perf_counter()
     algorithm.round(server, fed.sample(rng), rng)
@@ -102,7 +99,6 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     return {
         "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
         "work": work(Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy)),
-        "products": round(share_of_products(fed.model, fed.data), 3),
         "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
         "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
         "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},

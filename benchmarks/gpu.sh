@@ -4,8 +4,7 @@
 #     benchmarks/gpu.sh [--device cpu] [--quick] PART...
 #
 #     tests     the tests that need a GPU
-#     engine    every backend by model, cohort and batch: engine-cuda.json, by which --backend auto decides once it is
-#               copied to fl/engine/
+#     engine    every backend by model, cohort and batch: engine-cuda.json, to hold the rule of --backend auto to
 #     rounds    FedMR on CIFAR-10 with ResNet-20: every backend and precision beside a plain loop
 #     step      where the time of a client's step goes
 #     peers     a plain loop; pfl-research and Flower, where $PFL_PYTHON and $FLOWER_PYTHON name interpreters

@@ -26,7 +26,7 @@ from fl.algorithms import fedavg
 from fl.algorithms.algorithm import Algorithm
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.partition import Parts, hold_out
 
 CLIENTS = (100, 10_000, 1_000_000)
@@ -47,7 +47,7 @@ def federation(clients: int, data: Dataset) -> tuple[Federation, float]:
     net = zoo.create("cnn", torch.Generator().manual_seed(0), in_channels=1, image_size=8, width=0.25)
     begin = time.perf_counter()
     splits = hold_out(Parts(samples, torch.arange(clients + 1) * EACH), 0, 0, np.random.default_rng(0))
-    fed = Federation(net.to(data.x.device), data, splits, COHORT, epochs=EPOCHS, batch_size=BATCH)
+    fed = Federation(net.to(data.x.device), data, splits, COHORT, LocalTraining(EPOCHS, BATCH))
     return fed, time.perf_counter() - begin
 
 

@@ -15,7 +15,6 @@ import argparse
 import copy
 import os
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,7 +97,7 @@ def main() -> None:
     sides = {"plain": plain_round(fed)}
     for backend in BACKENDS[kind]:
         for name in PRECISIONS[kind]:
-            sides[f"{backend} {name}"] = our_round(replace(fed, backend=backend, precision=Precision(name)))
+            sides[f"{backend} {name}"] = our_round(fed.with_local(backend=backend, precision=Precision(name)))
     state = fed.initial()
     sides["evaluation"] = lambda _: score(lambda x: fed.predict(state, x), fed.data.test_x, fed.data.test_y, 10)
     device = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} CPU threads"

@@ -22,10 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision
+from fl.engine.eager import Replica
 from fl.engine.job import Results
-from fl.engine.replica import Replica
-from fl.federation import Federation
-from fl.federation.training import LocalObjective, make_group
+from fl.federation import Federation, LocalTraining
+from fl.federation.local_training import LocalObjective
 from fl.partition import Split
 from surgery import broadcast
 
@@ -51,10 +51,10 @@ def replica(setting: str, precision: Precision, device: str) -> tuple[Replica, R
     empty = torch.empty(0, dtype=torch.int64)
     fed = Federation(
         MODELS[name](True).to(device), Dataset("random", x, y, x, y, 10).to(device),
-        [Split(torch.arange(len(x)), empty, empty)], 1, epochs=1, batch_size=batch, optimizer=SGD(0.01, 0.9),
-        precision=precision,
+        [Split(torch.arange(len(x)), empty, empty)], 1,
+        LocalTraining(1, batch, SGD(0.01, 0.9), precision=precision),
     )  # fmt: skip
-    group = make_group(fed, fed.local, fed.model, broadcast(fed.initial(), 1), [0], LocalObjective(), Rng(0, 1))
+    group = fed.group(fed.model, broadcast(fed.initial(), 1), [0], LocalObjective(), Rng(0, 1))
     return Replica(group), Results.empty(group)
 
 

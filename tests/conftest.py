@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fleets import local
 from matplotlib.figure import Figure
 from pretend_gpu import PretendGPU
 
@@ -121,6 +122,7 @@ def make_federation():
         training = torch.arange(sum(sizes)).split(list(sizes))
         others = torch.arange(sum(sizes), every).split(3)
         clients = [Split(part, other[:2], other[2:]) for part, other in zip(training, others, strict=True)]
-        return Federation(model, data, clients, participants, **{"epochs": 2, "batch_size": 4, **settings})
+        settings = {"epochs": 2, "batch_size": 4, **settings}
+        return Federation(model, data, clients, participants, *local(settings), **settings)
 
     return make

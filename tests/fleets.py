@@ -1,5 +1,6 @@
 """Small federations whose clients have architectures of their own."""
 
+from dataclasses import fields
 from functools import cache
 
 import torch
@@ -7,7 +8,7 @@ import torch
 import surgery
 from fl.data import Dataset
 from fl.engine import SGD
-from fl.federation import Federation, training
+from fl.federation import Federation, LocalTraining
 from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec
@@ -67,7 +68,12 @@ def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings)
     settings = {"epochs": 1, "batch_size": 4, "optimizer": SGD(0.05, 0.9, 0.01), "backend": "loop", **settings}
     data = Dataset("random", x, y, x, y, base.num_classes)
     participants = settings.pop("participants", len(sizes))
-    return Federation(model, data, clients, participants, spec=base, fleet=fleet, **settings)
+    return Federation(model, data, clients, participants, *local(settings), spec=base, fleet=fleet, **settings)
+
+
+def local(settings):
+    """Those of the settings that are of local training, taken out of them."""
+    return [LocalTraining(**{f.name: settings.pop(f.name) for f in fields(LocalTraining) if f.name in settings})]
 
 
 def train_each(fed, starts, clients, rng):
@@ -83,16 +89,16 @@ def shapes(fed, client):
 
 def spoil(monkeypatch, bad):
     """Local training of some clients, whatever their architectures, ends in weights that are no numbers."""
-    honest = training._train
+    honest = Federation._in_chunks
 
-    def train(population, local, cohort, *more):
-        states, loss = honest(population, local, cohort, *more)
+    def train(fed, cohort, *more):
+        states, loss = honest(fed, cohort, *more)
         for client, state in zip(cohort.clients, states):
             if client in bad:
                 next(iter(state.values())).view(-1)[0] = torch.nan
         return states, loss
 
-    monkeypatch.setattr(training, "_train", train)
+    monkeypatch.setattr(Federation, "_in_chunks", train)
 
 
 def assert_close(states, expected, rtol=1e-9, atol=1e-11):

@@ -3,8 +3,6 @@
 What counts are operations, so narrow models do: how many there are does not depend on the width.
 """
 
-import dataclasses
-
 import torch
 
 import surgery
@@ -15,7 +13,7 @@ from fl.data import Dataset
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.federation import Federation, LocalTraining
-from fl.federation.training import LocalObjective, make_group
+from fl.federation.local_training import LocalObjective
 from fl.partition import Split
 
 IMAGES = {"num_classes": 10, "in_channels": 3, "image_size": 32}
@@ -50,7 +48,7 @@ def federation(case: str, clients: int, steps: int) -> Federation:
     none = torch.empty(0, dtype=torch.int64)
     parts = [Split(part, none, none) for part in torch.arange(n).split(2 * steps)]
     model = zoo.create(name, generator, **arguments).to("cuda")
-    return Federation(model, data, parts, clients, LocalTraining(1, 2, SGD(0.01, 0.9)), **settings)
+    return Federation(model, data, parts, clients, LocalTraining(1, 2, SGD(0.01, 0.9), **settings))
 
 
 def measure(case: str, gpu) -> dict[str, dict[str, int]]:
@@ -66,9 +64,9 @@ def measure(case: str, gpu) -> dict[str, dict[str, int]]:
 
 def _counts(case: str, backend: str, gpu) -> dict[str, int]:
     def seen(clients: int, steps: int):
-        fed = dataclasses.replace(federation(case, clients, steps), backend=backend)
+        fed = federation(case, clients, steps).with_local(backend=backend)
         starts = surgery.broadcast(fed.initial(), clients)
-        group = make_group(fed, fed.local, fed.model, starts, range(clients), LocalObjective(), Rng(0, 1))
+        group = fed.group(fed.model, starts, range(clients), LocalObjective(), Rng(0, 1))
         train([group], backend)  # captures
         with gpu.watch() as counted:
             train([group], backend)
@@ -78,7 +76,7 @@ def _counts(case: str, backend: str, gpu) -> dict[str, int]:
     step = longer.launches - one.launches
     kernels = longer.inside - one.inside if backend == "graphs" else step
     more = two.launches - one.launches - (0 if backend == "vmap" else step)  # a program has one step for all clients
-    fed = dataclasses.replace(federation(case, 2, 2), backend=backend)
+    fed = federation(case, 2, 2).with_local(backend=backend)
     algorithm = fedavg(fed)
     server, _ = algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
     with gpu.watch() as counted:

@@ -5,7 +5,7 @@ import torch
 from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
 from fl.base.rng import Rng
 from fl.config import Config
-from fl.federation import training
+from fl.federation import federation as training
 
 SMALL = Config(
     fesem=FeSEMOptions(2), fesem_plus=FeSEMPlusOptions(2), femam=FeMAMOptions(("global", "2", "personal"), (1, 1))

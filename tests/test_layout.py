@@ -109,6 +109,25 @@ def test_only_figures_draw():
             assert room(name) == "figures", name
 
 
+PRIVATE = {"_version", "_cdata", "_pytree", "_python_dispatch", "_NormBase"}
+"""Of torch, whatever they are taken from; all that begins with torch._ counts as well."""
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.split(".")[0] == "fl"])
+def test_what_torch_keeps_private_is_taken_in_one_place(name):
+    if name == "fl.base.torch_private":
+        return
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
+        if isinstance(node, ast.Attribute):
+            private = node.attr in PRIVATE or ast.unparse(node).startswith("torch._")
+            words = [node.attr] * (private and node.attr != "__version__")
+        elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "torch":
+            words = [*node.module.split("."), *(alias.name for alias in node.names)]
+        else:
+            continue
+        assert not [word for word in words if word.startswith("_")], f"line {node.lineno}: use fl.base.torch_private"
+
+
 def test_nothing_lies_at_the_root_that_does_not_belong_there():
     """What a program under test leaves in the working directory is soon committed with all else."""
     if not (ROOT / ".git").exists():

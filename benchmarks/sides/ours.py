@@ -6,10 +6,9 @@ import surgery
 from fl.algorithms import fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.engine import SGD
-from fl.engine.auto import ranked
-from fl.federation import Federation
-from fl.federation.training import LocalObjective, make_group
+from fl.engine import SGD, ranked
+from fl.federation import Federation, LocalTraining
+from fl.federation.local_training import LocalObjective
 from fl.partition import Split
 from sides.worker import Job, Link, make_model, prepare
 
@@ -24,15 +23,12 @@ def run(job: Job, link: Link) -> None:
         Dataset("clients", x, y, x[:1], y[:1], classes=10).to(job.device),
         clients=[Split(part, empty, empty) for part in torch.arange(len(y)).split(job.sizes)],
         participants=job.participants,
-        epochs=job.epochs,
-        batch_size=job.batch,
-        optimizer=SGD(job.lr, job.momentum),
-        backend=job.backend,
+        local=LocalTraining(job.epochs, job.batch, SGD(job.lr, job.momentum), backend=job.backend),
     )
     algorithm = fedavg(fed)
     server = algorithm.init()
     starts = surgery.broadcast(fed.initial(), job.participants)
-    group = make_group(fed, fed.local, fed.model, starts, range(job.participants), LocalObjective(), Rng(0))
+    group = fed.group(fed.model, starts, range(job.participants), LocalObjective(), Rng(0))
     chosen = f"auto, which is {ranked([group])[0]}" if job.backend == "auto" else job.backend
     threads = f"1 process, {job.threads} torch threads, backend {chosen}"
     link.ready("layer-surgery", "this checkout", threads, lambda: server["global"])

@@ -47,7 +47,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
             f"FedRep trains the last linear layer apart from the rest, and of {type(fed.model).__name__} only one of "
             f"the two is trained (the layer has {', '.join(head)}): choose another --model or --algorithm"
         )
-    of_head = replace(fed, model=trained_only(fed.model, head), epochs=options.head_epochs)
+    of_head = replace(fed.with_local(epochs=options.head_epochs), model=trained_only(fed.model, head))
     of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))
 
     names = list(fed.initial())

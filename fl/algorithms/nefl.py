@@ -9,6 +9,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
 from fl.base.errors import FLError
 from fl.base.settings import Names
+from fl.base.torch_private import BatchOrInstanceNorm
 from fl.federation import Federation
 from fl.models.fleet import plan_within
 from surgery import Submodel, SurgeryError, layers, sections
@@ -103,7 +104,7 @@ def _chooser(patterns: tuple[str, ...]):
 
 def _apart(model: nn.Module, kind: int, plan: Submodel) -> dict[str, str]:
     """From the names of an architecture's norms and step sizes to the names under which the server keeps them."""
-    norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+    norms = (BatchOrInstanceNorm, nn.GroupNorm, nn.LayerNorm)
     own = {
         name for layer in layers(model) if isinstance(model.get_submodule(layer.name), norms) for name in layer.tensors
     }

@@ -55,7 +55,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     pair = Pair(fed.model)
     pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
     optimizer = Envelope(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
-    both = replace(fed, model=pair, optimizer=optimizer, repeats=options.inner_steps)
+    both = replace(fed.with_local(optimizer=optimizer, repeats=options.inner_steps), model=pair)
     objective = enveloped(options.lam, options.mu)
 
     def at_client(received, mine, clients, rng):

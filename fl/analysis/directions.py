@@ -9,9 +9,10 @@ from torch.func import vmap
 from tqdm import tqdm
 
 from fl.base.errors import FLError
+from fl.base.torch_private import BatchOrInstanceNorm
 from surgery import State
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_NORMS = (BatchOrInstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _AGREE = 1e-2  # relative difference allowed between a loss computed side by side and alone (bf16 rounds as much)
 
 

@@ -23,9 +23,8 @@ from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.cohort import Cohort
-from fl.federation.defence import Defence
+from fl.federation.local_training import LocalObjective
 from fl.federation.own import Level, Own, predict
-from fl.federation.training import LocalObjective, train_cohort
 from fl.models import own
 from fl.models.create import create
 from fl.models.fleet import make_fleet
@@ -96,9 +95,7 @@ class Node:
         objective = LocalObjective(heard(asked["objective"]), [nested(tensors, "context")], heard(asked["ascent"]))
         cohort = Cohort([self.number], [model], [start])
         try:
-            trained = train_cohort(
-                fed, fed.local, None, Defence(), cohort, objective, Rng(asked["seed"], asked["round"])
-            )
+            trained = fed.train_cohort(cohort, objective, Rng(asked["seed"], asked["round"]))
         except Diverged:
             raise Refused("training diverged: loss or weights became infinite or not a number") from None
         if "secure" in letter.header:

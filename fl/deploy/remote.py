@@ -21,10 +21,9 @@ from fl.deploy.objectives import told
 from fl.deploy.visits import Visits
 from fl.federation import Federation
 from fl.federation.cohort import Cohort, States, per_client, select
-from fl.federation.local_training import LocalTraining
+from fl.federation.local_training import LocalObjective
 from fl.federation.own import Level, Own
 from fl.federation.trained import Trained
-from fl.federation.training import LocalObjective
 from fl.federation.visit import Visit
 from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
@@ -123,19 +122,19 @@ class Remote:
                 specs += announced(space, [row], f"what client {client} reported")
         return specs
 
-    def meet(self, population: Federation) -> None:
+    def meet(self, fed: Federation) -> None:
         """The federation is complete."""
-        if population.attack:
+        if fed.attack:
             raise FLError("--attack simulates malicious clients: with real ones leave it out")
-        self._fed = population
+        self._fed = fed
         settings = dataclasses.replace(self.config, name=None, resume=None)
         self._text = settings.to_yaml()
 
     def train(
-        self, population: Any, local: LocalTraining, cohort: Cohort, objective: LocalObjective, rng: Rng
+        self, fed: Any, cohort: Cohort, objective: LocalObjective, rng: Rng
     ) -> tuple[States, Tensor, Sequence[int]]:
         """See `Elsewhere.train`."""
-        self._check(population, local, objective)
+        self._check(fed, objective)
         letters, starts = [], []
         for k in range(len(cohort.clients)):
             letter, start = self.letter(cohort, objective, rng, k)
@@ -218,8 +217,8 @@ class Remote:
         self._report(clients, lost, notes, round, what)
         return came
 
-    def _check(self, population: Any, local: LocalTraining, objective: LocalObjective) -> None:
-        if population.model is not self._fed.model or local != self._fed.local:
+    def _check(self, fed: Any, objective: LocalObjective) -> None:
+        if fed.model is not self._fed.model or fed.local != self._fed.local:
             raise FLError(
                 "this method trains another model than the clients have, or in another way, which cannot be told to "
                 "other machines: take another --algorithm"

@@ -14,8 +14,8 @@ from fl.deploy.letters import Letter, Refused, fields, whole
 from fl.engine.objectives import cross_entropy
 from fl.federation import traffic
 from fl.federation.cohort import Cohort
+from fl.federation.local_training import LocalObjective
 from fl.federation.trained import Trained
-from fl.federation.training import LocalObjective
 from fl.secure import Envelope, Server
 from fl.secure.boxes import LOCKED_EXTRA, SEALED_EXTRA
 from fl.secure.exchange import INTERRUPTED

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fl.base.console import stopped
 from fl.base.errors import FLError, Terminated
+from fl.base.torch_private import tree_flatten, tree_unflatten
 
 TIMEOUT = timedelta(hours=2)
 """How long a rank waits for the others, who may have more to train, before it counts them as lost."""

@@ -8,23 +8,24 @@ result up to float32 rounding:
     vmap      all clients of one architecture as one program over stacked tensors
     graphs    each client's step as a CUDA graph, several of them on streams side by side
 
-`auto` picks the backend that was measured to be fastest for jobs of this size; if it refuses a model, the next one.
+`auto` picks by a rule, see `ranked`; if that backend refuses a model, it takes the next one.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fl.base.errors import FLError, Refused
-from fl.engine import graphs, loop, vmap, workers
-from fl.engine.auto import ranked, work
+from fl.engine import graphs, vmap
+from fl.engine.eager import loop, workers
 from fl.engine.job import Group, Job, Results
-from fl.engine.memory import keep_freed_memory
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
+from fl.engine.work import work
 from surgery import broadcast, stack_size
 from surgery.errors import first_line
 from surgery.states import owners
@@ -42,12 +43,13 @@ __all__ = [
     "Results",
     "backend_names",
     "check",
+    "ranked",
     "train",
 ]
 
 BACKENDS: dict[str, Callable[[Sequence[Group]], list[Results]]] = {
-    "loop": loop.train,
-    "workers": workers.train,
+    "loop": loop,
+    "workers": workers,
     "vmap": vmap.train,
     "graphs": graphs.train,
 }
@@ -62,8 +64,12 @@ def backend_names() -> list[str]:
     return ["auto", *BACKENDS]
 
 
-def check(backend: str, device: torch.device, precision: Precision) -> None:
-    """Raise FLError for a backend or a precision that is unknown, or that this device does not have."""
+def check(backend: str, device: torch.device, precision: Precision, partial: bool = False) -> None:
+    """Raise FLError for a backend or a precision that is unknown, or that this device does not have.
+
+    Args:
+        partial: whether the last batch of an epoch may be smaller than the others.
+    """
     if backend not in backend_names():
         raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
     if backend == "workers" and device.type != "cpu":
@@ -72,6 +78,12 @@ def check(backend: str, device: torch.device, precision: Precision) -> None:
         raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
     if backend == "vmap" and precision.channels_last:
         raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
+    if backend in ("vmap", "graphs") and partial:
+        others = "loop or workers" if device.type == "cpu" else "loop"
+        raise FLError(
+            f"--last-batch partial gives batches of several sizes, and --backend {backend} has one size for all: use "
+            f"--backend {others}, or leave one of the two out"
+        )
     precision.check(device)
 
 
@@ -92,35 +104,53 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
     for job, starts, _ in groups:
         if stack_size(starts) != len(job.batches.steps):
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
-        check(backend, job.device, job.precision)
+        check(backend, job.device, job.precision, job.batches.real is not None)
     device = groups[0][0].device
-    if device.type == "cpu":
-        keep_freed_memory()
-    before = _global_rng(device)
-    chosen = {} if chosen is None else chosen
+    chosen, what = {} if chosen is None else chosen, _size(groups) if backend == "auto" else ""
+    order = [backend] if backend != "auto" else _order(chosen.get(what), groups)
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
-    with torch.inference_mode(False), torch.enable_grad(), arithmetic(groups[0][0].precision, device):
-        try:
-            done = _automatic(whole, chosen) if backend == "auto" else BACKENDS[backend](whole)
-        except ValueError as error:
-            if _ONE_VALUE not in str(error):
-                raise
-            raise FLError(
-                f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} normalises over a batch, and at "
-                f"--batch-size {min(job.batches.size for job, _, _ in groups)} one of its norms sees a single value: "
-                "use a larger --batch-size, larger images (--pad), or a model without batch norm"
-                + ", or leave --last-batch partial out"
-                * any(job.batches.real is not None for job, _, _ in groups)
-            ) from error
-    if not all(map(torch.equal, before, _global_rng(device))):
-        raise FLError(
-            f"{' or '.join(type(job.model).__name__ for job, _, _ in groups)} draws from torch's global generator in "
-            "training, so that runs could not be repeated: use torch's dropout or none"
-        )
+    refused: dict[str, str] = {}
+    with _explained([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
+        for name in order:
+            try:
+                done = BACKENDS[name](whole)
+                break
+            except (Refused, RuntimeError) as error:
+                # What the last one cannot do, no backend can. Full memory is no refusal, and neither are other errors
+                # of the model or the objective: another backend would hide them.
+                if name == order[-1] or isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                    raise
+                refused[name] = first_line(error)
+    if backend == "auto":
+        chosen[what] = name
+        _remember([job.model for job, _, _ in groups], name, refused)
     return [
         result._replace(states={name: result.states[name] for name in starts})
         for result, (_, starts, _) in zip(done, groups)
     ]
+
+
+@contextmanager
+def _explained(jobs: Sequence[Job]) -> Iterator[None]:
+    """Within it clients train: gradients are recorded, whatever surrounds it, and two faults of models are named."""
+    names, before = " or ".join(type(job.model).__name__ for job in jobs), _global_rng(jobs[0].device)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    except ValueError as error:
+        if _ONE_VALUE not in str(error):
+            raise
+        raise FLError(
+            f"{names} normalises over a batch, and at --batch-size {min(job.batches.size for job in jobs)} one of its "
+            "norms sees a single value: use a larger --batch-size, larger images (--pad), or a model without batch norm"
+            + ", or leave --last-batch partial out"
+            * any(job.batches.real is not None for job in jobs)
+        ) from error
+    if not all(map(torch.equal, before, _global_rng(jobs[0].device))):
+        raise FLError(
+            f"{names} draws from torch's global generator in training, so that runs could not be repeated: use torch's "
+            "dropout or none"
+        )
 
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's batch and instance norms
@@ -129,44 +159,53 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""
 
 
-def _automatic(groups: Sequence[Group], chosen: dict[str, str]) -> list[Results]:
-    """Train with the backend that should be fastest; if it refuses, with the next one.
+_SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.work.work`
 
-    A refusal is what backends raise as such, and an operation that torch does not have for them (a RuntimeError). Full
-    memory, and other errors of the model or the objective, are none: another backend would hide them.
+
+def ranked(groups: Sequence[Group]) -> list[str]:
+    """The backends that can train these groups, the one that should be fastest first, and last the loop, which trains
+    everything.
+
+    Small steps of several clients train as one program; others as graphs on CUDA, and in threads on the CPU. Two
+    clients leave threads idle. (`docs/results/engine.md` says what this was measured to be worth.)
     """
-    models = [job.model for job, _, _ in groups]
-    reasons: dict[str, str] = {}
-    what = " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
-    for backend in _first(chosen.get(what), ranked(groups), groups):
-        if any(backend in _REFUSED.get(model, ()) for model in models):
-            continue
-        try:
-            done = BACKENDS[backend](groups)
-        except (Refused, RuntimeError) as error:
-            # what the loop cannot do, no backend can
-            if backend == "loop" or isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-                raise
-            reasons[backend] = first_line(error)
-        else:
-            chosen[what] = backend
-            break
-    for refused, reason in reasons.items():
+    job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
+    partial, cuda = job.batches.real is not None, job.device.type == "cuda"
+    stackable = len(groups) == 1 and not job.precision.channels_last and not partial
+    if stackable and clients > 2 and 0 < work(job) <= _SMALL:
+        order = ["vmap", "graphs" if cuda else "workers"]
+    elif cuda:
+        order = ["graphs", *["vmap"] * stackable] if not partial else []
+    else:
+        order = ["workers"] * (clients > 2 and torch.get_num_threads() > 1)
+    return [*order, "loop"]
+
+
+def _size(groups: Sequence[Group]) -> str:
+    """The groups' numbers of clients and their work, by which a choice is remembered."""
+    return " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
+
+
+def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
+    """The backends in the order in which they are tried: an earlier choice first if it is possible here, and without
+    those that have refused one of the models.
+    """
+    job, order = groups[0][0], ranked(groups)
+    with suppress(FLError):
+        check(name or "", job.device, job.precision, job.batches.real is not None)
+        if name != "vmap" or len(groups) == 1:
+            order = [name, *(other for other in order if other != name)]
+    refused = set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))
+    return [name for name in order if name not in refused]
+
+
+def _remember(models: Sequence[nn.Module], backend: str, refused: Mapping[str, str]) -> None:
+    """Keep and say which backends have refused these models, and why."""
+    for name, reason in refused.items():
         for model in models:
-            _REFUSED.setdefault(model, set()).add(refused)
+            _REFUSED.setdefault(model, set()).add(name)
         names = " and ".join(sorted({type(model).__name__ for model in models}))
-        _log.warning("warning: %s trains with --backend %s, since %s refuses: %s", names, backend, refused, reason)
-    return done
-
-
-def _first(name: str | None, order: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """The backends in the order in which they are tried, with an earlier choice first if it is possible here."""
-    job = groups[0][0]
-    try:
-        check(name or "", job.device, job.precision)
-    except FLError:
-        return [*order]
-    return [*order] if name == "vmap" and len(groups) > 1 else [name, *(other for other in order if other != name)]
+        _log.warning("warning: %s trains with --backend %s, since %s refuses: %s", names, backend, name, reason)
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,9 +15,6 @@ from surgery.transfer import upload
 LAST_BATCHES = ("filled", "partial")
 """What the last batch of an epoch holds: as many samples as the others, some of them again, or those that are left."""
 
-IGNORED = -100
-"""The label of samples that only fill a batch up: cross entropy leaves them out of its mean."""
-
 
 def filled(samples: int, size: int) -> int:
     """How many samples one epoch passes through the model where its last batch is filled up.
@@ -32,7 +29,7 @@ class Step(NamedTuple):
     """The input of one step of a client; for several clients, with leading axes.
 
     Attributes:
-        index: the samples, int64 [*leading, B]. A sample i that only fills up a partial batch is written ~i, below 0.
+        index: the samples, int64 [*leading, B].
         key: a random number of 32 bits, int64 [*leading]; everything random in the step is drawn from it
             (`fl.engine.draws`).
         places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 3]; None without augmentation.
@@ -129,7 +126,6 @@ def make_batches(
         positions = torch.arange(filled(n, size))
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions % n]] for _ in range(epochs)]
         if last == "partial":
-            epoch_rows = [torch.where(positions < n, index, ~index) for index in epoch_rows]
             counts = [min(size, n - at) for at in range(0, n, size) for _ in range(repeats)]
             real.append(tuple(counts * epochs))
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)

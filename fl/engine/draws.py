@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl.base.errors import FLError
+from fl.base.torch_private import TorchDispatchMode
 
 _MOST = 2**20  # numbers of a range that 24 random bits cover evenly enough
 _USUAL = {

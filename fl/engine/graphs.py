@@ -16,13 +16,12 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fl.base.errors import Refused
-from fl.engine import last_batch
+from fl.base.torch_private import tree_flatten, tree_leaves, tree_map, version_of
+from fl.engine.eager import Replica, copy_all
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.progress import count
-from fl.engine.replica import Replica, copy_all
 from surgery.errors import first_line
 
 _log = logging.getLogger("fl")
@@ -162,7 +161,6 @@ def _meaning(group: Group) -> tuple:
     leaves, structure = tree_flatten(context)
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
-    settings += (job.batches.real is None,)
     what = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
     return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
 
@@ -197,7 +195,7 @@ def _looks(value: Any, seen: dict[int, int]) -> Any:
         return seen[id(value)]
     seen[id(value)] = len(seen)
     if isinstance(value, torch.Tensor):
-        return _Same(value), value._version
+        return _Same(value), version_of(value)
     if isinstance(value, Mapping):
         return type(value), tuple((_looks(key, seen), _looks(one, seen)) for key, one in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -216,8 +214,6 @@ def _looks(value: Any, seen: dict[int, int]) -> Any:
 
 def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
-    for group in groups:
-        last_batch.check(group)
     device = groups[0][0].device
     here = torch.cuda.current_stream(device)
     clients = sum(len(job.batches.steps) for job, _, _ in groups)

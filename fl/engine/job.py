@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl.data import Dataset
-from fl.engine.batches import IGNORED, Batches, Step
+from fl.engine.batches import Batches, Step
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Ascent, Batch, Call, Objective
 from fl.engine.optimizers import Optimizer
@@ -53,13 +53,9 @@ class Job:
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
     def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
-        """The samples of a step, ready for the objective. Those that only fill it up have the label IGNORED."""
+        """The samples of a step, ready for the objective."""
         index, augment = step.index, self.batches.augment
-        if self.batches.real is not None:
-            index = torch.maximum(index, ~index)
         x, y = self.data.x[index], self.data.y[index]
-        if self.batches.real is not None:
-            y = y.masked_fill((step.index < 0).view(*index.shape, *[1] * (y.ndim - index.ndim)), IGNORED)
         if augment.moves:
             x = augment.cut(x, step.places)
         elif augment.mask:

@@ -6,6 +6,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fl.base.torch_private import foreach_add_, fused_adam, fused_sgd
+
 Memory: TypeAlias = dict[str, list[Tensor]]
 """What an optimizer keeps from step to step: by name, a tensor for each parameter."""
 
@@ -37,7 +39,7 @@ class SGD(NamedTuple):
                 in torch.optim.
         """
         params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
-        torch._fused_sgd_(
+        fused_sgd(
             params,
             gradients,
             memory.get("momentum", []),
@@ -69,8 +71,8 @@ class Adam(NamedTuple):
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
         """One step, see `SGD.step`."""
         params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
-        torch._foreach_add_(memory["steps"], 1)
-        torch._fused_adam_(
+        foreach_add_(memory["steps"], 1)
+        fused_adam(
             params,
             gradients,
             memory["first"],

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
 from fl.base.errors import Refused
-from fl.engine import last_batch
+from fl.base.torch_private import tree_map
 from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch
@@ -24,8 +23,6 @@ def train(groups: Sequence[Group]) -> list[Results]:
     Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
     set, which it never is within vmap.
     """
-    for group in groups:
-        last_batch.check(group)
     with sdpa_kernel(SDPBackend.MATH):
         return [_train(*group) for group in groups]
 

@@ -8,7 +8,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fl.base.torch_private import storage_of
 from fl.data import Dataset
+from fl.engine.job import Job
+from surgery.states import owners
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
@@ -21,34 +24,25 @@ def flops(model: nn.Module, data: Dataset) -> int:
     >>> flops(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
     1280
     """
-    return _counted(model, data)[0]
-
-
-def share_of_products(model: nn.Module, data: Dataset) -> float:
-    """The share of these operations that matrix products do (linear layers, attention); convolutions do the others.
-
-    >>> from fl.data import load
-    >>> share_of_products(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
-    1.0
-    """
-    every, products = _counted(model, data)
-    return products / every if every else 0.0
-
-
-_FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, tuple[int, int]]] = WeakKeyDictionary()
-
-
-def _counted(model: nn.Module, data: Dataset) -> tuple[int, int]:
-    """(operations of one sample, those of matrix products among them)."""
     sample = data.x.shape[1:]
     known = _FLOPS.setdefault(model, {})
     if sample not in known:
         with FlopCounterMode(display=False) as counter:
             ran = _pretended(model, data)
-        every = counter.get_flop_counts().get("Global", {})
-        convolved = sum(n for operation, n in every.items() if "convolution" in str(operation))
-        known[sample] = (counter.get_total_flops() // 2, (sum(every.values()) - convolved) // 2) if ran else (0, 0)
+        known[sample] = counter.get_total_flops() // 2 if ran else 0
     return known[sample]
+
+
+_FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
+
+
+def work(job: Job) -> int:
+    """Floating-point operations of one forward pass of one client's batch, per layer of the network; 0 if unknown.
+
+    Clients side by side pay off where single operations are too small to keep the device busy.
+    """
+    layers = max(1, len(list(owners(job.model))))
+    return flops(job.model, job.data) // layers * job.batches.size
 
 
 def activation_bytes(model: nn.Module, data: Dataset) -> int:
@@ -58,12 +52,15 @@ def activation_bytes(model: nn.Module, data: Dataset) -> int:
     >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
     40
     """
-    seen: dict[int, torch.UntypedStorage] = {}
+    seen: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, given: tuple, made: object) -> None:
-        mine = made.untyped_storage() if isinstance(made, torch.Tensor) else None
-        if mine and mine._cdata not in [x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)]:
-            seen[mine._cdata] = mine  # a view of its input, or the input changed in place, takes no memory
+        if not isinstance(made, torch.Tensor):
+            return
+        if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
+            seen[storage_of(made)] = (
+                made.untyped_storage()
+            )  # a view of its input, or the input changed in place, takes no memory
 
     return sum(storage.nbytes() for storage in seen.values()) // 2 if _pretended(model, data, note) else 0
 

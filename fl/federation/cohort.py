@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from fl.base.torch_private import tree_leaves, tree_map
 from fl.engine import Results
 from surgery import Stack, State, unstack
 from surgery.transfer import upload

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fl.base.rng import Rng
 from fl.federation.cohort import Cohort, States
-from fl.federation.local_training import LocalTraining
 from fl.models.search import Space
 from fl.partition import Splits
 from surgery import State
@@ -28,12 +27,10 @@ class Elsewhere(Protocol):
     def specs(self, space: Space) -> list[Spec] | None:
         """The architecture of each client by its own budget; None if the settings choose them."""
 
-    def meet(self, population: Any) -> None:
+    def meet(self, fed: Any) -> None:
         """The federation is complete: what its clients train, and how, is known from now on."""
 
-    def train(
-        self, population: Any, local: LocalTraining, cohort: Cohort, objective: Any, rng: Rng
-    ) -> tuple[States, Tensor, Sequence[int]]:
+    def train(self, fed: Any, cohort: Cohort, objective: Any, rng: Rng) -> tuple[States, Tensor, Sequence[int]]:
         """The trained states, in the form of the cohort's, the losses [K] and the numbers of samples, 0 for a client
         that sent nothing that can be used: it keeps its start.
 

@@ -1,45 +1,62 @@
 """Clients, data, model and local training: everything from which a method composes its rounds."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import surgery
 from fl.base.errors import FLError
-from fl.base.rng import Rng
+from fl.base.rng import Rng, draw
 from fl.base.settings import check_values
 from fl.data import Dataset
+from fl.distributed import current
+from fl.engine import Group, Job, progress, train
+from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
+from fl.federation import traffic
 from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.classes import classes_held
-from fl.federation.cohort import Cohort, with_entry
+from fl.federation.cohort import Cohort, States, joined, per_client, select, select_stacked, with_entry
 from fl.federation.defence import Defence
+from fl.federation.divergence import drop_failed, restored
+from fl.federation.elsewhere import Elsewhere
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
-from fl.federation.local_training import LocalTraining
-from fl.federation.population import Population
+from fl.federation.local_training import LocalObjective, LocalTraining
+from fl.federation.presence import Presence
 from fl.federation.trained import Trained
-from fl.federation.training import LocalObjective, train_cohort
+from fl.models.fleet import Fleet, uniform
+from fl.models.init import Start
 from fl.partition import Splits
 from surgery import Stack, State, Submodel, stack_size
 from surgery.transfer import upload
-
-_LOCAL = [setting.name for setting in fields(LocalTraining)]
+from zoo import Spec
 
 
 @dataclass(frozen=True)
-class Federation(Population):
+class Federation:
     """A population of clients that trains, and predicts with what it has trained.
 
-    The attributes of `Population` come first.
-
     Attributes:
-        local: how clients train. Its settings can also be given by their own names, here and in
-            `dataclasses.replace(fed, epochs=1)`.
+        model: the architecture and its initial weights, on the device of the data. Its weights are never
+            changed; its mode (training, evaluation) is.
+        data: the data set, on the device that trains.
+        clients: each client's samples, indices on the CPU; any sequence of `Split` is accepted and packed.
+        participants: K, how many clients train in a round.
+        local: how clients train.
+        create: makes the model anew with weights drawn from a generator, for methods that need several; or None.
+        spec: what makes the model; None for one that was given as a module.
+        fleet: each client's architecture, for methods in which they differ; the model is then the global one, which
+            contains them all. None: all clients have the model.
+        presence: the rounds in which each client takes part; None: all are there in every round.
+        start: the trained weights that the run begins with; None: they are drawn.
+        truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
+        elsewhere: the way to clients on other machines, who train there; None: all clients are here.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
         meter: adds up what the clients compute.
@@ -48,42 +65,95 @@ class Federation(Population):
     >>> from fl.partition import Split
     >>> own = torch.arange(300).split(100)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> fed = Federation(model, load("digits"), [Split(part, part[:0], part[:0]) for part in own], 2, epochs=1)
-    >>> fed.local.epochs, replace(fed, epochs=3).local.epochs
+    >>> clients = [Split(part, part[:0], part[:0]) for part in own]
+    >>> fed = Federation(model, load("digits"), clients, participants=2, local=LocalTraining(epochs=1))
+    >>> fed.local.epochs, fed.with_local(epochs=3).local.epochs
     (1, 3)
     """
 
-    local: LocalTraining
-    attack: Attack | None
-    defence: Defence
-    meter: Meter = field(repr=False, compare=False)
-    _classes: dict[int, Tensor] = field(init=False, repr=False, compare=False)
-    _collected: LastValue = field(init=False, repr=False, compare=False)
+    model: nn.Module
+    data: Dataset
+    clients: Splits
+    participants: int
+    local: LocalTraining = field(default_factory=LocalTraining)
+    _: KW_ONLY
+    create: Callable[[torch.Generator], nn.Module] | None = None
+    spec: Spec | None = None
+    fleet: Fleet | None = None
+    presence: Presence | None = None
+    start: Start | None = None
+    truth: Tensor | None = None
+    elsewhere: Elsewhere | None = None
+    attack: Attack | None = None
+    defence: Defence = Defence()
+    meter: Meter = field(default_factory=Meter, repr=False, compare=False)
+    _classes: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _collected: LastValue = field(init=False, default_factory=LastValue, repr=False, compare=False)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Dataset,
-        clients: Splits,
-        participants: int,
-        local: LocalTraining = LocalTraining(),
-        *others: Any,
-        attack: Attack | None = None,
-        defence: Defence = Defence(),
-        meter: Meter | None = None,
-        **settings: Any,
-    ) -> None:
-        if others or not isinstance(local, LocalTraining):
-            raise FLError(
-                "Federation(model, data, clients, participants) takes the settings of local training by their names, "
-                "as epochs=1, batch_size=20, optimizer=SGD(0.1), or as LocalTraining(...)"
-            )
-        local = replace(local, **{name: settings.pop(name) for name in _LOCAL if name in settings})
-        more = {"meter": meter or Meter(), "_classes": {}, "_collected": LastValue()}
-        vars(self).update(local=local, attack=attack, defence=defence, **more)  # the class is frozen
-        super().__init__(model, data, clients, participants, **settings)
-        local.check(self.data)
-        check_values(defence, "defence")
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", Splits.of(self.clients))
+        if self.fleet is not None and len(self.fleet) != len(self.clients):
+            raise FLError(f"{len(self.fleet)} architectures for {len(self.clients)} clients: give one each")
+        if not 1 <= self.participants <= len(self.clients):
+            raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
+        if len(empty := (self.clients.train.sizes == 0).nonzero()):
+            raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)")
+        if not self.trainable:
+            raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
+        if not isinstance(self.local, LocalTraining):
+            raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
+        self.local.check(self.data)
+        check_values(self.defence, "defence")
+
+    def with_local(self, **settings: Any) -> "Federation":
+        """The same clients, who train with other settings, named as in `LocalTraining`."""
+        return replace(self, local=replace(self.local, **settings))
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The model's parameters that are trained, by name and in the model's order; frozen ones are left out."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def frozen(self) -> set[str]:
+        """The names of the model's parameters that are not trained."""
+        return {name for name, p in self.model.named_parameters() if not p.requires_grad}
+
+    def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
+        """The mean of models, or several means, with the frozen parameters that the models have. These are equal, and
+        rounding would change them: a weighted sum of equal numbers can differ from them in its last bit.
+        """
+        kept = {}
+        for name in self.frozen.intersection(mean, models):  # which may be some layers' alone
+            same = (models[name] == models[name][:1]).all(0)
+            kept[name] = torch.where(same, models[name][0], mean[name])
+        return mean | kept
+
+    @property
+    def fleet_or_uniform(self) -> Fleet:
+        """Each client's architecture; without a fleet it is the model's for all clients."""
+        return self.fleet or uniform(self.model, len(self.clients))
+
+    def initial(self, generator: torch.Generator | None = None) -> State:
+        """The state that training starts from, or another one whose weights are drawn from the generator."""
+        model = self.model
+        if generator is not None:
+            if self.create is None:
+                raise FLError(
+                    "a method that starts several models from different weights needs a function that makes them: "
+                    "model=MyNet in the place of a module, or Federation(create=...)"
+                )
+            model = self.create(generator).to(self.data.x.device, non_blocking=True)
+        return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
+
+    def sample(self, rng: Rng) -> list[int]:
+        """K different clients of those who are there, drawn uniformly and in random order. They are the same for every
+        method in the same round with the same seed.
+        """
+        if self.presence is None:
+            return draw(len(self.clients), self.participants, rng.torch("sample"))
+        there = self.presence.at(rng.round)
+        return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
 
     def average(
         self, models: Stack, weights: Any = None, fallback: Mapping[str, Tensor] | None = None
@@ -167,7 +237,8 @@ class Federation(Population):
         if stack_size(starts) != len(clients):
             raise FLError(f"{stack_size(starts)} starting states for {len(clients)} clients: give one each")
         each = LocalObjective(objective, context or {}, ascent, per_sample)
-        return self._train(Cohort(clients, [self.model] * len(clients), starts), each, rng)
+        cohort = Cohort(clients, [self.model] * len(clients), starts)
+        return self.train_cohort(cohort, self._masked(cohort, each), rng)
 
     def train_mixed(
         self,
@@ -199,18 +270,99 @@ class Federation(Population):
                 f"{len(clients)} clients: give one each"
             )
         each = LocalObjective(objective, list(context or [{}] * len(clients)), ascent)
-        return self._train(Cohort(clients, models, list(starts)), each, rng)
+        cohort = Cohort(clients, models, list(starts))
+        return self.train_cohort(cohort, self._masked(cohort, each), rng)
 
-    def _train(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> Trained:
-        if self.local.masked:
-            context = with_entry(each.context, "held", self.held(cohort.clients))
-            each = each._replace(objective=masked(each.objective), context=context)
+    def _masked(self, cohort: Cohort, each: LocalObjective) -> LocalObjective:
+        """What clients minimise: if they train so, with logits of 0 for classes that they do not have."""
+        if not self.local.masked:
+            return each
+        context = with_entry(each.context, "held", self.held(cohort.clients))
+        return each._replace(objective=masked(each.objective), context=context)
+
+    def train_cohort(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> Trained:
+        """Train the clients of a cohort from its states.
+
+        Malicious clients train a second time, on spoilt data, and send a mixture of the two results. Clients that
+        diverge are dropped, updates are clipped if the defence says so, and what is sent is counted.
+
+        Raises:
+            Diverged: if all clients have to be dropped.
+        """
+        clients, starts, parts = cohort.clients, cohort.states, self.clients.train
         passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
-        parts = self.clients.train
-        for client, model in zip(cohort.clients, cohort.models):
+        for client, model in zip(clients, cohort.models):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data)
-        return train_cohort(self, self.local, self.attack, self.defence, cohort, each, rng)
+        if self.elsewhere:
+            states, loss, arrived = self.elsewhere.train(self, cohort, each, rng)
+            received = self._clipped(states, starts, arrived)
+            return Trained(states, loss, tuple(arrived), traffic.count(starts, arrived), received)
+        shared = current().sharing
+        states, loss = self._over_ranks(cohort, each, rng) if shared else self._in_chunks(cohort, each, rng)
+        rows = self.attack.rows(clients) if self.attack else []
+        sent = self._amplified(states, rows, cohort, each, rng) if rows else states
+        sizes = [len(parts[client]) for client in clients]
+        received, arrived = drop_failed(sent, loss, starts, clients, sizes, rng.round)
+        states = received if sent is states else restored(states, starts, arrived)
+        received = self._clipped(received, starts, arrived)
+        return Trained(states, loss, arrived, traffic.count(starts, arrived), received)
+
+    def _clipped(self, states: States, starts: States, sizes: Sequence[int]) -> States:
+        return self.defence.clipped(states, starts, sizes, self.trainable) if self.defence.clip else states
+
+    def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:
+        """What the clients send of whom those in these rows are malicious, and train on spoilt data as well."""
+        malicious, context = cohort.select(rows), select(each.context, rows)
+        if self.local.masked:  # their honest training does not see the classes that only the spoilt samples have
+            held = classes_held(self.attack.data, self.clients.train, malicious.clients)
+            context = with_entry(context, "held", held)
+        spoilt, each = replace(self, data=self.attack.data), each._replace(context=context)
+        train_spoilt = spoilt._over_ranks if current().sharing else spoilt._in_chunks
+        learnt, _ = train_spoilt(malicious, each, rng)
+        return self.attack.amplified(honest, malicious.states, learnt, rows, self.trainable)
+
+    def _over_ranks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
+        """As `_in_chunks`; every rank trains its share of the clients."""
+
+        def some(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
+            context = select(each.context, rows)
+            states, losses = self._in_chunks(cohort.select(rows), each._replace(context=context), rng)
+            return list(zip(per_client(states), losses))
+
+        parts = self.clients.train
+        samples = [filled(len(parts[client]), self.local.size_of_batches(parts)) for client in cohort.clients]
+        work = [n * max(1, flops(model, self.data)) for n, model in zip(samples, cohort.models)]
+        states, losses = zip(*current().shared(work, some))
+        return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
+
+    def _in_chunks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
+        """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
+        parts, k = [], len(cohort.clients)
+        chunk = self.local.chunk or k
+        with progress.cohort(k):
+            for first in range(0, k, chunk):
+                alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
+                for row in range(k)[first : first + chunk]:
+                    alike.setdefault(id(cohort.models[row]), []).append(row)
+                groups = []
+                for rows in alike.values():
+                    clients, model = [cohort.clients[row] for row in rows], cohort.models[rows[0]]
+                    starts, context = (select_stacked(entries, rows) for entries in (cohort.states, each.context))
+                    groups.append(self.group(model, starts, clients, each._replace(context=context), rng))
+                parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
+        return joined(parts, cohort.states)
+
+    def group(self, model: nn.Module, starts: Stack, clients: Sequence[int], each: LocalObjective, rng: Rng) -> Group:
+        """Clients of one architecture, in the form that the engine takes."""
+        local, x, parts = self.local, self.data.x, self.clients.train
+        size = local.size_of_batches(parts)
+        changes = (local.repeats, local.augment, x.shape[-1], local.last_batch)
+        own = [parts[client] for client in clients]
+        batches = make_batches(own, clients, local.epochs, size, rng, x.device, *changes)
+        optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
+        settings = (optimizer, each.objective, each.ascent, local.precision, each.per_sample)
+        return Job(model, self.data, batches, *settings), starts, each.context or {}
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images

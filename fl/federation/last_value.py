@@ -3,7 +3,8 @@
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+
+from fl.base.torch_private import tree_flatten, version_of
 
 
 class LastValue:
@@ -57,4 +58,4 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _versions(leaves: list) -> list[int]:
-    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+    return [version_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]

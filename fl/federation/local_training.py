@@ -1,12 +1,16 @@
 """How clients train on their own data."""
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.data import Dataset
 from fl.engine import SGD, Optimizer, Precision, check
 from fl.engine.augment import Augment
 from fl.engine.batches import LAST_BATCHES, filled
+from fl.engine.objectives import Ascent, Objective, cross_entropy
 from fl.engine.schedule import Schedule
 from fl.partition.split import Parts
 
@@ -70,7 +74,7 @@ class LocalTraining:
                 raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
         if self.last_batch not in LAST_BATCHES:
             raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
-        check(self.backend, data.x.device, self.precision)
+        check(self.backend, data.x.device, self.precision, self.last_batch == "partial")
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")
         if not (data.text or data.images) and (self.augment.crop or self.augment.flip):
@@ -79,3 +83,18 @@ class LocalTraining:
             raise FLError(
                 f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
             )
+
+
+class LocalObjective(NamedTuple):
+    """What clients minimise, and how.
+
+    Attributes:
+        objective, ascent: see `fl.engine.objectives`.
+        context: the objective's input: tensors with a leading axis K, or for a list of states a list of K contexts.
+        per_sample: [N, ...], values for each of the training samples.
+    """
+
+    objective: Objective = cross_entropy
+    context: Any = None
+    ascent: Ascent | None = None
+    per_sample: Tensor | None = None

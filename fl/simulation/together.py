@@ -7,11 +7,11 @@ from importlib import metadata
 import torch
 import yaml
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from fl import data
 from fl.base.errors import FLError
 from fl.base.settings import written
+from fl.base.torch_private import tree_map
 from fl.config.config import flat
 from fl.distributed import current
 from fl.runs.checkpoint import flatten

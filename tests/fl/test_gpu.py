@@ -28,7 +28,7 @@ from fl.engine import SGD, Adam, Precision, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy
 from fl.federation import Federation, LocalTraining
-from fl.federation.training import LocalObjective, make_group
+from fl.federation.local_training import LocalObjective
 from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.evaluate import score_clients
@@ -44,7 +44,8 @@ def on_a_real_one(test):
 
 
 def on_gpu(fed, **changes):
-    return dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), **changes)
+    there = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
+    return there.with_local(**changes)
 
 
 def assert_server_close(server, expected, rtol, atol):
@@ -110,7 +111,7 @@ def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_fed
 def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
     """Attention has fused kernels in float32, which need what vmap does not tell them."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=dtype)
-    there = on_gpu(fed, backend=backend, fleet=None)
+    there = on_gpu(dataclasses.replace(fed, fleet=None), backend=backend)
     expected = fed.train(surgery.broadcast(fed.initial(), 3), [2, 0, 1], Rng(0, 1))
     trained = there.train(surgery.broadcast(there.initial(), 3), [2, 0, 1], Rng(0, 1))
     tolerance = {"rtol": 1e-2, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 1e-6, "atol": 1e-8}
@@ -150,7 +151,7 @@ def test_waves_at_real_size(model):
     generator = torch.Generator().manual_seed(0)
     if model == "transformer":
         fed = fleet_federation(replace(SPECS[model], width=0.25), [(1.0, 3)] * 40, [100 + 10 * k for k in range(40)])
-        fed = dataclasses.replace(fed, fleet=None, batch_size=20)
+        fed = dataclasses.replace(fed.with_local(batch_size=20), fleet=None)
     else:
         net = zoo.create(model, generator).double()
         x = torch.randint(256, (20_000, 3, 32, 32), generator=generator).byte()
@@ -169,7 +170,7 @@ def assert_waves_repeat(fed, times):
     for other in others:
         assert torch.equal(other.loss, first.loss)
         assert all(torch.equal(other.states[name], tensor) for name, tensor in first.states.items())
-    loop = dataclasses.replace(fed, backend="loop").train(starts, clients, Rng(0, 1))
+    loop = fed.with_local(backend="loop").train(starts, clients, Rng(0, 1))
     for name, tensor in loop.states.items():
         torch.testing.assert_close(first.states[name], tensor, rtol=1e-5, atol=1e-7)
 
@@ -192,7 +193,7 @@ def test_precisions_are_close_to_float32(cuda, make_federation, backend, precisi
     starts = surgery.broadcast(fed.initial(), 3)
     cudnn = torch.backends.cudnn
     before = torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic
-    exact, rough = (f.train(starts, [0, 1, 2], Rng(0, 1)) for f in (fed, dataclasses.replace(fed, precision=precision)))
+    exact, rough = (f.train(starts, [0, 1, 2], Rng(0, 1)) for f in (fed, fed.with_local(precision=precision)))
     assert before == (torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic)
     for name, tensor in exact.states.items():
         assert rough.states[name].dtype == torch.float32
@@ -213,7 +214,7 @@ def test_a_round_forces_its_arithmetic(cuda, make_federation):
         (Precision(), ("ieee", "ieee", True)),
         (Precision("tf32", deterministic=False), ("tf32", "tf32", False)),
     ):
-        one = dataclasses.replace(fed, precision=precision)
+        one = fed.with_local(precision=precision)
         one.train(surgery.broadcast(fed.initial(), 1), [0], Rng(0, 1), objective)
         assert set(seen) == {expected}
         seen.clear()
@@ -225,7 +226,7 @@ def test_no_step_waits_for_the_device(make_federation, backend):
     """Torch raises at what synchronises; the batches are on the device before the first step."""
     fed = on_gpu(make_federation("resnet20"), backend=backend)
     starts = surgery.broadcast(fed.initial(), 3)
-    group = make_group(fed, fed.local, fed.model, starts, [0, 1, 2], LocalObjective(), Rng(0, 1))
+    group = fed.group(fed.model, starts, [0, 1, 2], LocalObjective(), Rng(0, 1))
     (expected,) = train([group], backend)  # libraries set themselves up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

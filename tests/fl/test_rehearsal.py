@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import re
 import weakref
 from collections import Counter
 from contextlib import nullcontext
@@ -26,38 +25,29 @@ from fl.config.command_line import parse
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
-from fl.federation.training import LocalObjective, make_group
+from fl.federation.local_training import LocalObjective
 from fl.runs.simulation import Simulation
 from fl.simulation.rounds import rounds as play
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
-ANY = {
-    "fl/federation/divergence.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
-    "fl/simulation/rounds.py measured_round": 1,  # the loss
-    "fl/runs/evaluate.py mean_cosine": 1,
-    "fl/runs/evaluate.py evaluate_models": 1,
-    "fl/runs/evaluate.py _scores": 2,  # of the clients, and of the common test set
-}
-"""Where the host waits for the device in a round of any method, its evaluation included, and how often."""
+ANY = 6
+"""How often the host waits for the device in a round of any method: for whose numbers are finite, the loss, the cosine,
+the server's model, the clients' scores and those on the common test set.
+"""
 
 MORE = {
-    "clusamp": {
-        "fl/algorithms/parts/client_sampling.py similarity_tree": 1
-    },  # the angles between clients, which SciPy clusters
-    "fedexp": {"fl/algorithms/fedexp.py server_step": 1},  # a column of the metrics
-    "fedavg_plus": {"fl/federation/divergence.py drop_failed": 1},  # fine-tuning drops clients, too
-    "fesem_plus": {"fl/federation/divergence.py drop_failed": 1, "fl/algorithms/parts/clustering.py update": 1},
-    "fedrep": {"fl/federation/divergence.py drop_failed": 1},  # heads and bodies are trained apart
-    "ditto": {"fl/federation/divergence.py drop_failed": 1},  # so are global and personal models
-    "fesem": {"fl/algorithms/parts/clustering.py update": 1},  # who belongs where
-    "femam": {
-        "fl/algorithms/parts/clustering.py update": 1,
-        "fl/algorithms/parts/additive.py _means": 1,
-    },  # and who keeps the level
-    "fedfa": {"surgery/percentile.py joint_norms": 1},
-    "heterofl": {"fl/algorithms/heterofl.py rows": 1},  # the classes of clients that are new
-    "fedrolex": {"fl/algorithms/heterofl.py rows": 1},
+    "clusamp": 1,  # the angles between clients, which SciPy clusters
+    "fedexp": 1,  # a column of the metrics
+    "fedavg_plus": 1,  # fine-tuning drops clients, too
+    "fesem_plus": 2,
+    "fedrep": 1,  # heads and bodies are trained apart
+    "ditto": 1,  # so are global and personal models
+    "fesem": 1,  # who belongs where
+    "femam": 2,  # and who keeps the level
+    "fedfa": 1,  # the weights' norms
+    "heterofl": 1,  # the classes of clients that are new
+    "fedrolex": 1,
 }
 
 
@@ -76,24 +66,17 @@ def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
     return history
 
 
-def places(waits):
-    """How often at each place, whatever the line and the operation."""
-    return Counter(re.sub(r":\d+| \(.*\)", "", wait) for wait in waits)
-
-
 @pytest.mark.parametrize("name", some(ALGORITHMS, ["fedavg", "clusamp", "fedmr", "femam", "fedfa"]))
 def test_a_round_waits_only_where_it_is_meant_to(pretended, name, tmp_path):
-    """... and fewer than ten times, evaluation included; from the third round on nothing is captured anew.
+    """... evaluation included; from the third round on nothing is captured anew.
 
     FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
     """
-    meant = Counter(ANY) + Counter(MORE.get(name, {}))
     rounds = 6 if name == "femam" else 3
     for number, seen in enumerate(seen_in_rounds(pretended, tmp_path, name, "graphs", rounds=rounds), 1):
         if number > 2 and not (name == "femam" and number == 4):
             assert not seen.captures, number
-            assert not places(seen.waits) - meant, number
-            assert len(seen.waits) < 10, number
+            assert len(seen.waits) <= ANY + MORE.get(name, 0), seen.waits
 
 
 @pytest.mark.parametrize(
@@ -101,9 +84,7 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, tmp_path):
 )
 def test_so_it_does_on_every_backend(pretended, name, backend, tmp_path):
     seen = seen_in_rounds(pretended, tmp_path, name, backend, rounds=1 if name == "femam" else 2)[-1]
-    meant = Counter(ANY) + Counter(MORE.get(name, {}))
-    assert not places(seen.waits) - meant
-    assert len(seen.waits) < 10
+    assert len(seen.waits) <= ANY + MORE.get(name, 0), seen.waits
 
 
 SETTINGS = {
@@ -135,18 +116,16 @@ def can(name, case):
 def test_settings_do_not_make_a_round_wait(pretended, name, case, tmp_path):
     """However many tensors the model has, and however many clients take part or are evaluated."""
     seen = seen_in_rounds(pretended, tmp_path, name, "graphs", *SETTINGS[case], rounds=3)[-1]
-    more = {"fl/runs/evaluate.py attack_success": 2} if case == "trigger" else {}
-    assert not places(seen.waits) - Counter(ANY) - Counter(MORE.get(name, {})) - Counter(more)
-    assert len(seen.waits) < 10
+    more = 2 * (case == "trigger")  # how often the attack succeeds
+    assert len(seen.waits) <= ANY + MORE.get(name, 0) + more, seen.waits
 
 
 def test_captures_of_a_fleet_come_to_an_end(pretended):
     """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
     fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)
     models = {id(m): copy.deepcopy(m).to("cuda") for m in (kind.model for kind in fed.fleet.architectures)}
-    there = dataclasses.replace(
-        fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), backend="graphs"
-    )
+    there = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
+    there = there.with_local(backend="graphs")
     most, captures = Counter(), []
     for number in range(1, 13):
         clients = torch.randperm(12, generator=torch.Generator().manual_seed(number))[:6].tolist()
@@ -172,7 +151,7 @@ def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, roo
 
     for number in (1, 2):
         starts = surgery.broadcast(fed.initial(), 4)
-        group = make_group(fed, fed.local, fed.model, starts, [2, 0, 3, 1], LocalObjective(), Rng(0, number))
+        group = fed.group(fed.model, starts, [2, 0, 3, 1], LocalObjective(), Rng(0, number))
         (found,) = graphs._side_by_side([group], [nullcontext()] * 4, capture)
         (expected,) = train([group], "loop")
         assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
@@ -183,7 +162,7 @@ def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, roo
 def test_memory_for_no_graph_is_an_error(make_federation):
     fed = make_federation("cnn", participants=4)
     starts = surgery.broadcast(fed.initial(), 4)
-    group = make_group(fed, fed.local, fed.model, starts, [2, 0, 3, 1], LocalObjective(), Rng(0, 1))
+    group = fed.group(fed.model, starts, [2, 0, 3, 1], LocalObjective(), Rng(0, 1))
 
     def capture(step, warm_up):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -206,12 +185,10 @@ def test_no_step_waits_for_the_device(pretended, make_federation, backend, preci
 def one_group(make_federation, precision="float32", objective=cross_entropy, context=None, device="cuda"):
     """With all that may be in a step: crops, flips, momentum, clipping, several clients of different sizes."""
     fed = make_federation("cnn", optimizer=SGD(2**-4, 0.9, 2**-10, clip=1.0), augment=Augment(2, True))
-    fed = dataclasses.replace(
-        fed, model=copy.deepcopy(fed.model).to(device), data=fed.data.to(device),
-        precision=fed.local.precision._replace(name=precision),
-    )  # fmt: skip
+    fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to(device), data=fed.data.to(device))
+    fed = fed.with_local(precision=fed.local.precision._replace(name=precision))
     starts = surgery.broadcast(fed.initial(), 3)
-    return make_group(fed, fed.local, fed.model, starts, [2, 0, 3], LocalObjective(objective, context or {}), Rng(0, 1))
+    return fed.group(fed.model, starts, [2, 0, 3], LocalObjective(objective, context or {}), Rng(0, 1))
 
 
 def waiting(call, params, context, batch):
@@ -324,9 +301,7 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
     """Fused kernels do not see within vmap that a backward pass will come."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=torch.float32)
     fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), fleet=None)
-    group = make_group(
-        fed, fed.local, fed.model, surgery.broadcast(fed.initial(), 2), [0, 1], LocalObjective(), Rng(0, 1)
-    )
+    group = fed.group(fed.model, surgery.broadcast(fed.initial(), 2), [0, 1], LocalObjective(), Rng(0, 1))
     with pretended.watch() as seen:
         train([group], backend)
     assert any("scaled_dot_product" in name for name in seen.operations) == (backend != "vmap")

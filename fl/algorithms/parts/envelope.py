@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fl.base.torch_private import foreach_add_, foreach_mul_, foreach_sub
 from fl.engine import Optimizer
 from fl.engine.objectives import Batch, Call, Objective, cross_entropy
 from fl.engine.optimizers import Memory
@@ -102,9 +103,9 @@ class Envelope(NamedTuple):
         self.inner._replace(lr=self.lr).step(theta, kept, _halves(gradients)[0], lead)
         made = memory["made"][0].add_(1)
         share = (made % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
-        towards = torch._foreach_sub(theta, w)
-        torch._foreach_mul_(towards, share)
-        torch._foreach_add_(w, towards)
+        towards = foreach_sub(theta, w)
+        foreach_mul_(towards, share)
+        foreach_add_(w, towards)
 
 
 def _halves(values: Sequence) -> tuple[Sequence, Sequence]:

@@ -3,7 +3,6 @@ Modeling for Structured Non-IID Federated Learning" (2024), section C.1.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -34,7 +33,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int, starts: Calla
     if not epochs:
         return algorithm
     chunk = fed.local.chunk or fed.participants  # no more side by side than in a round
-    tuning = replace(fed, epochs=epochs, chunk=chunk)
+    tuning = fed.with_local(epochs=epochs, chunk=chunk)
     everybody = list(range(len(fed.clients)))
     last = LastValue()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl.base.errors import FLError
+from fl.base.torch_private import foreach_abs, foreach_add_, foreach_addcmul_, foreach_sub
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Batch, Objective, cross_entropy
 from surgery import State
@@ -79,13 +80,13 @@ def zico(
             loss = objective(call, params, context, batch)
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers without a gradient
         gradients = [gradient.to(_long(gradient)) for gradient in gradients]
-        absolute = torch._foreach_abs(gradients)
-        torch._foreach_add_(magnitudes, absolute)
+        absolute = foreach_abs(gradients)
+        foreach_add_(magnitudes, absolute)
         if deviation == "absolute":
             gradients = absolute
-        apart = torch._foreach_sub(gradients, means)  # Welford's update: equal gradients give exactly 0
-        torch._foreach_add_(means, apart, alpha=1 / number)
-        torch._foreach_addcmul_(squares, apart, apart, value=1 - 1 / number)
+        apart = foreach_sub(gradients, means)  # Welford's update: equal gradients give exactly 0
+        foreach_add_(means, apart, alpha=1 / number)
+        foreach_addcmul_(squares, apart, apart, value=1 - 1 / number)
     sums = [_sum(*moments, len(batches)) for moments in zip(magnitudes, squares)]
     counted = [value for value in torch.stack(sums).tolist() if value != 0]
     if not counted:

@@ -14,7 +14,7 @@ from fl.algorithms.parts.client_sampling import distributions, draw_each, groups
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Results
-from fl.federation import training
+from fl.federation import federation as training
 from fl.runs import checkpoint
 from zoo import Spec
 

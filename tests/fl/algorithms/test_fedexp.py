@@ -10,7 +10,7 @@ from fl.algorithms import fedavg
 from fl.algorithms.fedexp import FedExPOptions, fedexp, server_step
 from fl.base.rng import Rng
 from fl.engine import Results
-from fl.federation import training
+from fl.federation import federation as training
 from fl.runs import checkpoint
 from zoo import Spec
 

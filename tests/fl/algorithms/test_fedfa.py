@@ -27,7 +27,7 @@ from fl.algorithms import (
 )
 from fl.base.rng import Rng
 from fl.engine import SGD
-from fl.federation import training
+from fl.federation import Federation
 from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec
@@ -170,15 +170,15 @@ def test_clients_that_agree_need_no_scaling(scale):
 
 def test_an_enlarged_client_is_brought_to_the_others_norm(monkeypatch):
     """A client whose weights are 100 times what they should be moves the mean of directions no more than others do."""
-    fed = replace(alike("cnn"), optimizer=SGD(0.0))
-    honest = training._train
+    fed = alike("cnn").with_local(optimizer=SGD(0.0))
+    honest = Federation._in_chunks
 
     def train(*given):
         states, loss = honest(*given)
         states[1] = {name: 100 * tensor for name, tensor in states[1].items()}
         return states, loss
 
-    monkeypatch.setattr(training, "_train", train)
+    monkeypatch.setattr(Federation, "_in_chunks", train)
     algorithm = fedfa(fed)
     start = algorithm.init()
     after, _ = algorithm.round(start, COHORT, Rng(0, 1))

@@ -18,7 +18,8 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import Adam, Precision
 from fl.engine.draws import Drawing, Draws
-from fl.federation import Federation, training
+from fl.federation import Federation
+from fl.federation import federation as training
 from fl.runs import checkpoint
 from zoo import Spec
 
@@ -213,7 +214,7 @@ def test_a_round_is_a_function_of_its_arguments(make_federation):
         assert_same(first[part], again[part])
     for part in ("global", "generator"):
         assert surgery.distance(*[surgery.stack([s[part]]) for s in (first, other)]).item() > 0
-    chunked = fedgen(dataclasses.replace(fed, chunk=2), SMALL).round(server, [0, 2, 1], Rng(0, 5))[0]
+    chunked = fedgen(fed.with_local(chunk=2), SMALL).round(server, [0, 2, 1], Rng(0, 5))[0]
     torch.testing.assert_close(chunked["generator"], first["generator"], rtol=1e-3, atol=1e-4)
 
 
@@ -356,7 +357,7 @@ def test_half_precision_trains(make_federation, backend):
 def test_rounds_on_the_gpu_are_rounds_on_the_cpu(make_federation, backend):
     fed = make_federation("resnet20", dtype=torch.float64, backend="loop")
     expected, _ = play(fedgen(fed, SMALL), fed, 3)[-1]
-    there = dataclasses.replace(fed, model=fed.model.to("cuda"), data=fed.data.to("cuda"), backend=backend)
+    there = dataclasses.replace(fed.with_local(backend=backend), model=fed.model.to("cuda"), data=fed.data.to("cuda"))
     server, _ = play(fedgen(there, SMALL), there, 3)[-1]
     for part in expected:
         for name, tensor in expected[part].items():

@@ -7,7 +7,7 @@ from fl.algorithms import fedavg
 from fl.algorithms.fedmut import FedMutOptions, fedmut, signs
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.federation import training
+from fl.federation import federation as training
 from fl.runs import checkpoint
 from zoo import Spec
 

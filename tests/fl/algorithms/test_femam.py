@@ -285,7 +285,7 @@ def test_the_last_number_of_rounds_holds_for_further_levels(make_federation):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of models that are alike
 def test_a_level_ends_when_accuracy_stands_still(make_federation):
     fed = make_federation("cnn", participants=4)
-    still = dataclasses.replace(fed, optimizer=SGD(1e-12, 0.0))
+    still = fed.with_local(optimizer=SGD(1e-12, 0.0))
     options = FeMAMOptions(("global", "2", "personal"), window=3, variance=1e-6)
     levels = [trained.metrics["level"] for _, trained in play(femam(still, options), still, 8)]
     assert levels == [1, 1, 1, 2, 2, 2, 3, 3]
@@ -648,7 +648,7 @@ def test_what_cannot_be_done_is_refused(make_federation):
             femam(fed, options)
     options = FeMAMOptions(LEVELS)
     with pytest.raises(FLError, match="leave --crop and --flip"):
-        femam(dataclasses.replace(fed, augment=Augment(flip=True)), options)
+        femam(fed.with_local(augment=Augment(flip=True)), options)
     nothing = [Split(train, test[:0], test) for train, _, test in fed.clients]
     unjudged = dataclasses.replace(fed, clients=nothing)
     with pytest.raises(FLError, match="--local-valid"):

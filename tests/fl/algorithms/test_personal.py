@@ -19,7 +19,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.batches import make_batches
-from fl.federation import training
+from fl.federation import federation as training
 from fl.federation.attack import Attack
 
 
@@ -429,7 +429,7 @@ def test_clients_models_on_the_gpu_are_those_on_the_cpu(federation_of, name, bac
     """Several rounds, so that graphs are replayed with other learning rates and starts."""
     fed = federation_of()
     model, data = copy.deepcopy(fed.model).to("cuda"), fed.data.to("cuda")
-    there = dataclasses.replace(fed, model=model, data=data, backend=backend)
+    there = dataclasses.replace(fed.with_local(backend=backend), model=model, data=data)
     expected, server = (play(METHODS[name](some), some, 3)[-1][0] for some in (fed, there))
     for part in expected:
         for key, tensor in expected[part].items():

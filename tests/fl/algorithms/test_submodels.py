@@ -1,7 +1,6 @@
 """What the methods have in common whose clients train parts of one global model."""
 
 import copy
-from dataclasses import replace
 from functools import cache
 
 import oracles
@@ -29,7 +28,7 @@ def federation(name):
 
 
 def method(name, **changes):
-    return ALGORITHMS[name](replace(federation(name), **changes))
+    return ALGORITHMS[name](federation(name).with_local(**changes))
 
 
 def copied(server):
@@ -105,7 +104,7 @@ def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name)
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_masked_loss_sets_logits_of_absent_classes_to_zero_and_leaves_their_rows_alone(backend):
-    fed = replace(mixed("cnn"), masked=True, optimizer=SGD(0.05, 0.9), backend=backend)
+    fed = mixed("cnn").with_local(masked=True, optimizer=SGD(0.05, 0.9), backend=backend)
     cohort, rng = [2, 1, 3], Rng(0, 1)
     full = fed.initial()
     starts = [{n: oracles.corner(full[n], shape) for n, shape in shapes(fed, client).items()} for client in cohort]
@@ -126,5 +125,5 @@ def test_masked_loss_sets_logits_of_absent_classes_to_zero_and_leaves_their_rows
         for name in ("fc2.weight", "fc2.bias"):
             same = [bool((a == b).all()) for a, b in zip(state[name], start[name])]
             assert same == [not has for has in held]
-    plain, _ = train_each(replace(fed, masked=False), starts, cohort, rng)
+    plain, _ = train_each(fed.with_local(masked=False), starts, cohort, rng)
     assert not torch.equal(plain[0]["fc2.bias"], states[0]["fc2.bias"])

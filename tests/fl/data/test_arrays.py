@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import fl
 from fl.base.errors import FLError
 from fl.data import Dataset, fingerprint, load
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 
 LABELS = np.array([0, 1, 2, 0])
@@ -176,7 +176,7 @@ def test_no_model_and_no_normalisation_changes_given_data(dtype, backend):
     data = Dataset("direct", x.clone(), y.clone(), x.clone(), y.clone(), classes=3)
     nobody = torch.tensor([], dtype=torch.int64)
     parts = [Split(part, nobody, nobody) for part in torch.arange(12).split(6)]
-    fed = Federation(InPlace(dtype), data, parts, 2, epochs=1, batch_size=3, backend=backend)
+    fed = Federation(InPlace(dtype), data, parts, 2, LocalTraining(1, 3, backend=backend))
     state = fed.initial()
     answers = [fed.predict(state, data.test_x) for _ in range(3)]
     assert torch.equal(answers[0], answers[1])

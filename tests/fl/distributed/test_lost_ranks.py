@@ -15,7 +15,7 @@ from ranks import assert_equal, ran, tiny
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.distributed import ranks
-from fl.federation import training
+from fl.federation import federation as training
 from fl.run import main
 from fl.runs import checkpoint
 from fl.simulation import simulate

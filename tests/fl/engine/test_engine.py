@@ -1,7 +1,5 @@
 import dataclasses
-import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
-from fl.engine import SGD, Job, Precision, auto, check, train
+from fl.engine import SGD, Job, Precision, check, train
 from fl.engine import vmap as vmap_backend
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy, proximal
@@ -165,13 +163,11 @@ class Moving(nn.Module):
 def test_buffers_that_are_replaced_are_kept_or_refused(make_federation):
     fed = make_federation(Moving().double(), backend="loop")
     starts, clients, rng = surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)
-    loop, workers = (
-        dataclasses.replace(fed, backend=b).train(starts, clients, rng).states for b in ("loop", "workers")
-    )
+    loop, workers = (fed.with_local(backend=b).train(starts, clients, rng).states for b in ("loop", "workers"))
     assert (loop["mean"] != 0).any(1).all()
     assert all(torch.equal(loop[name], workers[name]) for name in loop)
     with pytest.raises(FLError, match="in the place of the buffer mean"):
-        dataclasses.replace(fed, backend="vmap").train(starts, clients, rng)
+        fed.with_local(backend="vmap").train(starts, clients, rng)
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
@@ -189,7 +185,7 @@ def test_objectives_may_call_with_some_parameters_and_other_models(make_federati
     starts = surgery.stack([{n: t + 0.1 * k for n, t in fed.initial().items()} for k in range(3)])
     trained = fed.train(starts, [0, 1, 2], Rng(0, 1), objective)
     assert all(p.grad is None for p in teacher.parameters())
-    reference = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 1), objective)
+    reference = fed.with_local(backend="loop").train(starts, [0, 1, 2], Rng(0, 1), objective)
     for name in starts:
         torch.testing.assert_close(trained.states[name], reference.states[name], rtol=1e-9, atol=1e-9)
 
@@ -201,14 +197,14 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
         nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=None if where == "forward" else 0.1), nn.Flatten()
     )
     fed = make_federation(net, optimizer=SGD(0.1))
-    monkeypatch.setattr(auto, "_rows", lambda device: [])  # as on a device that nobody has measured
+    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
     if where == "backward":
         monkeypatch.setattr(vmap_backend.torch.autograd, "grad", refuse(RuntimeError("LSE is not correctly aligned")))
     starts = surgery.broadcast(fed.initial(), 3)
     for number in (1, 2):
         trained = fed.train(starts, [0, 1, 2], Rng(0, number))
     monkeypatch.undo()
-    loop = dataclasses.replace(fed, backend="loop").train(starts, [0, 1, 2], Rng(0, 2))
+    loop = fed.with_local(backend="loop").train(starts, [0, 1, 2], Rng(0, 2))
     assert all(torch.equal(trained.states[name], loop.states[name]) for name in starts)
     (record,) = [record.getMessage() for record in caplog.records]
     assert record.startswith("warning: Sequential trains with --backend loop, since vmap refuses: ")
@@ -225,7 +221,6 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
 )
 def test_auto_raises_what_is_no_refusal(make_federation, monkeypatch, error):
     fed = make_federation("cnn")
-    monkeypatch.setattr(auto, "_rows", lambda device: [])
     monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(error))
     monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
     with pytest.raises(type(error), match=re.escape(str(error))):
@@ -254,25 +249,34 @@ def test_auto_leaves_a_fault_of_the_model_what_it_is(make_federation, caplog):
     assert not caplog.records
 
 
-def test_auto_on_an_accelerator_that_nobody_has_measured(make_federation, monkeypatch):
-    """Graphs for convolutions, one program for linear layers alone and for tiny networks."""
-    batches = make_batches([torch.arange(4)] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
-    monkeypatch.setattr(auto, "_rows", lambda device: [])
-    monkeypatch.setattr(Job, "device", torch.device("cuda"))
-    for model, data, expected in (
-        (zoo.create("resnet20"), (3, 32, 32), ["graphs", "vmap", "loop"]),
-        (zoo.create("cnn"), (1, 28, 28), ["graphs", "vmap", "loop"]),
-        (zoo.create("lenet"), (3, 32, 32), ["vmap", "graphs", "loop"]),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(3072, 2048), nn.ReLU(), nn.Linear(2048, 10)),
-            (3, 32, 32),
-            ["vmap", "graphs", "loop"],
-        ),
-    ):
-        x, y = torch.zeros(4, *data, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
-        job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy)
-        assert auto.ranked([(job, {}, {})]) == expected
-        assert auto.ranked([(job, {}, {})] * 2) == [name for name in expected if name != "vmap"]
+@pytest.mark.parametrize(
+    ("device", "threads", "model", "shape", "expected"),
+    [
+        ("cpu", 2, "cnn", (1, 28, 28), ["workers", "loop"]),
+        ("cpu", 1, "cnn", (1, 28, 28), ["loop"]),
+        ("cpu", 2, "resnet20", (3, 8, 8), ["vmap", "workers", "loop"]),
+        ("cuda", 2, "cnn", (1, 28, 28), ["graphs", "vmap", "loop"]),
+        ("cuda", 2, "resnet20", (3, 8, 8), ["vmap", "graphs", "loop"]),
+    ],
+)
+def test_the_order_in_which_auto_tries_backends(monkeypatch, device, threads, model, shape, expected):
+    """Small steps of several clients as one program, the others as graphs or in threads."""
+    monkeypatch.setattr(Job, "device", torch.device(device))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    model = zoo.create(model, in_channels=shape[0], image_size=shape[1])
+
+    def found(clients, groups=1, last="filled", **settings):
+        batches = make_batches([torch.arange(4)] * clients, range(clients), 1, 4, Rng(0), "cpu", last=last)
+        job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy, **settings)
+        return engine.ranked([(job, {}, {})] * groups)
+
+    alone = "graphs" if device == "cuda" else "workers"
+    others = [name for name in expected if name == alone] if device == "cuda" else ["workers"] * (threads > 1)
+    assert found(3) == expected
+    assert found(2, groups=2) == found(3, precision=Precision(channels_last=True)) == [*others, "loop"]
+    assert found(3, last="partial") == (["loop"] if device == "cuda" else [*others, "loop"])
+    assert found(2) == (["graphs", "vmap", "loop"] if device == "cuda" else ["loop"])
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
@@ -372,7 +376,7 @@ def test_backends_agree_on_real_digits_in_float64(settings):
     fed = dataclasses.replace(fed, model=fed.model.double())
     results = []
     for backend in ("loop", "vmap"):
-        each = dataclasses.replace(fed, backend=backend)
+        each = fed.with_local(backend=backend)
         results.append(each.train(surgery.broadcast(fed.initial(), 5), fed.sample(Rng(0, 1)), Rng(0, 1)))
     for name in results[0].states:
         torch.testing.assert_close(results[1].states[name], results[0].states[name], rtol=1e-6, atol=1e-8)
@@ -408,38 +412,11 @@ def test_unknown_backends_are_refused(make_federation):
         check("workers", torch.device("cuda"), Precision())
 
 
-def test_auto_follows_the_measured_table(make_federation, monkeypatch):
-    fed = make_federation("cnn")
-    batches = make_batches([fed.clients[0].train] * 3, [0, 1, 2], 1, 4, Rng(0), "cpu")
-    job, starts = (
-        Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy),
-        surgery.broadcast(fed.initial(), 3),
-    )
-    here = {"threads": torch.get_num_threads(), "k": 3, "work": auto.work(job)}
-    rows = [
-        {**here, "ms": {"loop": 3.0, "vmap": 1.0, "workers": 2.0}},
-        {**here, "work": 1000 * here["work"], "ms": {"loop": 1.0, "vmap": 3.0, "workers": 2.0}},
-    ]
-    monkeypatch.setattr(auto, "_rows", lambda device: rows)
-    group = (job, starts, {})
-    assert auto.ranked([group]) == ["vmap", "workers", "loop"]
-    assert auto.ranked([group, group]) == ["workers", "loop"]  # several architectures cannot be stacked
-    last = (dataclasses.replace(job, precision=Precision(channels_last=True)), starts, {})
-    assert auto.ranked([last]) == ["workers", "loop"]
-    rows[0]["ms"]["loop"] = 1.5
-    assert auto.ranked([group]) == ["vmap", "loop"]  # slower than the loop is never wanted
-    monkeypatch.undo()
-    root = Path(__file__).parents[3]
-    shipped, measured = (root / part / "engine-cpu.json" for part in ("fl/engine", "benchmarks/results"))
-    assert shipped.read_text() == measured.read_text()
-    assert auto._rows("cpu") == json.loads(measured.read_text())["rows"]
-
-
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 @pytest.mark.parametrize("chunk", some([1, 2, 3, 9], [2]))
 def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
     whole = make_federation("resnet20", backend=backend, dtype=torch.float64)
-    parts = dataclasses.replace(whole, chunk=chunk)
+    parts = whole.with_local(chunk=chunk)
     starts = surgery.stack([{n: t + 0.01 * k for n, t in whole.initial().items()} for k in range(4)])
     context = {"anchor": starts}
     a, b = (fed.train(starts, [3, 1, 0, 2], Rng(0, 1), proximal(0.1), context) for fed in (whole, parts))
@@ -451,11 +428,11 @@ def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
 
 def test_the_learning_rate_follows_its_schedule(make_federation):
     fed = make_federation("cnn", optimizer=SGD(0.1))
-    late = dataclasses.replace(fed, schedule=schedule("step", 8))
+    late = fed.with_local(schedule=schedule("step", 8))
     starts = surgery.broadcast(fed.initial(), 2)
     for number, lr in ((4, 0.1), (5, 0.01), (7, 0.001)):
         trained = late.train(starts, [0, 1], Rng(0, number))
-        expected = dataclasses.replace(fed, optimizer=SGD(lr)).train(starts, [0, 1], Rng(0, number))
+        expected = fed.with_local(optimizer=SGD(lr)).train(starts, [0, 1], Rng(0, number))
         for name in trained.states:
             torch.testing.assert_close(trained.states[name], expected.states[name])
 

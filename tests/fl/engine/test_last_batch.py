@@ -1,6 +1,5 @@
 """--last-batch partial: the last batch of an epoch holds what is left, and every sample counts once."""
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation import Federation, LocalTraining
-from fl.federation.training import LocalObjective, make_group
+from fl.federation.local_training import LocalObjective
 from fl.partition import Split
 
 RNG, CLIENTS = Rng(3, 1), (2, 0, 3, 1)
@@ -38,39 +37,9 @@ class Dropping(nn.Module):
         return self.second(F.dropout(F.dropout2d(self.first(x), 0.3), 0.5, self.training).flatten(1))
 
 
-class Mixing(nn.Linear):
-    """A model whose logits depend on the other samples of a batch."""
-
-    def __init__(self):
-        super().__init__(64, 3)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        return super().forward(x - x.mean(0))
-
-
-class Watching(nn.Linear):
-    """A model that keeps the mean of its inputs, and gives logits without it."""
-
-    def __init__(self):
-        super().__init__(64, 3)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        if self.training:
-            self.seen.add_(x.mean().detach())
-        return super().forward(x.flatten(1))
-
-
-def two_halves(call, params, context, batch):
-    """A loss that cannot do with fewer labels than samples."""
-    x, y = batch
-    return F.cross_entropy(call(params, x), y, reduction="none").mean()
-
-
 def trained(fed, backend, objective=LocalObjective()):
     starts = surgery.broadcast(fed.initial(), len(CLIENTS))
-    group = make_group(fed, fed.local, fed.model, starts, CLIENTS, objective, RNG)
+    group = fed.group(fed.model, starts, CLIENTS, objective, RNG)
     return engine.train([group], backend)[0]
 
 
@@ -91,7 +60,7 @@ def test_batches_hold_every_sample_once():
     assert filled.real is None
     assert partial.real == ((3,) * 4, (4,) * 4, (4, 4, 3, 3) * 2)
     assert torch.equal(partial.keys, filled.keys)
-    assert torch.equal(torch.maximum(partial.index, ~partial.index), filled.index)  # the same samples in the same order
+    assert torch.equal(partial.index, filled.index)  # the same samples in the same order
     for k, part in enumerate(parts):
         for epoch in range(2):
             steps = range(epoch * partial.steps[k] // 2, (epoch + 1) * partial.steps[k] // 2, 2)
@@ -99,7 +68,7 @@ def test_batches_hold_every_sample_once():
             assert seen.sort().values.tolist() == part.tolist()
 
 
-@pytest.mark.parametrize("backend", ["loop", "workers", "vmap", "auto"])
+@pytest.mark.parametrize("backend", ["loop", "workers", "auto"])
 @pytest.mark.parametrize("size", [4, 5, 100])
 def test_backends_equal_a_loader_of_torch(make_federation, backend, size):
     """float64, clients of 12, 3, 5 and 7 samples."""
@@ -119,7 +88,7 @@ def test_backends_equal_a_loader_of_torch(make_federation, backend, size):
 
 def test_it_is_not_what_filled_batches_give(make_federation):
     fed = make_federation("cnn", batch_size=4, backend="loop")
-    filled, partial = (trained(replace(fed, last_batch=last), "loop") for last in ("filled", "partial"))
+    filled, partial = (trained(fed.with_local(last_batch=last), "loop") for last in ("filled", "partial"))
     same = [bool(torch.allclose(a, b)) for a, b in zip(filled.loss, partial.loss)]
     assert same == [True, False, False, False]  # 12 samples are three whole batches
 
@@ -136,14 +105,14 @@ CASES = {
 def test_random_steps_are_the_same_in_every_backend(make_federation, case):
     model, settings = CASES[case]
     fed = make_federation(model, last_batch="partial", **settings)
-    assert_same(trained(fed, "vmap"), trained(fed, "loop"), rtol=1e-4, atol=1e-5)
+    assert_same(trained(fed, "workers"), trained(fed, "loop"), rtol=1e-4, atol=1e-5)
 
 
 def test_values_of_samples_stay_with_them(make_federation):
     fed = make_federation("cnn", last_batch="partial")
     logits = torch.randn(len(fed.data.y), 3, generator=torch.Generator().manual_seed(0))
     objective = LocalObjective(with_logits(cross_entropy), per_sample=logits)
-    assert_same(trained(fed, "vmap", objective), trained(fed, "loop", objective), rtol=1e-4, atol=1e-5)
+    assert_same(trained(fed, "workers", objective), trained(fed, "loop", objective), rtol=1e-4, atol=1e-5)
 
 
 def test_text_counts_every_token_once():
@@ -155,51 +124,31 @@ def test_text_counts_every_token_once():
     net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
     fed = Federation(net, data, parts, 2, LocalTraining(2, 4, SGD(0.1), last_batch="partial"))
     loop = trained(fed, "loop")
-    assert_same(trained(fed, "vmap"), loop, rtol=1e-4, atol=1e-6)
-    filled = trained(replace(fed, last_batch="filled"), "loop")
+    assert_same(trained(fed, "workers"), loop, rtol=1e-4, atol=1e-6)
+    filled = trained(fed.with_local(last_batch="filled"), "loop")
     assert not torch.allclose(filled.loss[3], loop.loss[3])
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
-def test_a_gpu_agrees(cuda, make_federation, backend):
+def test_a_gpu_agrees(cuda, make_federation):
     fed = make_federation("cnn", last_batch="partial", augment=Augment(crop=2, flip=True))
     expected = trained(fed, "loop")
     moved = replace(fed, model=fed.model.to("cuda"), data=fed.data.to("cuda"))
-    found = trained(moved, backend)
-    for name, tensor in expected.states.items():
-        torch.testing.assert_close(found.states[name].cpu(), tensor, rtol=1e-4, atol=1e-5)
+    for backend in ("loop", "auto"):
+        found = trained(moved, backend)
+        for name, tensor in expected.states.items():
+            torch.testing.assert_close(found.states[name].cpu(), tensor, rtol=1e-4, atol=1e-5)
 
 
-def one_hot(call, params, context, batch):
-    """A loss that has no use for labels below 0."""
-    x, y = batch
-    return -(call(params, x).log_softmax(1) * F.one_hot(y, 3)).sum(1).mean()
-
-
-REFUSED = {
-    "batch norm": (
-        nn.Sequential(nn.Flatten(1, 2), nn.BatchNorm1d(8), nn.Flatten(), nn.Linear(64, 3)),
-        {},
-        LocalObjective(),
-        "the loss of a batch depends",
-    ),
-    "other samples": (Mixing(), {}, LocalObjective(), "the loss of a batch depends"),
-    "a buffer": (Watching(), {}, LocalObjective(), "seen of a batch depends"),
-    "an objective": (SMOOTH.float(), {}, LocalObjective(two_halves), "the loss of a batch depends"),
-    "an objective that fails": (SMOOTH.float(), {}, LocalObjective(one_hot), "labels of -100, fails"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_would_look_at_the_filling_trains_where_there_is_none(make_federation, caplog, case):
-    model, settings, objective, reason = REFUSED[case]
-    fed = make_federation(model, last_batch="partial", **settings)
-    for _ in range(2):  # a refusal is no acceptance
-        with pytest.raises(FLError, match=rf"{reason} .*; use --backend loop, .*--last-batch filled"):
-            trained(fed, "vmap", objective)
-    with caplog.at_level(logging.WARNING):
-        found = trained(fed, "auto", objective)
-    assert_same(found, trained(fed, "loop", objective), rtol=1e-5, atol=1e-6)
+def test_backends_that_train_side_by_side_refuse_it(make_federation, caplog):
+    with pytest.raises(FLError, match="backend vmap has one size for all: use --backend loop or workers"):
+        make_federation("cnn", last_batch="partial", backend="vmap")
+    with pytest.raises(FLError, match="backend graphs has one size for all: use --backend loop, or leave"):
+        engine.check("graphs", torch.device("cuda"), engine.Precision(), partial=True)
+    fed = make_federation(SMOOTH.float(), last_batch="partial")
+    with pytest.raises(FLError, match="has one size for all"):
+        trained(fed, "vmap")
+    trained(fed, "auto")
+    assert not caplog.records
 
 
 def test_the_meter_counts_the_samples(make_federation):

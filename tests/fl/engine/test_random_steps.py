@@ -46,7 +46,7 @@ def test_backends_draw_the_same_and_masks_are_those_of_the_key(make_federation, 
     fed = make_federation(net, optimizer=SGD(0.1, 0.9), augment=augment)
     clients, rng = [2, 0, 3], Rng(0, 1)
     starts = surgery.broadcast(fed.initial(), 3)
-    each = [dataclasses.replace(fed, backend=b).train(starts, clients, rng) for b in BACKENDS]
+    each = [fed.with_local(backend=b).train(starts, clients, rng) for b in BACKENDS]
     for other in each[1:]:
         torch.testing.assert_close(other.loss, each[0].loss, rtol=1e-9, atol=1e-9)
         for name in starts:
@@ -161,7 +161,7 @@ def test_text_is_not_augmented(make_federation):
     fed = make_federation("cnn")
     text = dataclasses.replace(fed.data, x=torch.zeros(27, 4, dtype=torch.int32))
     with pytest.raises(FLError, match="--crop and --flip are for images"):
-        dataclasses.replace(fed, data=text, augment=Augment(flip=True))
+        dataclasses.replace(fed.with_local(augment=Augment(flip=True)), data=text)
 
 
 @pytest.mark.parametrize(

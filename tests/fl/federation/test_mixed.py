@@ -17,13 +17,12 @@ from fl import engine
 from fl.algorithms.fedasam import adaptive_ascent
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import SGD, Adam, Precision, graphs, loop, workers
+from fl.engine import SGD, Adam, Precision, graphs
 from fl.engine.batches import make_batches
+from fl.engine.eager import Replica, loop, workers
 from fl.engine.job import Results
-from fl.engine.memory import keep_freed_memory
 from fl.engine.objectives import cross_entropy, masked, proximal, with_logits
-from fl.engine.replica import Replica
-from fl.federation.training import LocalObjective, make_group
+from fl.federation.local_training import LocalObjective
 
 BACKENDS = ["loop", "workers", "vmap"]
 CLIENTS = [3, 1, 0, 2]
@@ -49,7 +48,7 @@ def test_a_mixed_cohort_is_its_clients_one_by_one(make_federation, backend, chun
     trained = fed.train_mixed(models, starts, CLIENTS, rng, proximal(0.1), context)
     assert trained.sizes == (5, 7, 3, 12)
     for k, (model, client) in enumerate(zip(models, CLIENTS)):
-        single = dataclasses.replace(fed, model=model, backend="loop")
+        single = dataclasses.replace(fed.with_local(backend="loop"), model=model)
         anchor = {"anchor": surgery.stack([starts[k]])}
         alone = single.train(surgery.stack([starts[k]]), [client], rng, proximal(0.1), anchor)
         torch.testing.assert_close(trained.loss[k], alone.loss[0], rtol=1e-9, atol=1e-9)
@@ -65,7 +64,7 @@ def test_one_of_each_and_failures_across_architectures(make_federation, caplog):
     starts = [dict(surgery.state(m)) for m in models]
     with pytest.raises(FLError, match="4 models, 3 starting states and 4 contexts for 4 clients"):
         fed.train_mixed(models, starts[:3], CLIENTS, Rng(0, 1))
-    hot = dataclasses.replace(fed, optimizer=SGD(1e200))
+    hot = fed.with_local(optimizer=SGD(1e200))
     with pytest.raises(FLError, match="every client"):
         hot.train_mixed(models, starts, CLIENTS, Rng(0, 1))
     name = next(iter(starts[1]))
@@ -103,7 +102,7 @@ def test_adam_equals_torch_optim(make_federation, backend, adam):
 @pytest.mark.parametrize("backend", ["loop", "workers"])
 def test_channels_last_is_a_layout_only(make_federation, backend):
     fed = make_federation("resnet20", dtype=torch.float64, backend=backend)
-    last = dataclasses.replace(fed, precision=Precision(channels_last=True))
+    last = fed.with_local(precision=Precision(channels_last=True))
     starts, clients, rng = surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)
     plain, laid = (f.train(starts, clients, rng) for f in (fed, last))
     for name, tensor in plain.states.items():
@@ -117,13 +116,13 @@ def test_channels_last_is_a_layout_only(make_federation, backend):
     assert seen == [64, 1]  # of 8x8 images: in prediction as well
     torch.testing.assert_close(*logits)
     with pytest.raises(FLError, match=r"--channels-last.*--backend loop"):
-        dataclasses.replace(last, backend="vmap")
+        last.with_local(backend="vmap")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
     fed = make_federation("cnn", backend=backend, optimizer=SGD(0.01, 0.0))
-    half = dataclasses.replace(fed, precision=Precision("bf16"))
+    half = fed.with_local(precision=Precision("bf16"))
     starts, clients, rng = surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)
     exact, rough = (f.train(starts, clients, rng) for f in (fed, half))
     for name, tensor in exact.states.items():
@@ -131,9 +130,9 @@ def test_bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
         difference = (rough.states[name] - tensor).norm() / (tensor - starts[name]).norm()
         assert 0 < difference < 0.2, name
     with pytest.raises(FLError, match="tf32 needs a CUDA device"):
-        dataclasses.replace(fed, precision=Precision("tf32"))
+        fed.with_local(precision=Precision("tf32"))
     with pytest.raises(FLError, match="there are float32, tf32, bf16"):
-        dataclasses.replace(fed, precision=Precision("fp8"))
+        fed.with_local(precision=Precision("fp8"))
 
 
 @pytest.mark.parametrize("places", [1, 2, 8])
@@ -157,7 +156,7 @@ def test_the_order_of_graphs_without_cuda(make_federation, places, optimizer, as
             mine = surgery.stack([starts[k] for k in some])
             clients = [CLIENTS[k] for k in some]
             each = LocalObjective(objective, {"anchor": mine}, ascent)
-            groups.append(make_group(fed, fed.local, models[some[0]], mine, clients, each, rng))
+            groups.append(fed.group(models[some[0]], mine, clients, each, rng))
         results = graphs._side_by_side(groups, [nullcontext()] * places, capture)
         expected = fed.train_mixed(
             models, starts, CLIENTS, rng, objective, [{"anchor": start} for start in starts], ascent
@@ -181,14 +180,14 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
 
     def rounds(fed, numbers, objective=cross_entropy):
         for number in numbers:
-            group = make_group(fed, fed.local, fed.model, starts, [0, 1, 2], LocalObjective(objective), Rng(0, number))
+            group = fed.group(fed.model, starts, [0, 1, 2], LocalObjective(objective), Rng(0, number))
             graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
 
     rounds(fed, range(1, 4))
     assert len(captures) == 1
-    rounds(dataclasses.replace(fed, optimizer=SGD(0.2)), [4])  # a rate is no part of what is captured
+    rounds(fed.with_local(optimizer=SGD(0.2)), [4])  # a rate is no part of what is captured
     assert len(captures) == 1
-    rounds(dataclasses.replace(fed, optimizer=SGD(0.2, 0.5)), [5])
+    rounds(fed.with_local(optimizer=SGD(0.2, 0.5)), [5])
     assert len(captures) == 2
     captures.clear()
     spoilt = dataclasses.replace(fed, data=dataclasses.replace(fed.data, y=fed.data.y.flip(0)))
@@ -199,7 +198,7 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     for number in (9, 10):  # what masks the loss is the same in every round
         clients = range(3)
         aim = LocalObjective(masked(), {"held": fed.classes_of(clients)})
-        group = make_group(fed, fed.local, fed.model, starts, clients, aim, Rng(0, number))
+        group = fed.group(fed.model, starts, clients, aim, Rng(0, number))
         graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
     assert len(captures) == 2
     before = len(graphs._KEPT)
@@ -240,7 +239,7 @@ def test_a_model_that_was_changed_is_captured_anew(make_federation, change):
 
     def round(number):
         starts = surgery.broadcast(fed.initial(), 2)
-        group = make_group(fed, fed.local, fed.model, starts, [0, 1], LocalObjective(cross_entropy), Rng(0, number))
+        group = fed.group(fed.model, starts, [0, 1], LocalObjective(cross_entropy), Rng(0, number))
         graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
 
     for number, mode in enumerate((True, True, False)):  # it trains in training mode whatever it was in
@@ -261,9 +260,7 @@ def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federa
         generator = torch.Generator().manual_seed(0)
         if number != 2:
             table = scale * torch.rand(len(fed.data.y), 3, generator=generator, dtype=torch.float64)
-        group = make_group(
-            fed,
-            fed.local,
+        group = fed.group(
             fed.model,
             starts,
             [0, 1, 2],
@@ -271,16 +268,14 @@ def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federa
             Rng(0, number),
         )
         (result,) = graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
-        (expected,) = loop.train([group])
+        (expected,) = loop([group])
         for name, tensor in expected.states.items():
             torch.testing.assert_close(result.states[name], tensor, rtol=1e-12, atol=1e-12)
         assert len(captures) == {1: 1, 2: 1, 3: 2}[number]
 
 
 def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_federation, monkeypatch):
-    monkeypatch.setitem(
-        engine.BACKENDS, "workers", workers.train
-    )  # without what the fixture of all tests does with threads
+    monkeypatch.setitem(engine.BACKENDS, "workers", workers)  # without what the fixture of all tests does with threads
     torch.set_num_threads(2)
     calls = []
 
@@ -302,32 +297,16 @@ def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_fed
     assert torch.get_num_threads() == 2
 
 
-def test_freed_memory_is_kept():
-    """Many steps after the first, hardly a page is asked of the operating system."""
-    resource = pytest.importorskip("resource")
-    if not keep_freed_memory():
-        pytest.skip("only glibc can be told")
-
-    def faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            [torch.ones(300_000) for _ in range(8)]
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    faults()
-    assert faults() < 1000  # of 46,000 if each were mapped anew
-
-
 @pytest.mark.parametrize("optimizer", [SGD(0.01, 0.9, 0.01, nesterov=True), Adam(0.01)])
 def test_what_an_optimizer_remembers_is_what_torch_remembers(make_federation, optimizer):
     """After each of two clients, the second of which must not see what the first has left."""
     fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer)
-    group = make_group(
-        fed, fed.local, fed.model, surgery.broadcast(fed.initial(), 2), [2, 0], LocalObjective(), Rng(0, 1)
-    )
+    group = fed.group(fed.model, surgery.broadcast(fed.initial(), 2), [2, 0], LocalObjective(), Rng(0, 1))
     replica, results = Replica(group), Results.empty(group)
     for k in range(2):
-        list(replica.train(k, results))
+        for step in replica.steps(k):
+            replica.step(*step)
+        replica.save(k, results)
         model = copy.deepcopy(fed.model).train()
         if isinstance(optimizer, SGD):
             peer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=0.01, nesterov=True)

@@ -19,7 +19,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
 from fl.data.__main__ import main as look
-from fl.federation import Federation
+from fl.federation import Federation, LocalTraining
 from fl.partition import Parts, Split, Splits, clusters, dirichlet, hold_out, iid, natural, shards
 from fl.partition.iid import _unequal
 from fl.run import main
@@ -168,7 +168,7 @@ def population(clients, each=8, participants=10):
     samples = torch.randint(1000, (clients * each,), generator=generator)
     parts = Parts(samples, torch.arange(clients + 1) * each)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
-    return Federation(model, data, hold_out(parts, 0, 0, rng()), participants, epochs=1, batch_size=4)
+    return Federation(model, data, hold_out(parts, 0, 0, rng()), participants, LocalTraining(1, 4))
 
 
 class Watch(TorchDispatchMode):

@@ -285,7 +285,7 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
     counts = []
     with progress.shown(lambda done, total: counts.append((done, total))):
         fed.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
-        halves = replace(fed, chunk=2)
+        halves = fed.with_local(chunk=2)
         halves.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
     assert counts[-1] == pytest.approx((4, 4))
     assert [total for _, total in counts] == [4] * len(counts)

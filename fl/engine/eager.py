@@ -1,20 +1,27 @@
-"""A copy of the model in which clients train one after another, in plain eager steps."""
+"""Plain eager steps, one client at a time: in this thread (`loop`, the reference that the other backends are compared
+with), or in several side by side (`workers`, for the CPU).
+
+One small step cannot keep several cores busy, but several steps can. Torch releases Python's lock while it computes.
+"""
 
 import copy
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 from fl.base.errors import Refused
+from fl.base.torch_private import foreach_add_, foreach_copy_, foreach_zero_, tree_map
 from fl.engine.batches import Step
 from fl.engine.draws import Draws, NoDraws
-from fl.engine.job import Group, Results
+from fl.engine.job import Group, Results, longest_first
 from fl.engine.objectives import Batch
+from fl.engine.progress import count
 from surgery import State
 from surgery.errors import first_line
 
@@ -46,20 +53,18 @@ class Replica:
         self.random: bool | None = None  # whether the model draws random numbers; None: not known yet
         self.positions: dict = {}  # see `Draws`
 
-    def train(self, k: int, results: Results) -> Iterator[None]:
-        """Train the k-th client from its start for all of its steps; yields after each step."""
+    def steps(self, k: int) -> Iterator[tuple[Step, Any]]:
+        """What `step` takes, for each step of the k-th client, whose start is in place."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
-            self.step(self.job.batches.own(k, s), mine)
-            yield
-        self.save(k, results)
+            yield self.job.batches.own(k, s), mine
 
     @torch.no_grad()
     def load(self, k: int) -> Any:
         """Put the k-th client's start in place and clear the optimizer's memory. Returns the client's context."""
         place = self._state()
         copy_all(place.values(), [self.starts[name][k] for name in place])
-        torch._foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
+        foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
         return tree_map(lambda tensor: tensor[k], self.context)
 
     def step(self, given: Step, context: Any) -> None:
@@ -92,7 +97,7 @@ class Replica:
             before = {name: torch.empty_like(tensor) for name, tensor in here.items()}
             copy_all(before.values(), here.values())
             step = self.job.ascent({n: p.detach() for n, p in used.items()}, {n: p.grad for n, p in used.items()})
-            torch._foreach_add_(list(used.values()), [step[name] for name in used])
+            foreach_add_(list(used.values()), [step[name] for name in used])
         self.differentiate(batch, key, context)
         with torch.no_grad():
             copy_all(dict((*used.items(), *self.model.named_buffers())).values(), before.values())
@@ -122,4 +127,61 @@ def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
         mine[0].append(place)
         mine[1].append(value)
     for here, there in alike.values():
-        torch._foreach_copy_(here, there)
+        foreach_copy_(here, there)
+
+
+def loop(groups: Sequence[Group]) -> list[Results]:
+    """Train the clients of every group one after another. See `fl.engine.train`."""
+    done = []
+    for group in groups:
+        replica, results = Replica(group), Results.empty(group)
+        for k in range(len(replica.job.batches.steps)):
+            for step in replica.steps(k):
+                replica.step(*step)
+            replica.save(k, results)
+            count(1)
+        done.append(results)
+    return done
+
+
+def workers(groups: Sequence[Group]) -> list[Results]:
+    """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
+    results = [Results.empty(group) for group in groups]
+    clients = longest_first(groups)
+    allowed = torch.get_num_threads()
+    threads = min(allowed, len(clients))
+    queue, lock, failed = iter(clients), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        torch.set_num_threads(allowed // threads)
+        replicas: dict[int, Replica] = {}
+        try:
+            while not failed.is_set():
+                with lock:
+                    g, k = next(queue, (None, None))
+                if g is None:
+                    return
+                if g not in replicas:
+                    replicas[g] = Replica(groups[g])
+                for step in replicas[g].steps(k):
+                    replicas[g].step(*step)
+                    if failed.is_set():
+                        return
+                replicas[g].save(k, results[g])
+                count(1)
+        except BaseException:
+            failed.set()  # the other threads stop after their step
+            raise
+
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="fl-client") as pool:
+            futures = [pool.submit(work) for _ in range(threads)]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # also Ctrl-C
+                failed.set()
+                raise
+    finally:
+        torch.set_num_threads(allowed)  # it is a setting of the process as well as of the thread
+    return results

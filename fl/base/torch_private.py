@@ -1,0 +1,65 @@
+"""What fl takes from torch that torch does not promise to keep, under plain names and in one place.
+
+`fl.base.errors.FLError` says so where the installed torch lacks one of them.
+"""
+
+from typing import Any
+
+import torch
+
+from fl.base.errors import FLError
+
+try:
+    from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+    fused_sgd, fused_adam = torch._fused_sgd_, torch._fused_adam_  # one kernel for all parameters, in place
+    # one launch for all tensors of a list; those whose names end in an underscore change it
+    foreach_abs, foreach_sub = torch._foreach_abs, torch._foreach_sub
+    foreach_add_, foreach_mul_, foreach_addcmul_ = torch._foreach_add_, torch._foreach_mul_, torch._foreach_addcmul_
+    foreach_copy_, foreach_zero_ = torch._foreach_copy_, torch._foreach_zero_
+    _ = torch.Tensor._version, torch.UntypedStorage._cdata
+except (ImportError, AttributeError) as error:
+    raise FLError(
+        f"torch {torch.__version__} does not have what fl takes from torch 2.11 to 2.15 ({error}): install one of these"
+    ) from error
+
+__all__ = [
+    "BatchOrInstanceNorm",
+    "TorchDispatchMode",
+    "foreach_abs",
+    "foreach_add_",
+    "foreach_addcmul_",
+    "foreach_copy_",
+    "foreach_mul_",
+    "foreach_sub",
+    "foreach_zero_",
+    "fused_adam",
+    "fused_sgd",
+    "storage_of",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+    "version_of",
+]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to; tensors made in inference mode have no such count.
+
+    >>> version_of(torch.zeros(1).add_(1))
+    1
+    """
+    return tensor._version
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """Something that is the same for tensors that share their memory.
+
+    >>> x = torch.zeros(2)
+    >>> storage_of(x) == storage_of(x[:1])
+    True
+    """
+    return tensor.untyped_storage()._cdata
