@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
+from fl import simulate
 from fl.federation.attack import Attack
 from fl.federation.cohort import stacks
 from fl.papers.cells import find
-from fl.simulation import simulate
 
 OUT = Path(__file__).parent / "results/fedfa/attack-lengths.json"
 _amplified = Attack.amplified

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fl.runs.assembly import build
     from fl.runs.export import export
     from fl.runs.folder import load_model
+    from fl.runs.one_run import simulate
     from fl.runs.pathways import Pathways
-    from fl.simulation import simulate
 
 __all__ = [
     "Algorithm",
@@ -67,7 +67,7 @@ _WHERE = {
     "build": "fl.runs.assembly",
     "export": "fl.runs.export",
     "load_model": "fl.runs.folder",
-    "simulate": "fl.simulation",
+    "simulate": "fl.runs.one_run",
 }
 """Names are imported when they are first used, so that commands which need no PyTorch do not wait for it."""
 

@@ -24,7 +24,7 @@ from fl.papers import page, stored
 from fl.papers.cells import cells, find
 from fl.papers.play import Part, play
 from fl.papers.results import result
-from fl.simulation import simulate
+from fl.runs.one_run import simulate
 
 _Names = Annotated[tuple[str, ...], several(str, "NAME,...", empty="all")]
 _Seeds = Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32, empty="all")]

@@ -10,11 +10,11 @@ import torch
 import torch.distributed.rendezvous  # here, and not in each of them
 from rounds import SMALL
 
+from fl import simulate
 from fl.algorithms import ALGORITHMS
 from fl.models.architectures import ArchitectureOptions
 from fl.parallel import current
 from fl.runs import checkpoint, metrics
-from fl.simulation import simulate
 
 FORK = multiprocessing.get_context("fork")
 

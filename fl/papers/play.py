@@ -22,11 +22,11 @@ from fl.papers.cell import Arm, Cell
 from fl.papers.stored import COLUMNS, ROOT, Stored, path, read, settings, shortened, write
 from fl.runs import metrics
 from fl.runs.assembly import pick_device
-from fl.runs.folder import SETTINGS
+from fl.runs.lock import SETTINGS
 from fl.runs.summary import failure
 
 Simulate = Callable[..., dict]
-"""`fl.simulation.simulate`, which commands hand over: this room lies below simulation."""
+"""`fl.simulate`, which commands hand over: this room lies below simulation."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def play(cell: Cell, part: Part, simulate: Simulate, say: Callable[[str], None] 
     interrupted ones are resumed. Returns whether all of the part is done.
 
     Raises:
-        FLError: for a cell without runs, arms that it does not have, and as `fl.simulation.simulate` does.
+        FLError: for a cell without runs, arms that it does not have, and as `fl.simulate` does.
         KeyboardInterrupt: on Ctrl-C, after what is done was stored.
     """
     if not cell.arms:

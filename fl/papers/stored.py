@@ -15,7 +15,7 @@ from fl.base.errors import FLError
 from fl.base.files import regular, write_text
 from fl.config import Config
 from fl.papers.cell import Arm
-from fl.runs.fixed_settings import fixed
+from fl.runs.folder import fixed
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "benchmarks/results/papers"

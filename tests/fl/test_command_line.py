@@ -27,7 +27,7 @@ from fl.base.errors import FLError
 from fl.base.put_aside import SLOW, put_aside
 from fl.config import Config
 from fl.config.command_line import parse
-from fl.runs.listing import listing, table
+from fl.runs.__main__ import listing, table
 from fl.runs.lock import locked
 from fl.runs.summary import advice
 
@@ -92,7 +92,7 @@ assert before == ({*vars(fl)}, {*vars(fl.data)})  # or fl.Dataset would stay a c
         capture_output=True, text=True, env=environment, check=True,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"fl.runs.listing", "fl.config.recipes.femam"} < imported
+    assert {"fl.runs.lock", "fl.config.recipes.femam"} < imported
     assert not imported & INSIDE
     monkeypatch.setenv("COLUMNS", "90")
     assert done.stdout == "".join(printed(capsys, *argv) for argv in commands)

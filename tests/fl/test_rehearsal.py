@@ -27,14 +27,14 @@ from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.training import LocalObjective, make_group
+from fl.runs.rounds import rounds as play
 from fl.runs.simulation import Simulation
-from fl.simulation.rounds import rounds as play
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
 ANY = {
     "fl/federation/divergence.py drop_failed": 1,  # whether everybody's numbers are finite decides whose count
-    "fl/simulation/rounds.py measured_round": 1,  # the loss
+    "fl/runs/rounds.py measured_round": 1,  # the loss
     "fl/runs/evaluate.py mean_cosine": 1,
     "fl/runs/evaluate.py evaluate_models": 1,
     "fl/runs/evaluate.py _scores": 2,  # of the clients, and of the common test set

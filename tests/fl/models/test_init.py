@@ -19,7 +19,7 @@ from fl.algorithms import ALGORITHMS
 from fl.analysis.similarity import initial_model
 from fl.base.errors import FLError
 from fl.models.init import Start, find, maker
-from fl.runs.kept_start import FILE, keep, kept
+from fl.runs.start import FILE, keep, kept
 from zoo.interop import TIMM
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}

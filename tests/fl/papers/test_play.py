@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fl import reproduce
+from fl import reproduce, simulate
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.federation.attack import Attack, AttackOptions
@@ -13,7 +13,6 @@ from fl.papers import page, stored
 from fl.papers.cell import Arm, Cell, Comparison, Published
 from fl.papers.play import Part, play
 from fl.papers.results import result
-from fl.simulation import simulate
 
 TINY = Config(
     clients=4, participants=2, rounds=4, local_epochs=1, width=(0.1,), batch_size=50, models_every=0, seeds=(0, 1),

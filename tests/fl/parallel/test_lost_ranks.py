@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from ranks import assert_equal, ran, tiny
 
+from fl import simulate
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.federation import training
 from fl.parallel import watch
 from fl.run import main
-from fl.simulation import simulate
 
 CONFIG = replace(tiny("fedavg"), rounds=4, local_valid=0.0, checkpoint_every=100)
 

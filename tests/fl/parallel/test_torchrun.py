@@ -6,10 +6,10 @@ import pytest
 import torch
 from ranks import TINY, assert_equal, left, ran, simulate_all, tiny
 
+from fl import simulate
 from fl.algorithms import ALGORITHMS
 from fl.parallel import deal
 from fl.runs import checkpoint, metrics
-from fl.simulation import simulate
 
 AVERAGES = ("fedavg", "fedprox", "fedasam", "fedexp", "fedmut")
 FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)

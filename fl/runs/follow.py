@@ -9,10 +9,10 @@ from fl.models.own import Model
 from fl.parallel import Stopped, current
 from fl.runs import given
 from fl.runs.assembly import build
-from fl.runs.kept_start import kept
+from fl.runs.rounds import measured_round
 from fl.runs.simulation import Simulation
-from fl.simulation.rounds import measured_round
-from fl.simulation.together import agreed, greet
+from fl.runs.start import kept
+from fl.runs.together import agreed, greet
 
 
 def follow(
