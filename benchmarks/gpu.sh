@@ -9,14 +9,14 @@
 #     rounds    FedMR on CIFAR-10 with ResNet-20: every backend and precision beside a plain loop
 #     step      where the time of a client's step goes
 #     peers     a plain loop; pfl-research and Flower, where $PFL_PYTHON and $FLOWER_PYTHON name interpreters
-#     paper     runs of the papers' tables, as many as fit; called again, it goes on with them
+#     paper     cells of the papers' tables, as far as they get; with the same $OUT it goes on with them
 #     all       these, in this order
 #     wheels    on a machine with a network: fetch what a bare one lacks into .gpu/wheels, to be carried there
 #
 # The machine needs python3 with torch, torchvision, timm, scikit-learn, matplotlib, tqdm, safetensors, PyYAML, pytest and
 # hypothesis. What else the project imports (tyro, typeguard, docstring-parser) is taken from .gpu/wheels if it is not
 # installed; torch-pruning and PyNaCl are not needed. Data sets lie in $FL_DATA_ROOT; times are taken on random pixels
-# without them, the papers' runs need them. JSON, logs and packed runs go to $OUT, else to benchmarks/results, as soon as
+# without them, the papers' cells need them. JSON, logs and stored runs go to $OUT, else to benchmarks/results, as soon as
 # they are known. A part that fails does not stop the next; the script then ends with an error.
 # `--device cpu --quick` goes through all of it in a few minutes without a GPU.
 set -euo pipefail
@@ -84,7 +84,14 @@ for part in "${parts[@]}"; do
             [[ -n ${FLOWER_PYTHON:-} ]] && peers+=(--flower "$FLOWER_PYTHON")
             run peers python3 benchmarks/peers.py "${common[@]}" "${peers[@]}"
             ;;
-        paper) run paper python3 benchmarks/paper_runs.py "${common[@]}" ;;
+        paper)
+            runs=${OUT:+$out/}runs/papers # what is resumed
+            cells=(fedmr.table1.cifar10.resnet20-momentum0.5.dir0.5 fedmr.table1.cifar10.resnet20.dir0.5
+                femam.table1.cifar100.levels3-6-11 fedfa.table1.cifar10.preresnet.noniid.both --seeds 0)
+            ((${#quick[@]})) && runs+=-quick cells=(fedfa.lambda.digits.0 --algorithm fedavg --rounds 1 --store "$runs")
+            run paper python3 -m benchmarks.papers "${cells[@]}" --device "$device" --minutes 8 --out "$runs"
+            [[ $out == benchmarks/results ]] || cp -r benchmarks/results/papers "$out"
+            ;;
     esac
 done
 ((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" && exit 1; }

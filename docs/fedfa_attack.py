@@ -1,7 +1,7 @@
-"""Draw what an attack costs FedFA and its rivals, from stored runs: `python docs/fedfa_attack.py lambda|share OUT.png`.
+"""Draw what an attack costs FedFA and its rivals, from stored runs: `docs/fedfa_attack.py lambda|share OUT.png`.
 
-lambda: as the amplification grows; the runs are cells of `python -m fl.reproduce`. share: as the number of malicious
-clients grows; the table is a sweep's, benchmarks/results/fedfa/attack-digits.csv.
+lambda: as the amplification grows; the runs are cells of benchmarks/papers. share: as the number of malicious clients
+grows; the table is a sweep's, benchmarks/results/fedfa/attack-digits.csv.
 """
 
 import csv
@@ -14,12 +14,11 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.papers import find
+from benchmarks.papers.fedfa import LAMBDAS
+from benchmarks.papers.verdict import result, spread
 from fl.figures.ends import Named, label_ends
 from fl.figures.style import COLORS, GREY, caption, dress, save
-from fl.papers.cells import find
-from fl.papers.fedfa_attack import LAMBDAS
-from fl.papers.results import result
-from fl.papers.verdict import spread
 
 TABLE = Path(__file__).resolve().parent.parent / "benchmarks/results/fedfa/attack-digits.csv"
 PANELS = {

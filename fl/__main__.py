@@ -22,7 +22,7 @@ def commands() -> dict[str, str]:
     >>> list(commands())[:6]
     ['analysis', 'compare', 'data', 'deploy', 'export', 'landscape']
     >>> list(commands())[6:]
-    ['reproduce', 'run', 'runs', 'structure', 'sweep', 'surgery', 'zoo']
+    ['run', 'runs', 'structure', 'sweep', 'surgery', 'zoo']
     """
     files = {file.stem: file for file in HERE.glob("*.py") if not file.stem.startswith("_")}
     files |= {file.parent.name: file for file in HERE.glob("*/__main__.py")}

@@ -36,8 +36,6 @@ class Direct:
         spoil: (client, round, answer) -> what arrives in its place: a letter, or why there is none.
     """
 
-    steady = True
-
     def __init__(self, nodes, spoil=None, notes=()):
         self.clients, self.spoil, self.notes, self.letters = nodes, spoil or (lambda c, r, a: a), notes, []
 

@@ -207,6 +207,20 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
         assert not line.startswith(SAID) or line.split() in printed, line
 
 
+@pytest.mark.slow
+@pytest.mark.drawn
+def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, capsys):
+    """As the page trains it; the last column, seconds, is of a machine."""
+    monkeypatch.chdir(tmp_path)
+    page = PAGES["docs/tutorial.md"]
+    for words in [words for words in commands(page) if "pair" in words or {"runs/pair", "--target"} <= {*words}]:
+        assert main_of(words[2])(list(words[3:])) == 0
+    printed = [line.split()[:-1] for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split()[:-1] for line in page.splitlines() if re.match(r"fed(avg|mr) +2 ", line)]
+    assert len(shown) == 6
+    assert [row for row in printed if row in shown] == shown
+
+
 def test_every_picture_is_made_and_shown():
     files = {path.stem for path in (ROOT / "docs/images").iterdir()}
     shown = {name for text in PAGES.values() for name in re.findall(r"images/([\w.-]+)\.png\)", text)}

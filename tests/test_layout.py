@@ -13,7 +13,7 @@ PACKAGES = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
 """What each may import beside itself."""
 ROOMS = [
     "base", "parallel", "data", "partition", "engine", "models", "federation", "secure", "algorithms", "config", "runs",
-    "analysis", "papers", "figures", "deploy",
+    "analysis", "figures", "deploy",
 ]  # fmt: skip
 """The rooms of fl: each may import those before it. What lies in fl itself, and every __main__, are commands, which
 may import all of them."""

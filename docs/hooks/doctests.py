@@ -1,4 +1,7 @@
-"""Docstrings as Markdown wants them: it takes a bare `>>>` for a quotation, and `x [K]` after a bracket for a link."""
+"""Docstrings as Markdown wants them: it takes a bare `>>>` for a quotation, and `x [K]` after a bracket for a link.
+
+Of the annotation of a setting only the type is shown: the rest of `Annotated[int, ...]` is for the command line.
+"""
 
 import re
 from typing import Any
@@ -27,6 +30,10 @@ class Doctests(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """What lies in a package."""
+        for one in (obj, *(getattr(obj, "parameters", None) or ())):
+            annotation = getattr(one, "annotation", None)
+            if isinstance(annotation, griffe.ExprSubscript) and annotation.canonical_path == "typing.Annotated":
+                one.annotation = annotation.slice.elements[0]
         if obj.docstring:
             obj.docstring.value = fenced(obj.docstring.value.replace("] [", "] \\["))
 

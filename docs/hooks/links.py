@@ -1,7 +1,8 @@
 """The site's links, and its pages from the root: README.md is the front page; CONTRIBUTING.md and CHANGELOG.md.
 
 Pages link to each other and to files of the repository as GitHub wants it, relative to where they lie. For the site,
-links are written anew, and the files that pages link to (measurements, sources) are copied into it.
+links are written anew, and the files that pages link to (measurements, sources) are copied into it; folders, which it
+does not have, are named only. A picture links to itself, as on GitHub, so that a phone shows it large.
 """
 
 import os
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """From a page in the root to its name in the site."""
 
+_NAMED = re.compile(r"(?<!!)\[([^\[\]]*)\](\((?!\w+:|#)([^)#\s]+)\))")
+_PICTURE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+)\)$", flags=re.MULTILINE)
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -46,7 +49,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         path = _target(source, found[2])
         return found[1] + os.path.relpath(PAGES.get(path, path.removeprefix("docs/")), here)
 
-    return _LINK.sub(rewritten, markdown)
+    def unlinked(found: re.Match) -> str:
+        return found[1] if (ROOT / _target(source, found[3])).is_dir() else found[0]
+
+    return _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, markdown)))
 
 
 def _source(file: File) -> str:

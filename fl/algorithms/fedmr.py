@@ -60,11 +60,6 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         every = layers(fed.model, unit=options.unit)
     with naming("--fedmr.fraction"):
         pieces = segments(every, fraction=options.fraction)
-    if options.secure and fed.elsewhere and not fed.elsewhere.steady:
-        raise FLError(
-            "--fedmr.secure needs clients that remember their keys from one message to the next, and Flower starts a "
-            "new process for each: leave it out"
-        )
     _check_secure(options, fed.participants, len(pieces))
     with naming("--fedmr.align"):
         aligner = aligner_of(fed) if options.align else None

@@ -11,6 +11,7 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.additive import Cache, Validation
+from fl.algorithms.parts.secure_round import to_bytes
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.config import Config
@@ -32,7 +33,6 @@ from fl.partition import Parts, Split, Splits
 from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
 from fl.secure import Client
-from fl.secure.pieces import to_bytes
 from surgery import Stack, State
 from zoo import Spec, ZooError
 
@@ -57,7 +57,6 @@ class Node:
     _made: tuple[Any, Any] = (None, None)
     _algorithm: Algorithm | None = None
     _validation: Validation | None = None
-    _party: tuple[Client, str] | None = None
 
     def __post_init__(self) -> None:
         self._store = Store(self.folder)
@@ -73,6 +72,7 @@ class Node:
         return _KINDS[kind](self, letter)
 
     def _hello(self, letter: Letter) -> Letter:
+        self._store.hold(None)  # of a run that was killed
         data, (train, valid, test) = self.data, self.split
         header = {
             "kind": "here",
@@ -107,30 +107,37 @@ class Node:
 
     def _join(self, letter: Letter, asked: dict[str, Any], loss: torch.Tensor, states: Stack) -> Letter:
         """Keep the trained model for an exchange in secret, and send a public key."""
-        secure = fields(fields(letter.header, {"secure": dict})["secure"], {"pieces": list, "server": str})
+        wanted = {"pieces": list, "server": str, "repeats": int}
+        secure = fields(fields(letter.header, {"secure": dict})["secure"], wanted)
         names = sorted(name for piece in secure["pieces"] for name in piece)
-        if names != sorted(states) or len(secure["server"]) != 64:
+        if names != sorted(states) or len(secure["server"]) != 64 or secure["repeats"] < 1:
             raise Refused("the pieces of the letter are not those of the model")
         (pieces,) = to_bytes(states, secure["pieces"])
-        source = self._choices(Rng(asked["seed"], asked["round"]))
-        self._party = Client(self.number, pieces, bytes.fromhex(secure["server"]), source), asked["ticket"]
-        public = torch.tensor(list(self._party[0].public), dtype=torch.uint8)
+        client = Client(self.number, pieces, bytes.fromhex(secure["server"]), secure["repeats"])
+        self._store.hold(client.dump())
+        public = torch.tensor(list(client.public), dtype=torch.uint8)
         return self._answer("joined", asked, {"public": public, "loss": loss})
+
+    def _exchange(self, letter: Letter) -> Letter:
+        """Take part in a phase of an exchange in secret."""
+        asked = fields(letter.header, {"client": int, "seed": int, "round": int, "ticket": str, "phase": int})
+        if asked["client"] != self.number:
+            raise Refused(f"it is client {self.number}, and was asked for client {asked['client']}")
+        kept = self._store.held()
+        try:
+            client = Client.load(kept, self._choices(Rng(asked["seed"], asked["round"])))
+        except (ValueError, KeyError, TypeError):
+            raise Refused("what it kept for this exchange is damaged") from None
+        self._store.hold(None)  # whoever cannot go on is left out, and needs it no more
+        envelopes = client.step(asked["phase"], frames(letter.tensors))
+        if not client.finished:
+            self._store.hold(client.dump())
+        to, tensors = packed(envelopes)
+        return self._answer("exchanged", asked, tensors, to=to)
 
     def _choices(self, rng: Rng) -> random.Random | None:
         """The source of the client's choices in an exchange: the operating system, which no server can know."""
         return None
-
-    def _frames(self, letter: Letter) -> Letter:
-        """Take what other parties of an exchange have sent, and pass on what they are to get."""
-        asked = fields(letter.header, {"client": int, "seed": int, "round": int, "ticket": str, "party": str})
-        if asked["client"] != self.number:
-            raise Refused(f"it is client {self.number}, and was asked for client {asked['client']}")
-        if self._party is None or self._party[1] != asked["party"]:
-            raise Refused("it takes no part in this exchange: its keys are gone")
-        envelopes = [one for frame in frames(letter.tensors) for one in self._party[0].receive(frame)]
-        to, tensors = packed(envelopes)
-        return self._answer("frames", asked, tensors, to=to)
 
     def _visit(self, letter: Letter) -> Letter:
         """Do what the method does at its clients, keep what is kept, and send the rest."""
@@ -289,5 +296,5 @@ _KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
     "visit": Node._visit,
     "score": Node._score,
     "judge": Node._judge,
-    "frames": Node._frames,
+    "exchange": Node._exchange,
 }

@@ -89,7 +89,6 @@ class Remote:
         """Wait for the nodes, and learn what they have."""
         (name,) = config.algorithm
         self._link, self._waiting = link, waiting
-        self.steady = getattr(link, "steady", False)
         method = ALGORITHMS[name]
         self.labels = bool(
             config.masked_loss or getattr(method, "labels", lambda options: False)(getattr(config, name, None))

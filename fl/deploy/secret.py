@@ -1,7 +1,6 @@
 """Secure recombination among nodes: the server passes on what they send each other, and cannot read it."""
 
 import time
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +16,11 @@ from fl.federation import traffic
 from fl.federation.cohort import Cohort
 from fl.federation.trained import Trained
 from fl.federation.training import LocalObjective
-from fl.secure import SERVER, Envelope, Server
-from fl.secure.session import outcome_of
-from fl.secure.wire import SEALED_EXTRA
+from fl.secure import Envelope, Server
+from fl.secure.boxes import LOCKED_EXTRA, SEALED_EXTRA
+from fl.secure.exchange import INTERRUPTED
 from surgery import Stack, unstack
 
-_FRAME = 1 << 10  # bytes that a frame may have beside a piece
 _KEY = 32  # bytes of a public key
 
 
@@ -43,7 +41,7 @@ def recombine(
     letters = []
     for k in range(len(clients)):
         letter, _ = remote.letter(cohort, LocalObjective(cross_entropy, {}), rng, k)
-        secure = {"pieces": [list(names) for names in pieces], "server": server.public.hex()}
+        secure = {"pieces": [list(names) for names in pieces], "server": server.public.hex(), "repeats": repeats}
         letters.append(letter._replace(header={**letter.header, "secure": secure}))
 
     def joined(k: int, answer: Letter) -> tuple[bytes, Tensor]:
@@ -55,13 +53,31 @@ def recombine(
         return bytes(key.tolist()), loss
 
     came = remote.exchange(clients, letters, [1 << 20] * len(clients), joined, rng.round)
-    tickets = {clients[k]: letters[k].header["ticket"] for k in came}
-    sent = _relay(remote, server, {clients[k]: key for k, (key, _) in came.items()}, tickets, lengths, rng)
-    outcome = outcome_of(server, list(tickets), sent, time.perf_counter() - began)
-    if len(outcome.models) < remote.quorum(clients):
+    limit = (1 << 20) + len(clients) * len(lengths) * (max(lengths) + SEALED_EXTRA + LOCKED_EXTRA)
+
+    def carry(phase: int, waiting: dict[int, list[bytes]]) -> dict[int, list[Envelope]]:
+        to = list(waiting)
+        orders = [
+            Letter({**remote.header("exchange", client, rng), "phase": phase}, _packed(waiting[client]))
+            for client in to
+        ]
+
+        def sent(k: int, answer: Letter) -> list[Envelope]:
+            said = fields(answer.header, {"kind": str, "ticket": str, "to": list})
+            if (said["kind"], said["ticket"]) != ("exchanged", orders[k].header["ticket"]) or not whole(said["to"]):
+                raise Refused("it did not pass on what it was asked for")
+            return [Envelope(*pair) for pair in zip(said["to"], frames(answer.tensors))]
+
+        what = f"round {rng.round}, secure recombination"
+        came = remote.exchange(to, orders, [limit] * len(to), sent, None, what)
+        return {to[k]: envelopes for k, envelopes in came.items()}
+
+    outcome = server.run({clients[k]: key for k, (key, _) in came.items()}, carry)
+    left = len(outcome.models) or list(outcome.excluded.values()).count(INTERRUPTED)
+    if left < remote.quorum(clients):
         gone = "; ".join(f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items())
         raise FLError(
-            f"round {rng.round}: {len(outcome.models)} of {len(clients)} clients took part in secure recombination to "
+            f"round {rng.round}: {left} of {len(clients)} clients took part in secure recombination to "
             f"its end, fewer than --quorum {remote.quorum(clients)}: {gone}. What came before is saved: see to these "
             "nodes and go on with --resume"
         )
@@ -69,47 +85,9 @@ def recombine(
     loss = torch.stack([came[k][1] if k in came else nothing for k in range(len(clients))])
     sizes = tuple(len(fed.clients.train[client]) if k in came else 0 for k, client in enumerate(clients))
     trained = Trained(starts, loss, sizes, traffic.count(starts, sizes), starts)
-    return _finite(recombined(trained, starts, clients, pieces, outcome, rng.round, outcome.seconds), starts)
-
-
-def _relay(
-    remote: Any, server: Server, keys: dict[int, bytes], tickets: dict[int, str], lengths: Sequence[int], rng: Rng
-) -> Counter[tuple[int, int]]:
-    """Pass frames on until the server has finished; returns the bytes by (sender, recipient). A frame to a node that
-    does not answer is lost, which the protocol repairs or names.
-    """
-    sent: Counter[tuple[int, int]] = Counter()
-    waiting: dict[int, list[bytes]] = defaultdict(list)
-    limit = (1 << 20) + 4 * len(lengths) * (max(lengths) + SEALED_EXTRA + _FRAME) * (len(keys) + 1)
-
-    def post(envelopes: Sequence[Envelope]) -> None:
-        for sender, recipient, frame in envelopes:
-            sent[sender, recipient] += len(frame)
-            if recipient == SERVER:
-                post(server.receive(frame))
-            elif recipient in keys:
-                waiting[recipient].append(frame)
-
-    post(server.start(keys))
-    while waiting or not server.finished:
-        if not waiting:
-            post(server.tick())
-            continue
-        to, letters = sorted(waiting), []
-        for client in to:
-            header = {**remote.header("frames", client, rng), "party": tickets[client]}
-            letters.append(Letter(header, _packed(waiting.pop(client))))
-
-        def read(k: int, answer: Letter, letters: Sequence[Letter] = letters, to: Sequence[int] = to) -> list[Envelope]:
-            said = fields(answer.header, {"kind": str, "ticket": str, "to": list})
-            if said["kind"] != "frames" or said["ticket"] != letters[k].header["ticket"] or not whole(said["to"]):
-                raise Refused("it did not pass on what it was asked for")
-            return [Envelope(to[k], *pair) for pair in zip(said["to"], frames(answer.tensors))]
-
-        what = f"round {rng.round}, secure recombination"
-        for envelopes in remote.exchange(to, letters, [limit] * len(to), read, None, what).values():
-            post(envelopes)
-    return sent
+    return _finite(
+        recombined(trained, starts, clients, pieces, outcome, rng.round, time.perf_counter() - began), starts
+    )
 
 
 def frames(tensors: dict[str, Tensor]) -> list[bytes]:

@@ -2,11 +2,13 @@
 
     FOLDER/RUN/ROUND-VERSION.safetensors
     FOLDER/levels/DIGEST.safetensors      finished levels that the server has sent, and will not send again
+    FOLDER/exchange                       its keys and pieces in secure recombination, until it has uploaded them
 
-The last file by name is the newest. A node that is started anew finds them, and a run that the server resumes from an
-earlier checkpoint names an earlier version.
+The last version by name is the newest. A node that is started anew finds all of it, and a run that the server resumes
+from an earlier checkpoint names an earlier version.
 """
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -89,7 +91,40 @@ class Store:
             if old.stem not in digests:
                 old.unlink(missing_ok=True)
 
+    def hold(self, exchange: bytes | None) -> None:
+        """Keep what the next letter of an exchange in secret needs, which nobody else on that machine can read; None:
+        delete it.
+
+        >>> import tempfile
+        >>> store = Store(Path(tempfile.mkdtemp()))
+        >>> store.hold(b"secret")
+        >>> store.held()
+        b'secret'
+        >>> store.hold(None)
+        >>> store.held()
+        Traceback (most recent call last):
+        fl.deploy.letters.Refused: it takes no part in this exchange: its keys are gone
+        """
+        if exchange is None:
+            for old in self._folder.glob("*exchange*") if self._folder else ():  # and what a killed process left
+                old.unlink(missing_ok=True)
+            return
+        path = self._given() / "exchange"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, open(temporary, "xb", opener=lambda p, flags: os.open(p, flags, 0o600)) as f:
+            f.write(exchange)
+
+    def held(self) -> bytes:
+        """What `hold` kept. Raises Refused if it is gone."""
+        try:
+            return (self._given() / "exchange").read_bytes()
+        except OSError:
+            raise Refused("it takes no part in this exchange: its keys are gone") from None
+
     def _run(self, run: int) -> Path:
+        return self._given() / f"{run:016x}"
+
+    def _given(self) -> Path:
         if self._folder is None:
             raise Refused("this node has no folder in which it could keep a state of its own: give it one")
-        return self._folder / f"{run:016x}"
+        return self._folder

@@ -118,7 +118,11 @@ def make_batches(
     ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
     """
     steps = max((filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
-    ask(8 * len(parts) * steps * (size + 1), f"the batches of {epochs:,} epochs", "use fewer --local-epochs")
+    ask(
+        8 * len(parts) * steps * (size + 1),
+        f"the batches of {epochs:,} epochs" + f" with {repeats:,} steps on each" * (repeats > 1),
+        "use fewer of them",
+    )
     rows, real = [], []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))

@@ -19,13 +19,11 @@ class Elsewhere(Protocol):
 
     Attributes:
         splits: how many samples each client has. The numbers of the samples mean nothing here.
-        steady: whether clients remember, in memory, from one message to the next.
         labels: whether the labels of the data that stand in for the clients' are as frequent as theirs.
     """
 
     splits: Splits
     labels: bool
-    steady: bool
 
     def specs(self, space: Space) -> list[Spec] | None:
         """The architecture of each client by its own budget; None if the settings choose them."""

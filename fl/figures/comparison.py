@@ -1,8 +1,6 @@
 """Runs side by side: a figure, and the table beside it."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -16,11 +14,12 @@ from fl.base.columns import Due
 from fl.base.flags import choice
 from fl.base.tables import wrapped
 from fl.figures.lines import Line, draw_lines, name_ends, name_lines, parts, styles
-from fl.figures.style import check_new, save, shorten
+from fl.figures.style import check_new, save, shorten, two_wide
 from fl.runs.columns import columns
 from fl.runs.metrics import Row
 
 _HIGH = 3.1  # inches of a panel
+_EMPTY = -1  # a place without a panel
 
 
 def comparison_figure(
@@ -42,17 +41,15 @@ def comparison_figure(
     together = parts(lines)
     looks = styles(together)
     keys = panels([set().union(*rows) for line in lines for rows in line.runs])
-    rows, wide = _rows(keys, len(together))
-    figure = Figure(figsize=((4.6 if wide < 3 else 3.6) * wide, _HIGH * len(rows)), layout="constrained")
+    rows = _rows(len(keys), len(together))
+    figure = Figure(figsize=(max(4.6, 3.8 * len(rows[0])), _HIGH * len(rows)), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     drawn: dict[str, list[Axes]] = {key: [] for key in keys}
-    for axes, row in zip(figure.subplots(len(rows), wide, squeeze=False), rows):
-        for axis, (key, part) in zip(axes, row):
-            behind = [line for line in lines if line not in together[part]]
-            draw_lines(axis, key, together[part], looks, behind, along)
-            drawn[key].append(axis)
-        for axis in axes[len(row) :]:
-            axis.set_visible(False)
+    for number, axis in sorted(figure.subplot_mosaic(rows, empty_sentinel=_EMPTY).items()):
+        at, part = divmod(number, len(together))
+        behind = [line for line in lines if line not in together[part]]
+        draw_lines(axis, keys[at], together[part], looks, behind, along)
+        drawn[keys[at]].append(axis)
     for axes in drawn.values():
         name_ends(axes, looks, _HIGH)
     name_lines(figure, lines, looks, along)
@@ -60,17 +57,17 @@ def comparison_figure(
     save(figure, path)
 
 
-def _rows(keys: Sequence[str], parts: int) -> tuple[list[list[tuple[str, int]]], int]:
-    """The panels of each row, as columns and numbers of parts of the lines, and how many fit into a row. With several
-    parts every column begins a row.
+def _rows(keys: int, parts: int) -> list[list[int]]:
+    """The numbers of the panels in each row, key by key and part by part. With several parts every key begins a row.
 
-    >>> _rows(["accuracy", "loss"], 1), _rows(["accuracy", "loss"], 2)[0][1]
-    (([[('accuracy', 0), ('loss', 0)]], 2), [('loss', 0), ('loss', 1)])
+    >>> _rows(3, 1), _rows(2, 2), _rows(1, 4)
+    ([[0, 0], [1, 2]], [[0, 1], [2, 3]], [[0, 1, 2], [3, -1, -1]])
     """
-    wide = min(3, parts) if parts > 1 else len(keys) if len(keys) < 4 else math.ceil(len(keys) / 2)
-    chains = [[(key, part) for part in range(parts)] for key in keys]
-    chains = chains if parts > 1 else [list(chain.from_iterable(chains))]
-    return [row[at : at + wide] for row in chains for at in range(0, len(row), wide)], wide
+    if parts == 1:
+        return two_wide(keys)
+    wide = min(3, parts)
+    starts = [key * parts + at for key in range(keys) for at in range(0, parts, wide)]
+    return [[n if n // parts == start // parts else _EMPTY for n in range(start, start + wide)] for start in starts]
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:

@@ -21,7 +21,7 @@ _GRID = 400  # positions of a row
 _NAMED = 45  # with more rows than these, blocks are named instead of rows
 
 
-def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path) -> None:
+def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path, title: str) -> None:
     """Write maps side by side: the share of the clients that cover each part of the global model's layers.
 
     A row is a layer (a weight with two axes or more); the first is next to the input. Along a row are its outputs, in
@@ -29,15 +29,15 @@ def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path) -> None:
 
     Args:
         panels: from a title to the plans of all clients, which are of one global model. Panels may differ in it.
-        path: of the figure.
+        path, title: of the figure.
 
     Raises:
         FLError: as `coverage`, and for a path that cannot be written.
     """
-    save(coverage_maps(panels), path)
+    save(coverage_maps(panels, title), path)
 
 
-def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
+def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figure:
     """The figure of `draw_coverage`."""
     tables = [_rows(plans) for plans in panels.values()]
     height = 1.3 + max(min(9.0, max(1.5, 0.19 * len(rows))) for rows, _ in tables)
@@ -51,6 +51,7 @@ def coverage_maps(panels: Mapping[str, Sequence[Submodel]]) -> Figure:
         )
         axis.set_title(shorten(label), fontsize=10)
         _mark(axis, names, named=axis is axes[0] or not same)
+    figure.suptitle(shorten(title), fontsize=11)
     figure.supxlabel("outputs of the layer (% of the full width)", fontsize=9)
     bar = figure.colorbar(
         image, ax=list(axes), label="share of the clients that cover an output\n(mean over inputs)", pad=0.02, aspect=30
@@ -103,4 +104,5 @@ def leave_coverage(run: Simulation) -> None:
     plans = list(map(run.algorithm.plan, range(len(run.fed.fleet))))
     bare = list(map(ungrafted, plans))
     grafted = {"without grafting": bare, "with grafting": plans}
-    draw_coverage(grafted if bare != plans else {"clients' models": plans}, run.folder / "coverage.png")
+    maps = grafted if bare != plans else {"clients' models": plans}
+    draw_coverage(maps, run.folder / "coverage.png", run.config.title())

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fl.figures.style import COLORS, finish, save, shorten
+from fl.figures.style import COLORS, finish, save, shorten, two_wide
 from fl.runs.columns import columns
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
@@ -47,9 +47,10 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
 def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     """The curves of one run: accuracy (global model, and the K models with their spread), loss and similarity."""
     with_cosine = any("models_cosine" in row for row in rows)
-    figure = Figure(figsize=(10.5 if with_cosine else 7.6, 3.7), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12)
-    axes = figure.subplots(1, 3 if with_cosine else 2)
+    rows_of = two_wide(3 if with_cosine else 2)
+    figure = Figure(figsize=(7.6, 0.3 + 3.4 * len(rows_of)), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    axes = [axis for _, axis in sorted(figure.subplot_mosaic(rows_of).items())]
     accuracy, loss = axes[:2]
 
     _line(accuracy, rows, "accuracy", COLORS[0], "global model")

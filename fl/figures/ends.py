@@ -7,10 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import ScaledTranslation
 
 SIZE = 8
 """Points of a name's letters."""
-_BESIDE = 1.07  # of the axes' width: room for lines that lead to the names
+_BESIDE = 0.25  # inches from a line's end to its name: room for a line that leads there
 _LINE = 1.35 * SIZE / 72  # inches from one name to the next
 
 
@@ -22,8 +24,8 @@ class Named(NamedTuple):
 
 
 def label_ends(axis: Axes, named: Sequence[Named], height: float) -> None:
-    """Write the name of each line right of the axes, at the height of the line's last point or as near as there is
-    room, and connect the two. Where the last value is not finite, the name says so: "fesem (nan)".
+    """Write the name of each line right of its last point, at that height or as near as there is room, and connect the
+    two. Where the last value is not finite, the name says so: "fesem (nan)".
 
     Args:
         height: of the axes in inches, at least. The limits of the axes must be final.
@@ -31,13 +33,15 @@ def label_ends(axis: Axes, named: Sequence[Named], height: float) -> None:
     low, high = axis.get_ylim()
     to_share = axis.transScale + axis.transLimits
     points = [_last(axis, line, low, high) for _, line in named]
-    heights = [0.0 if point is None else float(to_share.transform(point)[1]) for point in points]
-    places = spread(heights, _LINE / height)
-    for (name, line), point, place in zip(named, points, places):
+    shares = [(1.0, 0.0) if point is None else to_share.transform(point) for point in points]
+    places = spread([float(high) for _, high in shares], _LINE / height)
+    beside = axis.transAxes + ScaledTranslation(_BESIDE, 0, axis.figure.dpi_scale_trans)
+    for (name, line), point, (right, _), place in zip(named, points, shares, places):
         values = np.asarray(line.get_ydata(), float)
         text = name if len(values) and np.isfinite(values[-1]) else f"{name} ({values[-1] if len(values) else 'none'})"
         color = tuple(0.75 * part for part in to_rgb(line.get_color()))  # darker, to be read
         look = {"va": "center", "ha": "left", "fontsize": SIZE, "color": color, "annotation_clip": False}
+        look["path_effects"] = [withStroke(linewidth=2, foreground="white")]  # of a line that ends early lies on others
         leader = {
             "arrowstyle": "-",
             "relpos": (0, 0.5),
@@ -50,8 +54,8 @@ def label_ends(axis: Axes, named: Sequence[Named], height: float) -> None:
         axis.annotate(
             text,
             xy=point or (1, low),
-            xytext=(_BESIDE, place),
-            textcoords="axes fraction",
+            xytext=(right, place),
+            textcoords=beside,
             arrowprops=None if point is None else leader,
             **look,
         )

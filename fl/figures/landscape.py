@@ -19,7 +19,7 @@ _LEAST = 1.1  # the colours span at least this factor, so that rounding does not
 
 def draw_figure(found: Sequence[Landscape], title: str, what: str, path: Path) -> None:
     """A panel for each model with levels and contours of the loss, which are logarithmic and the same in all panels."""
-    columns = min(len(found), 4)
+    columns = min(len(found), 2 if len(found) <= 4 else 4)
     rows = math.ceil(len(found) / columns)
     figure = Figure(figsize=(1.2 + 2.6 * columns, 0.7 + 2.75 * rows), layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)

@@ -15,6 +15,9 @@ from fl.figures.style import shorten
 from surgery import SectionSimilarity
 
 _MOST = 6  # models in one figure
+_KEY = (
+    "blocks by their names in the model; without --first a section's first block, whose shapes may differ, is left out"
+)
 _WRITTEN = 5  # with more blocks than these, a panel does not show its numbers
 
 
@@ -29,7 +32,7 @@ def heat_maps(found: Sequence[Compared]) -> Figure:
     width = max(4.8, 1.6 + 2.1 * columns)
     titles = [textwrap.fill(shorten(one.title), int(12 * width)) for one in found]
     heights = [0.95 + 0.2 * title.count("\n") + 2.0 * n for title, n in zip(titles, rows)]
-    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
     parts = figure.subfigures(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
     matrices = [section.matrix for one in found for part in (one.before, one.after or []) for section in part]
     apart = torch.cat([matrix[~torch.eye(len(matrix), dtype=torch.bool)] for matrix in matrices])
@@ -50,6 +53,7 @@ def heat_maps(found: Sequence[Compared]) -> Figure:
         bar = part.colorbar(image, ax=panels, pad=0.02, aspect=14 * number, shrink=0.9)
         bar.set_label("mean similarity", fontsize=8)
         bar.ax.tick_params(labelsize=7)
+    figure.supxlabel(textwrap.fill(_KEY, int(16 * width)), fontsize=8, color="0.3")
     return figure
 
 

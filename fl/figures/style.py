@@ -61,6 +61,17 @@ def _spent(axis: Axes, along: str) -> str:
     return COSTS[along].label.replace(COSTS[along].heading, unit)
 
 
+def two_wide(number: int) -> list[list[int]]:
+    """Panels in rows of two, for `Figure.subplot_mosaic`, so that they can be read on a narrow screen; the first of an
+    odd number has a row of its own.
+
+    >>> two_wide(1), two_wide(3), two_wide(4)
+    ([[0]], [[0, 0], [1, 2]], [[0, 1], [2, 3]])
+    """
+    order = [0, *range(number)] if number > 1 and number % 2 else [*range(number)]
+    return [order[at : at + 2] for at in range(0, len(order), 2)]
+
+
 def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] | None = None) -> None:
     """Notes below all panels, in small letters, and below them a legend if there are entries. The figure grows for it.
 

@@ -1,6 +1,5 @@
 """Pictures of a sweep: learning curves, and their ends against the swept value."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from fl.algorithms import ALGORITHMS
 from fl.analysis.groups import common
@@ -33,7 +33,7 @@ from fl.runs.metrics import Row
 
 _HIGH = 3.2  # inches of a panel
 _ROOM = 40  # characters that stand side by side below an axis
-_NEAREST = 0.08  # share of an axis between two places whose names do not touch
+_STEP = 0.015  # share of an axis between what lines have at one value
 
 Found = Mapping[tuple[str, str], Sequence[Run]]
 """(value, method) -> one run a seed; the value of a method that does not read the option is ""."""
@@ -68,9 +68,9 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
             shown = [line for line in mine if line.label in labels]
             behind = [line for line in mine if line.label not in labels]
             panels.append((f"{short} = {head}" if several else head, shown + references, behind))
-    wide = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
+    wide = min(2 if len(panels) <= 6 else 3, len(panels))
     high = math.ceil(len(panels) / wide)
-    figure = Figure(figsize=((6.4, 4.6, 3.6)[wide - 1] * wide, _HIGH * high), layout="constrained")
+    figure = Figure(figsize=(max(6.4, 3.8 * wide), _HIGH * high), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     axes = figure.subplots(high, wide, squeeze=False).flatten()
     for number, (axis, (head, part, behind)) in enumerate(zip(axes, panels)):
@@ -79,7 +79,7 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
             axis.set_ylabel("")
         axis.set_title(head, fontsize=10)
     for axis in axes[len(panels) :]:
-        axis.set_visible(False)
+        axis.remove()
     name_ends(axes[: len(panels)], looks, _HIGH)
     name_lines(figure, [*lines.values(), *references], looks, notes=_note(references, short))
     figure.suptitle(shorten(title), fontsize=10)
@@ -108,12 +108,15 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     for row, (key, column) in zip(figure.subplots(len(keys), len(together), squeeze=False), keys.items()):
         spreads = {at: _spread(runs, key) for at, runs in found.items() if all(key in outcome(run) for run in runs)}
         for axis, part in zip(row, together):
+            places = _scale(axis, values)
+            beside = [line for line in part if not line.reference]
             for line in lines:
                 look = looks[line.label] if line in part else None
-                _values(axis, line, look, values, spreads, columns()[column].ends)
+                steps = beside.index(line) - (len(beside) - 1) / 2 if line in beside else 0
+                _values(axis, line, look, values, _moved(axis, places, steps), spreads, columns()[column].ends)
             finish(axis, column)
             axis.set_xlabel(option)
-            _ticks(axis, values)
+            _ticks(axis, values, places)
         name_ends(row, looks, _HIGH)
     notes = [seeds_note([len(runs) for runs in found.values()], "bar or band" if references else "bar")]
     name_styles(figure, lines, looks, notes + _note(references, _short(option)))
@@ -126,6 +129,7 @@ def _values(
     line: Line,
     look: Style | None,
     values: Sequence[str],
+    places: Sequence[float],
     spreads: Mapping[tuple[str, str], tuple[float, float]],
     ends: tuple[float, float],
 ) -> None:
@@ -134,7 +138,6 @@ def _values(
         mean, std = spreads["", line.method]
         axis.axhline(mean, ls=look.dash, color=look.color, lw=1.2, label=line.label)
         axis.axhspan(*np.clip([mean - std, mean + std], *ends), color=look.color, alpha=0.15, lw=0)
-    places, _ = positions(values)
     order = [k for k in np.argsort(places) if (values[k], line.method) in spreads]
     if line.reference or not order:
         return
@@ -149,37 +152,69 @@ def _values(
         axis.errorbar(at, mean, bars, fmt="none", capsize=3, elinewidth=1, ecolor=look.color)
 
 
-def _ticks(axis: Axes, values: Sequence[str]) -> None:
-    """The swept values below an axis, askew if they are long."""
+def _scale(axis: Axes, values: Sequence[str]) -> list[float]:
+    """Give an axis the scale that suits the swept values, and return their places."""
     places, scale = positions(values)
-    axis.set_xscale(scale)
-    axis.set_xticks(places, values)
-    if sum(map(len, values)) > _ROOM:
+    least = {"linthresh": min(place for place in places if place > 0)} if scale == "symlog" else {}
+    axis.set_xscale(scale, **least)
+    return places
+
+
+def _moved(axis: Axes, places: Sequence[float], steps: float) -> Sequence[float]:
+    """Places a little to the right by so many steps, so that what is at one value does not hide each other."""
+    if not steps:
+        return places
+    scale = axis.xaxis.get_transform()
+    shown = scale.transform(np.array(places, float))
+    return scale.inverted().transform(shown + _STEP * steps * (np.ptp(shown) or 1.0))
+
+
+def _ticks(axis: Axes, values: Sequence[str], places: Sequence[float]) -> None:
+    """The swept values below an axis: words askew if they are long, numbers where there is room."""
+    numbers = isinstance(places[0], float)
+    axis.set_xticks(places, _with_room(axis, values, places) if numbers else values)
+    axis.xaxis.set_minor_locator(NullLocator())
+    if not numbers and sum(map(len, values)) > _ROOM:
         axis.tick_params(axis="x", labelrotation=25, labelsize=8)
         for tick in axis.get_xticklabels():
             tick.set(ha="right", rotation_mode="anchor")
-    axis.minorticks_off()
+
+
+def _with_room(axis: Axes, values: Sequence[str], places: Sequence[float]) -> list[str]:
+    """The values, empty where they would touch one before them or the largest."""
+    shown = axis.xaxis.get_transform().transform(np.array(places, float))
+    *middle, last = np.argsort(shown, kind="stable")
+    room = (np.ptp(shown) or 1.0) / _ROOM
+
+    def apart(a: int, b: int) -> bool:
+        return abs(shown[a] - shown[b]) >= room * (1 + len(values[a]) + len(values[b])) / 2
+
+    kept = [last]
+    for at in middle:
+        if all(apart(at, other) for other in kept):
+            kept.append(at)
+    return [value if at in kept else "" for at, value in enumerate(values)]
 
 
 def positions(values: Sequence[str]) -> tuple[list[float], str]:
-    """The places of values on an axis, and its scale.
+    """The places of values on an axis, and its scale: those that are not numbers stand side by side in their order.
 
-    Numbers stand at their own place; the scale is logarithmic if they are positive and span a factor of ten. If some
-    are too near to each other they stand side by side in their order, and if some are not numbers in the given order.
+    Numbers stand at their own place; the scale is logarithmic if they are positive and span a factor of ten, and if
+    there is a 0 as well linear below the least of the others.
 
     >>> positions(["5", "20"]), positions(["layer", "block"]), positions(["0.2", "0", "0.01"])
-    (([5.0, 20.0], 'linear'), ([0, 1], 'linear'), ([2, 0, 1], 'linear'))
+    (([5.0, 20.0], 'linear'), ([0, 1], 'linear'), ([0.2, 0.0, 0.01], 'symlog'))
     """
     try:
         numbers = [float(text) for text in values]
     except ValueError:
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
         return list(range(len(values))), "linear"
-    order = sorted(numbers)
-    scale = "log" if order[0] > 0 and order[-1] >= 10 * order[0] else "linear"
-    at = list(map(math.log, order)) if scale == "log" else order
-    if min((b - a for a, b in itertools.pairwise(at)), default=math.inf) < _NEAREST * (at[-1] - at[0]):
-        return [order.index(number) for number in numbers], "linear"
-    return numbers, scale
+    above = [number for number in numbers if number > 0]
+    if min(numbers) < 0 or not above or max(above) < 10 * min(above):
+        return numbers, "linear"
+    return numbers, "log" if len(above) == len(numbers) else "symlog"
 
 
 def _short(option: str) -> str:

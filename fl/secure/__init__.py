@@ -15,14 +15,14 @@ clients no piece is lost or doubled, whatever happens on the way.
 What it protects, and what it does not:
 
 - Parties are assumed to be honest but curious: they follow the protocol and look at everything that passes by. A client
-  that lies can spoil the round (which then ends without models, if the server notices: pieces that it cannot open, that
+  that lies can spoil the round (which then ends with an error, if somebody notices: pieces that cannot be opened, that
   belong to another session or place, or that come twice). It can also replace others' pieces by made-up ones unnoticed:
   it sends made-up pieces, correctly sealed, receives real ones for them and drops these. No signature would show it.
 - No client colludes with the server. One that tells which sealed pieces it passed on, and to whom, undoes its part.
 - The server is trusted with the public keys: it gives the clients each other's keys. A server that hands out its own
   keys instead could sit in between; where that is a worry, get the keys from elsewhere.
-- Whoever carries messages sees who writes to whom and when, and can tell pieces from short messages: so how many pieces
-  travel between two clients. They do not see which pieces, or which come back: all have one length and a random order.
+- Whoever carries messages sees who writes to whom and when: so how many pieces travel between two clients. They do not
+  see which pieces, or which come back: all have one length and a random order.
 - Only the order is secret. The server sees every trained piece, and may tell from their values which belong together
   (those of one client's model fit each other). It is neither secure aggregation nor differential privacy.
 - One repeat leaves some 70 % of the pieces where they were trained; each further repeat leaves about two thirds of the
@@ -30,8 +30,7 @@ What it protects, and what it does not:
   stays with its client with about that share to the power of the number of pieces: for 5 pieces 18 % after one repeat,
   3 % after two and 0.5 % after three; for 10 pieces 2.5 %, 0.2 %, below 0.1 %. Use three repeats or more, and layers as
   pieces.
-- After a client is lost, the others exchange anew. If it was lost during the upload, the server has received some of
-  the models of both attempts, and pieces that a client uploads twice are more likely its own.
+- After a client is lost, the others exchange anew, and whoever carries messages sees how many pieces travel both times.
 
 What it costs, and changes:
 
@@ -43,16 +42,8 @@ What it costs, and changes:
   the order. Keys, sessions and tags are new in every round and always random.
 """
 
-from fl.secure.client import Client
-from fl.secure.crypto import require
-from fl.secure.faults import Cause, Fault
-from fl.secure.network import Network
-from fl.secure.party import Envelope
-from fl.secure.server import Server
-from fl.secure.session import Outcome, exchange
-from fl.secure.wire import SERVER
+from fl.secure.boxes import SERVER, require
+from fl.secure.client import Client, Envelope
+from fl.secure.exchange import Outcome, Server, exchange
 
-__all__ = [
-    "SERVER", "Cause", "Client", "Envelope", "Fault", "Network", "Outcome", "Server",
-    "exchange", "require",
-]  # fmt: skip
+__all__ = ["SERVER", "Client", "Envelope", "Outcome", "Server", "exchange", "require"]

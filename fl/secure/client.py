@@ -1,16 +1,28 @@
 """A client's side of the four stages."""
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from fl.secure.crypto import seal
-from fl.secure.party import Envelope, Party, random_bytes
-from fl.secure.wire import SEALED_EXTRA, SERVER, UPLOAD, Kind, Message, Sealed, listed
+from fl.base.errors import FLError
+from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, refused, seal
 
 
-class Client(Party):
+class Envelope(NamedTuple):
+    """A frame to send. Its carrier sees who writes to whom, when, and how many bytes; nothing else."""
+
+    recipient: int
+    frame: bytes
+
+
+class Client:
     """A client that gives some of its sealed pieces away, returns others for those it received, and uploads the result.
+
+    Repeat r has the phases 2r - 1 (stage 1: pieces go out) and 2r (stages 2 and 3: pieces come back); in the next one
+    the model is whole again (stage 4), and is uploaded if that was the last repeat. A client does nothing between the
+    phases: what it then has to know is in `dump`.
 
     Only its choices (which pieces to give, to whom, which to return) decide the result; keys, tags and sessions are
     always random and never change it.
@@ -19,94 +31,109 @@ class Client(Party):
         address: its number, below SERVER.
         pieces: its trained model in two or more pieces, each as long as everybody else's.
         server: the server's public key.
+        repeats: how often the stages are repeated before it uploads.
         choices: the source of its choices; None: the operating system. Simulations give a seeded one.
+        secret: its secret key, if it has one already.
+
+    Attributes:
+        public: the public key that the others have to know.
+        phase: the last one that it took part in.
     """
 
     def __init__(
-        self, address: int, pieces: Sequence[bytes], server: bytes, choices: random.Random | None = None
+        self,
+        address: int,
+        pieces: Sequence[bytes],
+        server: bytes,
+        repeats: int = 1,
+        choices: random.Random | None = None,
+        secret: bytes | None = None,
     ) -> None:
-        super().__init__(address)
+        self.address, self.repeats, self.phase = address, repeats, 0
         self._pieces, self._server = pieces, server
         self._length = max(map(len, pieces))
         self._choices = choices or random.SystemRandom()
-        self._past: set[bytes] = set()  # sessions that came to nothing
-        self._told = 0  # how many of the faults the server knows
-        self._restart(b"")
-
-    def _restart(self, session: bytes) -> None:
-        self._connect(session, {SERVER: self._server})
-        self._peers: list[int] = []
+        self._keys = Keys(secret)
+        self.public = self._keys.public
+        self._sessions: list[bytes] = []  # the last one is the one that counts
+        self._peers: dict[int, bytes] = {}  # public keys
         self._model: dict[int, bytes] = {}  # sealed pieces, by number
         self._given: dict[int, int] = {}  # the peer to whom each piece that is away was given
-        self._got: dict[int, dict[int, dict[int, bytes]]] = defaultdict(lambda: defaultdict(dict))  # phase, peer, piece
-        self._done: dict[int, set[int]] = defaultdict(set)  # peers that have sent all of a phase
-        self._blamed: set[int] = set()
-        self._settled = True
 
-    def _admits(self, message: Message) -> bool:
-        new = message.sender == SERVER and message.session not in self._past | {self._session}
-        if new:  # the server began again, without some client; this model is the trained one again
-            self._past.add(self._session)
-            self._restart(message.session)
-        return super()._admits(message)
+    @property
+    def finished(self) -> bool:
+        """Whether it has uploaded."""
+        return self.phase > 2 * self.repeats
 
-    def _handle(self, message: Message) -> bool:
-        match message.kind, message.sender == SERVER:
-            case Kind.OPEN, True:
-                self._begin_session(message.body)
-            case Kind.BEGIN, True:
-                self._begin(message.phase)
-            case Kind.PIECE, False:
-                return self._take(message)
-            case Kind.DONE, False:
-                return self._finished(message)
-            case Kind.NUDGE, True:
-                self._look_around(message.body)
-            case Kind.ASK, _:
-                self._send_again(message.sender, message.body)
-            case _:
-                return False
-        return True
+    def step(self, phase: int, frames: Sequence[bytes]) -> list[Envelope]:
+        """Do what a phase asks for.
 
-    def _begin_session(self, body: bytes) -> None:
-        """Meet the cohort, and seal the own pieces, all with the same length."""
-        cohort = {int.from_bytes(body[i : i + 4], "big"): body[i + 4 : i + 36] for i in range(0, len(body), 36)}
-        del cohort[self.address]
-        self._peers = list(cohort)
-        self._join(cohort)
-        for number, piece in enumerate(self._pieces):
-            padded = piece.ljust(self._length, b"\0")
-            content = Sealed(self._session, number, random_bytes(), padded).encode()
-            self._model[number] = seal(content, self._server)
-        self._send(SERVER, Kind.READY)
+        Args:
+            frames: for phase 1, with which every attempt begins, that of the server; otherwise those that other clients
+                sent in the phase before.
 
-    def _begin(self, phase: int) -> None:
-        for peer in self._peers:  # they have received everything sent before, or else the server would not go on
-            self._channels[peer].frames.clear()
-        for old in [p for p in self._got if p < phase - 1]:
-            del self._got[old], self._done[old]
+        Raises:
+            FLError: names both ends of a message that was forged, altered, sent before, lost, or that the protocol does
+                not ask for.
+        """
+        if self.finished or phase not in (1, self.phase + 1):
+            raise FLError(f"client {self.address} was asked for phase {phase} after phase {self.phase}")
+        if phase == 1:
+            self._begin(frames)
+        elif phase % 2:
+            self._complete(self._received(frames))
+        else:
+            got = self._received(frames)
         self.phase = phase
-        if phase == UPLOAD:
-            for number, blob in sorted(self._model.items()):
-                self._send(SERVER, Kind.PIECE, number, blob)
-            self._model = {}  # the frames are kept in case they have to be sent again
-            return
-        self._settled = False
-        self._give() if phase % 2 else self._give_back()
+        if self.finished:
+            return self._sent([(SERVER, number, blob) for number, blob in sorted(self._model.items())])
+        return self._sent(self._give() if phase % 2 else self._give_back(got))
+
+    def _begin(self, frames: Sequence[bytes]) -> None:
+        """Meet the cohort, and seal the own pieces, all with the same length; nothing of an earlier attempt counts."""
+        if len(frames) != 1:
+            raise FLError(
+                f"client {self.address} got {len(frames)} messages at the beginning, where the server sends one"
+            )
+        message = self._keys.unlock(frames[0], {SERVER: self._server}, self.address)
+        if message.session in self._sessions:
+            raise refused(SERVER, self.address, "was sent before")
+        body = message.body
+        self._peers = {int.from_bytes(body[i : i + 4], "big"): body[i + 4 : i + 36] for i in range(0, len(body), 36)}
+        del self._peers[self.address]
+        self._sessions.append(message.session)
+        padded = [piece.ljust(self._length, b"\0") for piece in self._pieces]
+        self._model = {number: seal(message.session, number, one, self._server) for number, one in enumerate(padded)}
+        self._given = {}
+
+    def _received(self, frames: Sequence[bytes]) -> dict[int, dict[int, bytes]]:
+        """Stages 2 and 4: the pieces that came from each peer."""
+        got: dict[int, dict[int, bytes]] = defaultdict(dict)
+        for frame in frames:
+            session, phase, piece, sender, _, blob = self._keys.unlock(frame, self._peers, self.address)
+            if (session, phase) != (self._sessions[-1], self.phase) or piece in got[sender]:
+                raise refused(sender, self.address, "was sent before")
+            if len(blob) != self._length + SEALED_EXTRA or piece >= len(self._pieces):
+                raise refused(sender, self.address, "is not what the protocol asks for")
+            got[sender][piece] = blob
+        return got
+
+    def _complete(self, got: dict[int, dict[int, bytes]]) -> None:
+        """Stage 4: the pieces that were kept and those that came back, one for each given, are a model again."""
         for peer in self._peers:
-            self._send(peer, Kind.DONE)
-        self._settle()
+            if got[peer].keys() != {number for number, to in self._given.items() if to == peer}:
+                raise FLError(f"client {peer} did not return to client {self.address} what it was given")
+            self._model |= got[peer]
 
-    def _give(self) -> None:
+    def _give(self) -> list[tuple[int, int, bytes]]:
         """Stage 1: give a random part of the pieces, at least one but not all, each to one random other client."""
-        count = len(self._pieces)
+        count, peers = len(self._pieces), list(self._peers)
         chosen = self._choices.randrange(1, 2**count - 1)
-        self._given = {n: self._choices.choice(self._peers) for n in range(count) if chosen >> n & 1}
-        self._hand_out([(peer, number, self._model.pop(number)) for number, peer in self._given.items()])
+        self._given = {n: self._choices.choice(peers) for n in range(count) if chosen >> n & 1}
+        return [(peer, number, self._model.pop(number)) for number, peer in self._given.items()]
 
-    def _give_back(self) -> None:
+    def _give_back(self, got: dict[int, dict[int, bytes]]) -> list[tuple[int, int, bytes]]:
         """Stage 3: return, for every piece that came from a peer, one random element of that piece's buffer."""
-        got = self._got[self.phase - 1]
         returned = []
         for number in range(len(self._pieces)):
             givers = [peer for peer in self._peers if number in got[peer]]
@@ -117,69 +144,56 @@ class Client(Party):
             returned += [(peer, number, buffer.pop()) for peer in givers]
             if buffer:
                 self._model[number] = buffer.pop()
-        self._hand_out(returned)
+        return returned
 
-    def _hand_out(self, parcels: list[tuple[int, int, bytes]]) -> None:
-        """Send tuples (peer, number, sealed piece) in an order that does not reveal which pieces they are."""
+    def _sent(self, parcels: list[tuple[int, int, bytes]]) -> list[Envelope]:
+        """Tuples (recipient, number, sealed piece) as frames, in an order that does not reveal which they are."""
         random.SystemRandom().shuffle(parcels)  # not from `choices`: the order does not change the result
-        for peer, number, blob in parcels:
-            self._send(peer, Kind.PIECE, number, blob)
+        publics = {**self._peers, SERVER: self._server}
+        return [
+            Envelope(
+                to, self._keys.lock(Message(self._sessions[-1], self.phase, n, self.address, to, blob), publics[to])
+            )
+            for to, n, blob in parcels
+        ]
 
-    def _take(self, message: Message) -> bool:
-        """Stages 2 and 4: keep an incoming piece with the others that came from the same peer in that phase."""
-        got = self._got[message.phase][message.sender]
-        fits = len(message.body) == self._length + SEALED_EXTRA and message.piece < len(self._pieces)
-        if not fits or message.piece in got or message.phase not in (self.phase, self.phase + 1):
-            return False
-        if message.sender in self._done[message.phase]:  # it said that it would send no more
-            return False
-        got[message.piece] = message.body
-        return True
+    def dump(self) -> bytes:
+        """All that it has to know in the next phase, its secret key among it."""
+        said = {
+            "address": self.address,
+            "repeats": self.repeats,
+            "phase": self.phase,
+            "server": self._server.hex(),
+            "secret": self._keys.secret.hex(),
+            "sessions": [session.hex() for session in self._sessions],
+            "peers": {peer: public.hex() for peer, public in self._peers.items()},
+            "given": self._given,
+            "pieces": [len(piece) for piece in self._pieces],
+            "model": list(self._model),
+        }
+        head = json.dumps(said).encode()
+        return b"".join([len(head).to_bytes(8, "big"), head, *self._pieces, *self._model.values()])
 
-    def _finished(self, message: Message) -> bool:
-        """A peer has sent all its pieces. In stage 4 these must be one for each piece that it was given."""
-        phase, peer = message.phase, message.sender
-        due = {number for number, to in self._given.items() if to == peer}
-        if phase not in (self.phase, self.phase + 1) or (phase % 2 == 0 and self._got[phase][peer].keys() != due):
-            return False
-        self._done[phase].add(peer)
-        self._settle()
-        return True
+    @classmethod
+    def load(cls, data: bytes, choices: random.Random | None = None) -> "Client":
+        """The inverse of `dump`. Raises ValueError or KeyError for other bytes."""
+        begin = 8 + int.from_bytes(data[:8], "big")
+        said = json.loads(data[8:begin])
 
-    def _wrong(self, sender: int) -> None:
-        self._blamed.add(sender)  # and this client does not go on with it: see `_missing`
-        super()._wrong(sender)
+        def cut(length: int) -> bytes:
+            nonlocal begin
+            begin += length
+            if begin > len(data):
+                raise ValueError("cut short")
+            return data[begin - length : begin]
 
-    def _settle(self) -> None:
-        """End a phase when everything has arrived. In stage 4 the pieces left and those returned are a model again."""
-        if self._settled or self._missing():
-            return
-        self._settled = True
-        if self.phase % 2 == 0:
-            for peer in self._peers:
-                self._model |= self._got[self.phase][peer]
-        self._send(SERVER, Kind.READY)
-
-    def _missing(self) -> list[int]:
-        """The peers for which this phase still waits."""
-        if self._settled:
-            return []
-        return [peer for peer in self._peers if peer not in self._done[self.phase] or peer in self._blamed]
-
-    def _look_around(self, lacks: bytes) -> None:
-        """The server finds this client late: ask for messages that did not come, repeat those that did not arrive.
-
-        The order matters: repeated messages may let the server go on and send what would then be asked for too early.
-        """
-        missing = self._missing()
-        for other in (SERVER, *missing):
-            self._send(other, Kind.ASK, body=self._channels[other].lacks())
-        self._send(SERVER, Kind.WAITING, body=listed(missing))
-        self._send_again(SERVER, lacks)
-
-    def _flush(self) -> list[Envelope]:
-        if self._session:
-            for fault in self.faults[self._told :]:
-                self._send(SERVER, Kind.FAULT, body=fault.encode())
-            self._told = len(self.faults)
-        return super()._flush()
+        pieces, (server, secret) = (
+            [cut(n) for n in said["pieces"]],
+            [bytes.fromhex(said[k]) for k in ("server", "secret")],
+        )
+        client = cls(said["address"], pieces, server, said["repeats"], choices, secret)
+        client.phase, client._sessions = said["phase"], [bytes.fromhex(session) for session in said["sessions"]]
+        client._peers = {int(peer): bytes.fromhex(public) for peer, public in said["peers"].items()}
+        client._given = {int(number): peer for number, peer in said["given"].items()}
+        client._model = {number: cut(client._length + SEALED_EXTRA) for number in said["model"]}
+        return client

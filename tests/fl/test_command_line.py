@@ -102,7 +102,7 @@ assert before == ({*vars(fl)}, {*vars(fl.data)})  # or fl.Dataset would stay a c
 @pytest.mark.parametrize(
     "words",
     ["fl", "fl.run --help", "fl.run pydoc --help", "fl.sweep --help", "fl.compare --help", "fl.structure --help",
-     "fl.reproduce --help", "fl.analysis --help", "fl.analysis scales --help", "fl.data --help", "fl data --help",
+     "fl.analysis --help", "fl.analysis scales --help", "fl.data --help", "fl data --help",
      "fl zoo --help", "zoo --help", "fl surgery inspect --help"],
 )  # fmt: skip
 def test_no_help_imports_pytorch(words):

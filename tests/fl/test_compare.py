@@ -241,7 +241,8 @@ def test_curves_against_traffic_and_time(tmp_path, drawn):
     assert (still.get_linestyle(), still.get_marker()) == ("--", "None")
     assert list(still.get_ydata()) == pytest.approx([0.4, 0.4])  # the selected rounds' mean
     assert len(drawn[0].legends[0].get_texts()) == 3  # long names are letters
-    assert "dashed line from edge to edge: a method that spends nothing" in drawn[0].legends[0].get_title().get_text()
+    said = drawn[0].legends[0].get_title().get_text().replace("\n", " ")
+    assert "dashed line from edge to edge: a method that spends nothing" in said
 
     assert compare.main([str(tmp_path), "--out", str(out), "--against", "seconds"]) == 0
     assert {tuple(line.get_xdata()) for line in drawn[1].axes[0].lines} == {(2.0, 4.0)}

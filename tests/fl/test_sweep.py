@@ -369,14 +369,12 @@ def test_attacks_are_swept_with_every_method(tmp_path, monkeypatch):
     curves, ends = drawn
     assert [axis.get_title() for axis in curves.axes] == [f"attack.share = {v}" for v in ("0", "0.25", "0.5")]
     accuracy, success = ends.axes
-    assert accuracy.lines[0].get_xydata().tolist() == [
-        [value, run.rows[-1]["accuracy"]] for value, run in zip((0, 0.25, 0.5), runs.values())
-    ]
+    beside = 0.5 * 0.02  # of fedavg's
+    assert accuracy.lines[0].get_xdata() == pytest.approx([0, 0.25, 0.5], abs=beside)
+    assert accuracy.lines[0].get_ydata().tolist() == [run.rows[-1]["accuracy"] for run in runs.values()]
     assert success.get_ylabel() == "images with the trigger\ntaken for its class"
-    assert success.lines[0].get_xydata().tolist() == [
-        [0.25, some["attack_success"]],
-        [0.5, attacked["attack_success"]],
-    ]
+    assert success.lines[0].get_xdata() == pytest.approx([0.25, 0.5], abs=beside)
+    assert success.lines[0].get_ydata().tolist() == [some["attack_success"], attacked["attack_success"]]
     assert {text.get_text() for text in accuracy.texts} == {"fedfa", "fedavg"}
 
 
@@ -414,13 +412,35 @@ def test_architectures_are_swept_with_methods_that_mix_them():
             assert config.architectures.widths == ((0.5, 1.0) if text == "0.5,1" else (1.0,))
 
 
-def test_values_that_lie_close_together_stand_side_by_side():
-    for values, expected in (
-        (["0", "0.01", "0.2"], ([0, 1, 2], "linear")),  # FedFA's Fig. 3
-        (["0.2", "0", "0.01"], ([2, 0, 1], "linear")),
-        (["0", "0.1", "0.2"], ([0, 0.1, 0.2], "linear")),
-        (["0.001", "0.01", "1"], ([0.001, 0.01, 1], "log")),
-        (["1", "1.1", "100"], ([0, 1, 2], "linear")),
-        (["3"], ([3], "linear")),
+def test_numbers_stand_at_their_own_place():
+    for values, scale in (
+        (["0", "0.01", "0.2"], "symlog"),  # FedFA's Fig. 3
+        (["0.2", "0", "0.01"], "symlog"),
+        (["0", "0.1", "0.2"], "linear"),
+        (["0", "5", "10", "20", "30", "40"], "linear"),
+        (["0.001", "0.01", "1"], "log"),
+        (["1", "1.1", "100"], "log"),
+        (["-1", "0", "100"], "linear"),
+        (["3"], "linear"),
     ):
-        assert sweep_figures.positions(values) == expected
+        assert sweep_figures.positions(values) == ([float(text) for text in values], scale)
+    assert sweep_figures.positions(["1", "inf"]) == ([0, 1], "linear")
+
+
+def test_values_of_methods_do_not_hide_each_other_nor_names_of_values_each_other(monkeypatch, tmp_path):
+    drawn: list[Figure] = []
+    monkeypatch.setattr(sweep_figures, "save", lambda figure, path: drawn.append(figure))
+    runs = [
+        Run(tmp_path, Config(), [{"round": 1, "seconds": 1.0, "accuracy": share, "loss": 1.0}]) for share in (0.5, 0.6)
+    ]
+    values = ["0", "0.01", "0.011", "0.1", "1"]
+    found = {(value, method): runs for value in values for method in ("fedavg", "fedmr")}
+    sweep_figures.values_figure("fedprox.mu", found, "title", tmp_path / "f.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    lines = [line for line in axis.lines if line.get_label() in ("fedavg", "fedmr")]
+    a, b = ([axis.transData.transform(xy)[0] for xy in line.get_xydata()] for line in lines)
+    assert all(4 < abs(x - y) < 12 for x, y in zip(a, b, strict=True))
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "0.01", "", "0.1", "1"]
+    assert axis.get_xticks().tolist() == [float(value) for value in values]

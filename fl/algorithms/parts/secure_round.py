@@ -6,19 +6,17 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fl.base.rng import Rng
 from fl.federation import traffic
 from fl.federation.spread import whole
 from fl.federation.trained import Trained
-from fl.secure.pieces import from_bytes, to_bytes
-from fl.secure.session import Outcome, exchange
+from fl.secure import Outcome, exchange
 from surgery import Stack
 from surgery.recombine import Segment
 
 _log = logging.getLogger("fl")
-
-_SHOWN = 10  # faults in a warning
 
 
 def recombine(
@@ -27,8 +25,8 @@ def recombine(
     """What the server receives instead of the trained models: the same pieces, recombined among the clients.
 
     A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and gets
-    the size 0, like a dropped one; a warning names it and every fault. If fewer than two clients are left, all of them
-    are left out.
+    the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is
+    lost in the upload, all of them are left out.
 
     Args:
         trained: a stack's training, as `Federation.train` returns it.
@@ -71,7 +69,9 @@ def recombined(
         for name, tensor in opened.items():
             states[name].index_copy_(0, rows, tensor)
     sizes = tuple(size if k in kept else 0 for k, size in enumerate(trained.sizes))
-    _warn(outcome, round)
+    if outcome.excluded:
+        lost = "; ".join(f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items())
+        _log.warning("warning: round %d: secure recombination: %s", round, lost)
     down, up, peers = (
         sum(sent.values()) / len(clients) for sent in (outcome.from_server, outcome.to_server, outcome.to_peers)
     )
@@ -80,11 +80,45 @@ def recombined(
     return trained._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 
-def _warn(outcome: Outcome, round: int) -> None:
-    """Log one warning that names everything that went wrong, if anything did."""
-    lost = [f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items()]
-    faults = [str(fault) for fault in outcome.faults]
-    if len(faults) > _SHOWN:
-        faults[_SHOWN:] = [f"and {len(faults) - _SHOWN} more"]
-    if lost or faults:
-        _log.warning("warning: round %d: secure recombination: %s", round, "; ".join(lost + faults))
+def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
+    """The K models of a stack, each as the bytes of its pieces, with one transfer from the device for each piece.
+
+    Args:
+        pieces: the state names of each, as `surgery.segments` gives them.
+
+    >>> to_bytes({"a": torch.tensor([1, 2]), "b": torch.tensor([[True], [False]])}, [("a",), ("b",)])[1]
+    [b'\\x02\\x00\\x00\\x00\\x00\\x00\\x00\\x00', b'\\x00']
+    """
+    columns = []
+    for names in pieces:
+        rows = torch.cat([_rows(models[name]) for name in names], 1).cpu().numpy()
+        columns.append([row.tobytes() for row in rows])
+    return [list(model) for model in zip(*columns)]
+
+
+def from_bytes(models: Sequence[Sequence[bytes]], pieces: Sequence[Segment], like: Stack) -> Stack:
+    """The inverse, bit for bit: a stack of the given models.
+
+    Args:
+        like: a stack with the names, shapes (except for the first axis), dtypes and device of the result.
+    """
+    result = dict.fromkeys(like)
+    for number, names in enumerate(pieces):
+        widths = [like[name][0].nbytes for name in names]
+        data = bytearray(b"".join(model[number] for model in models))
+        device = like[names[0]].device
+        rows = torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8)
+        for name, part in zip(names, rows.view(len(models), sum(widths)).split(widths, 1)):
+            tensor = like[name]
+            flat = part.clone(memory_format=torch.contiguous_format).view(-1)  # its own memory, aligned for any dtype
+            result[name] = flat.view(tensor.dtype).view(len(models), *tensor.shape[1:]).to(tensor.device)
+    return result
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[K, *S] as bytes [K, bytes of S]."""
+    return tensor.detach().reshape(-1).view(torch.uint8).view(len(tensor), -1) if tensor.numel() else _none(tensor)
+
+
+def _none(tensor: Tensor) -> Tensor:
+    return torch.empty(len(tensor), 0, dtype=torch.uint8, device=tensor.device)

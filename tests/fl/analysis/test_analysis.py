@@ -103,6 +103,7 @@ def test_heat_maps_show_every_section_before_and_after():
     assert {panel.images[0].get_clim() for panel in panels} == {(0.1, 0.5)}
     assert [text.get_text() for text in panels[0].texts] == ["0.15"] * 6
     assert [label.get_text() for label in panels[0].get_xticklabels()] == ["1", "2", "3"]
+    assert "first block" in figure.get_supxlabel().replace("\n", " ")
     with pytest.raises(FLError, match="7 models are too many"):
         heat_maps([Compared("x", before)] * 7)
 
@@ -234,13 +235,13 @@ def test_plans_must_be_of_one_model():
         with pytest.raises(FLError, match=reason):
             coverage(plans)
     with pytest.raises(FLError, match="no weights with two axes"):
-        coverage_maps({"a": [one]})
+        coverage_maps({"a": [one]}, "")
 
 
 @pytest.mark.drawn
 def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
     without, grafted = fleet()
-    figure = coverage_maps({"before": without, "after": grafted})
+    figure = coverage_maps({"before": without, "after": grafted}, "")
     left, right = figure.axes[:2]
     assert (left.get_title(), right.get_title()) == ("before", "after")
     layers = [name for name, shape in grafted[0].shapes.items() if len(shape) > 1]
@@ -259,7 +260,7 @@ def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
         assert thick == [1, 7, 14, 21]
         assert len(axis.lines) == 4 + 6
     monkeypatch.setattr(coverage_file, "_NAMED", 5)
-    labels = [label.get_text() for label in coverage_maps({"a": without}).axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in coverage_maps({"a": without}, "").axes[0].get_yticklabels()]
     assert labels == ["stem.conv", *(f"section{s}.{b}" for s in (1, 2, 3) for b in range(3)), "head"]
-    draw_coverage({"without grafting": without, "with grafting": grafted}, tmp_path / "c.png")
+    draw_coverage({"without grafting": without, "with grafting": grafted}, tmp_path / "c.png", "a run")
     assert (tmp_path / "c.png").stat().st_size > 10_000

@@ -168,6 +168,18 @@ def test_processes_with_tls_and_authentication_give_the_result_of_the_simulator(
 
 
 @pytest.mark.slow
+def test_nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(running):
+    pytest.importorskip("nacl", reason="needs the extra `secure`")
+    folder, run = start(running, "secret", algorithm="fedmr --fedmr.secure 1", rounds=1)
+    status, said = running.wait(run, 900), running.log(run)
+    assert status == "finished:completed", said
+    assert "is left out" not in said
+    header, row = (line.split(",") for line in (folder / "run" / "metrics.csv").read_text().splitlines())
+    assert float(row[header.index("bytes_peers")]) > 0
+    assert not list((running.root / "data").rglob("*exchange*"))  # keys are gone with the round
+
+
+@pytest.mark.slow
 def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     """One SuperNode is stopped as by SIGSTOP, another is killed; the third goes on, and both are named in one line."""
     folder, run = start(running, "faults", rounds=3, **{"round-timeout": 90.0})

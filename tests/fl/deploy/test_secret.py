@@ -1,9 +1,11 @@
 """Secure recombination among nodes, over the letters that would travel."""
 
 import logging
+from collections import defaultdict
+from itertools import product
 
 import pytest
-from fl_nodes import Direct, dealt, deployed, same, settings, simulated
+from fl_nodes import Direct, dealt, same, settings, simulated, tensors
 
 pytest.importorskip("nacl", reason="needs the extra `secure`")
 
@@ -11,7 +13,7 @@ from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.parts import secure_round
 from fl.base.errors import FLError
 from fl.deploy import node, secret
-from fl.deploy.letters import raw
+from fl.deploy.letters import Letter, raw
 from fl.deploy.node import Node
 from fl.deploy.remote import Waiting
 from fl.deploy.serve import serve
@@ -22,10 +24,33 @@ CONFIG = settings("fedmr", fedmr=FedMROptions(secure=2), clients=3)
 ENVELOPE = secret.Envelope
 
 
-@pytest.mark.slow
+class Processes(Direct):
+    """Each message is answered by a node that was just made, as in Flower's processes; what a node keeps is looked at
+    after it."""
+
+    def ask(self, letters, timeout, limits):
+        self.clients = [Node(n.number, n.data, n.split, n.budget, n.folder) for n in self.clients]
+        answered = super().ask(letters, timeout, limits)
+        self.files = {n.number: n.folder / "exchange" for n in self.clients if (n.folder / "exchange").exists()}
+        assert {path.stat().st_mode & 0o777 for path in self.files.values()} <= {0o600}
+        self.most = max(len(self.files), getattr(self, "most", 0))
+        return answered
+
+
+def run(root, spoil=None, config=CONFIG):
+    nodes, test = dealt(config, root / "data")
+    link = Processes(nodes, spoil)
+    return serve(link, config, root / "run", test, Waiting(start=0, nodes=3)), link
+
+
 def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(Node, "_choices", lambda self, rng: secure_round.choices(rng, self.number))
-    assert same(deployed(CONFIG, tmp_path)[0], simulated(CONFIG, tmp_path))
+    """Choices are drawn one after another: the sources outlive the nodes, which a node's own source has not to."""
+    sources = {}
+    own = lambda self, rng: sources.setdefault((rng, self.number), secure_round.choices(rng, self.number))  # noqa: E731
+    monkeypatch.setattr(Node, "_choices", own)
+    _, link = run(tmp_path)
+    assert same(tensors(tmp_path / "run"), simulated(CONFIG, tmp_path))
+    assert (link.most, link.files) == (3, {})  # nothing is kept when all have uploaded
 
 
 def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch):
@@ -41,16 +66,25 @@ def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch
     monkeypatch.setattr(secret, "Envelope", lambda *one: passed.append(ENVELOPE(*one)) or passed[-1])
     taken = node.to_bytes
     monkeypatch.setattr(node, "to_bytes", lambda *words: models.append(taken(*words)[0]) or [models[-1]])
-    _, link = deployed(CONFIG, tmp_path, lambda client, round, answer: answer)
+    keys = defaultdict(list)
+
+    def look(client, round, answer):
+        if answer.header["kind"] == "joined":
+            keys[client].append(answer)
+        return answer
+
+    _, link = run(tmp_path, look)
     between = [one for one in passed if one.recipient != SERVER]
     assert len(between) > 20
-    locks = [channel.lock for server in servers for channel in server._channels.values()]
-    assert not any(lock.open(one.frame[4:]) for one in between for lock in locks)
-    assert not any(server._keys.unseal(one.frame[4:]) for one in between for server in servers)
+    for one, server, client in product(between, servers, range(3)):
+        key = next(letter.tensors["public"] for letter in keys[client])
+        with pytest.raises(FLError, match="forged or altered"):
+            server._keys.unlock(one.frame, dict.fromkeys(range(3), bytes(key.tolist())), one.recipient)
+        assert server._keys.unseal(one.frame[4:]) is None
     down = [
         raw(tensor)
         for letter in link.letters
-        if letter.header["kind"] == "frames"
+        if letter.header["kind"] == "exchange"
         for tensor in letter.tensors.values()
     ]
     bare = [piece for model in models for piece in model]
@@ -58,19 +92,51 @@ def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch
     assert not any(piece in frame for piece in bare for frame in [*down, *(one.frame for one in passed)])
 
 
-def test_a_node_that_falls_silent_is_left_out_and_named(tmp_path, caplog):
-    nodes, test = dealt(CONFIG, tmp_path / "data")
-    mute = lambda client, round, answer: "gone" if client == 1 and answer.header["kind"] == "frames" else answer  # noqa: E731
+def silent(phase, who=(1,), rounds=(1, 2)):
+    """Nodes that do not answer from a phase on."""
+    asked = {}
+
+    def spoil(client, round, answer):
+        if answer.header["kind"] not in ("joined", "exchanged"):
+            return answer
+        asked[client, round] = asked.get((client, round), -1) + 1
+        return "gone" if client in who and round in rounds and asked[client, round] >= phase else answer
+
+    return spoil
+
+
+def test_a_node_that_falls_silent_is_left_out_and_the_others_begin_again(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "fl"):
-        summary = serve(Direct(nodes, mute), CONFIG, tmp_path / "run", test, Waiting(start=0, nodes=3))
-    assert "secure recombination: client 1 is left out" in caplog.text
+        summary, link = run(tmp_path, silent(2))
+    assert "secure recombination: client 1 is left out (lost in phase 2 of 5)" in caplog.text
     assert summary["final"]["dropped"] == 1
+    assert set(link.files) == {1}  # until it is asked again, or greeted by the next run
 
 
-def test_it_is_refused_where_nodes_would_forget_their_keys(tmp_path):
-    class Forgetful(Direct):
-        steady = False
+def test_a_round_in_which_an_upload_is_lost_changes_nothing_and_the_next_goes_on(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "fl"):
+        summary, link = run(tmp_path, silent(5, rounds=(1,)))
+    assert "client 0 is left out (a client was lost while they uploaded)" in caplog.text
+    assert "dropped" not in summary["final"]  # in round 2 all took part
+    assert not link.files
 
-    nodes, test = dealt(CONFIG, tmp_path / "data")
-    with pytest.raises(FLError, match="needs clients that remember their keys"):
-        serve(Forgetful(nodes), CONFIG, tmp_path / "run", test, Waiting(start=0, nodes=3))
+
+def test_what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
+    def spoil(client, round, answer):
+        if client == 1 and answer.header["kind"] == "exchanged":
+            return answer._replace(tensors={name: 255 - tensor for name, tensor in answer.tensors.items()})
+        return answer
+
+    with pytest.raises(FLError, match=r"fewer than --quorum 1.*lost in phase 2"):
+        run(tmp_path, spoil)
+    assert "takes no part" in caplog.text
+
+
+def test_a_node_whose_state_is_gone_or_damaged_says_so(tmp_path):
+    nodes, _ = dealt(CONFIG, tmp_path / "data")
+    letter = Letter({"kind": "exchange", "client": 0, "seed": 0, "round": 1, "ticket": "", "phase": 1}, {})
+    with pytest.raises(FLError, match="its keys are gone"):
+        nodes[0].answer(letter)
+    nodes[0]._store.hold(b"\0" * 8 + b"{}")
+    with pytest.raises(FLError, match="what it kept for this exchange is damaged"):
+        nodes[0].answer(letter)

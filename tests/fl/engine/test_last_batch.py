@@ -211,3 +211,11 @@ def test_the_meter_counts_the_samples(make_federation):
 def test_other_words_are_refused():
     with pytest.raises(FLError, match="there are filled, partial"):
         LocalTraining(last_batch="half").check(Dataset("x", torch.zeros(1, 2), torch.zeros(1).long(), None, None, 2))
+
+
+def test_batches_that_memory_cannot_hold_are_refused_by_what_makes_them_many():
+    how = {"size": 2, "rng": Rng(0), "device": "cpu"}
+    with pytest.raises(FLError, match=r"the batches of 1,152,\S+ epochs would take .*: use fewer of them"):
+        make_batches([torch.arange(4)], [0], epochs=2**60, **how)
+    with pytest.raises(FLError, match=r"the batches of 3 epochs with 1,152,\S+ steps on each would take"):
+        make_batches([torch.arange(4)], [0], epochs=3, repeats=2**60, **how)

@@ -84,6 +84,29 @@ def test_names_stand_at_the_ends_of_lines_and_no_text_lies_on_another(draw, numb
     assert ("light grey" in caption(figure)) == (number > MOST)
 
 
+def test_names_of_lines_that_end_early_stand_beside_their_ends(draw):
+    short = [1e-5 * (at + 1) for at in range(3)]
+    figure = draw({"fedavg": [rows()], "fedmr": [rows(tmac=short)], "local": [rows(0.5, tmac=short)]}, along="tmac")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        for text in axis.texts:
+            (end, _), left = axis.transData.transform(text.xy), Text.get_window_extent(text, renderer).x0
+            assert 0 < left - end < 0.5 * figure.dpi
+    high = draw({"fedavg": [rows()], "local": [rows(megabytes=0.0)]}, along="megabytes").axes[0]
+    assert [text.get_position()[0] for text in high.texts if text.get_text() == "local"] == [1]
+
+
+def test_figures_of_three_panels_are_two_panels_wide(draw):
+    """So that they can be read on a narrow screen; the accuracy has the first row."""
+    figure = draw({"fedavg": [rows()], "fedmr": [rows()]})
+    assert figure.get_figwidth() < 8
+    figure.draw_without_rendering()
+    accuracy, loss, cosine = (axis.get_position() for axis in figure.axes)
+    assert accuracy.y0 > loss.y1
+    assert accuracy.width > loss.width + cosine.width
+
+
 def test_axes_do_not_zoom_into_noise(draw):
     high = [0.9991, 0.9993, 0.9992]
     figure = draw({"fedavg": [rows(accuracy=high, models_cosine=[0.99998, 0.99999, 0.99999], loss=[2.3, 2.3001, 2.3])]})

@@ -111,12 +111,12 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
 )
 def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monkeypatch, name, panels):
     drawn = []
-    monkeypatch.setattr("fl.figures.coverage.draw_coverage", lambda maps, path: drawn.extend(maps))
+    monkeypatch.setattr("fl.figures.coverage.draw_coverage", lambda maps, path, title: drawn.extend([*maps, title]))
     fed = mixed(make_federation)
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
     leave_coverage(Simulation(SMALL, fed, made(name, fed), tmp_path, {}, 0))
-    assert drawn == panels
+    assert drawn == (panels and [*panels, SMALL.title()])
 
 
 def by_hand(fed, cohort, statistics):

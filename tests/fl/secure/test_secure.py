@@ -1,11 +1,10 @@
-"""Secure recombination without faults: what comes out, what nobody sees, what it costs."""
+"""Secure recombination: what comes out, what nobody sees, what it costs, and what is refused."""
 
 import logging
 import random
 import re
 import sys
-from collections import defaultdict
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,14 @@ from hypothesis import strategies as st
 
 import surgery
 from fl.algorithms import FedMROptions, fedmr, indep
-from fl.algorithms.parts.secure_round import recombine
+from fl.algorithms.parts.secure_round import from_bytes, recombine, to_bytes
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine.objectives import cross_entropy
 from fl.federation import traffic
 from fl.federation.trained import Trained
-from fl.secure.client import Client
-from fl.secure.network import Network
-from fl.secure.pieces import from_bytes, to_bytes
-from fl.secure.server import Server
-from fl.secure.session import exchange
-from fl.secure.wire import SERVER, Kind
+from fl.secure import SERVER, Client, Server, exchange
+from fl.secure.boxes import LOCKED_EXTRA, SEALED_EXTRA, Keys
 
 pytest.importorskip("nacl")
 
@@ -82,7 +77,7 @@ def test_messages_do_what_the_lists_of_the_appendix_do(k, pieces, repeats, seed)
     outcome = exchange(models, repeats, sources(seed, clients))
     assert_permuted(models, outcome.models)
     assert outcome.models == oracle(models, repeats, sources(seed, clients))
-    assert (outcome.faults, outcome.excluded, outcome.attempts) == ([], {}, 1)
+    assert not outcome.excluded
 
 
 def test_twenty_clients_and_choices_of_the_operating_system():
@@ -106,61 +101,67 @@ def test_no_uploaded_model_is_a_trained_one():
     assert owners / (30 * 5) > 4
 
 
-def spy(models, repeats=2):
-    """(server, clients, all envelopes, network, what each client held before it uploaded) of a run."""
-    seen, held = [], {}
+class Run:
+    """A run whose frames pass through a tap; clients are made anew of what they dumped before every step.
 
-    def tap(envelope):
-        seen.append(envelope)
-        if envelope.sender == SERVER:
-            held[envelope.recipient] = dict(clients[envelope.recipient]._model)
-        return (envelope,)
+    Args:
+        tap: (phase, sender, envelopes) -> what is delivered instead; None: the client is lost.
+    """
 
-    server = Server([len(piece) for piece in next(iter(models.values()))], repeats)
-    clients = {c: Client(c, pieces, server.public) for c, pieces in models.items()}
-    network = Network(tap)
-    network.run(server, clients)
-    assert server.models
-    return server, clients, seen, network, held
+    def __init__(self, models, repeats=2, tap=None, liars=None, seed=0):
+        self.tap, self.seen, self.held = tap or (lambda phase, sender, envelopes: envelopes), [], {}
+        self.server = Server([len(piece) for piece in next(iter(models.values()))], repeats)
+        self.choices = sources(seed, models)
+        kinds = {c: (liars or {}).get(c, Client) for c in models}
+        self.clients = {c: kinds[c](c, pieces, self.server.public, repeats) for c, pieces in models.items()}
+        self.outcome = self.server.run({c: client.public for c, client in self.clients.items()}, self.carry)
+
+    def carry(self, phase, waiting):
+        answers = {}
+        for c, frames in waiting.items():
+            self.held[c] = dict(self.clients[c]._model)
+            client = self.clients[c] = type(self.clients[c]).load(self.clients[c].dump(), self.choices[c])
+            sent = self.tap(phase, c, client.step(phase, frames))
+            self.seen += [(c, envelope) for envelope in sent or ()]
+            if sent is not None:
+                answers[c] = sent
+        return answers
 
 
 def test_sizes_tell_nothing_and_only_the_two_ends_read_a_message():
     models = {c: [piece.ljust(300 + 50 * p) for p, piece in enumerate(m)] for c, m in labels(range(4), 5).items()}
-    server, clients, seen, network, _ = spy(models)
-    heavy = [e for e in seen if len(e.frame) > 300]
-    assert len({len(e.frame) for e in heavy}) == 1  # all pieces: given, returned and uploaded
-    assert sum(e.recipient == SERVER for e in heavy) == 4 * 5
-    assert len({e.frame for e in seen}) == len(seen)
-    for envelope in seen:
-        assert not any(piece in envelope.frame for model in models.values() for piece in model)
-        if SERVER not in envelope[:2]:  # neither the server, with either end's public key, nor another client
-            assert all(server._keys.box(clients[c].public).open(envelope.frame[4:]) is None for c in envelope[:2])
-            other = next(c for c in clients if c not in envelope[:2])
-            assert clients[other]._channels[envelope.sender].lock.open(envelope.frame[4:]) is None
-    assert sum(network.sent.values()) == sum(len(e.frame) for e in seen)
-
-
-class Logged(Client):
-    """Remembers which pieces it sent to other clients, by phase, in that order."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.orders = defaultdict(list)
-
-    def _send(self, recipient, kind, piece=0, body=b""):
-        if kind == Kind.PIECE and recipient != SERVER:
-            self.orders[self.phase].append(piece)
-        super()._send(recipient, kind, piece, body)
+    run = Run(models)
+    assert_permuted(models, run.outcome.models)
+    assert {len(e.frame) for _, e in run.seen} == {500 + SEALED_EXTRA + LOCKED_EXTRA}  # given, returned and uploaded
+    assert sum(e.recipient == SERVER for _, e in run.seen) == 4 * 5
+    assert len({e.frame for _, e in run.seen}) == len(run.seen)
+    for sender, (recipient, frame) in run.seen:
+        assert not any(piece in frame for model in models.values() for piece in model)
+        if recipient != SERVER:  # neither the server, with either end's public key, nor another client
+            ends = [run.clients[c].public for c in (sender, recipient)]
+            other = next(client for c, client in run.clients.items() if c not in (sender, recipient))
+            for keys, public in product([run.server._keys, other._keys], ends):
+                with pytest.raises(FLError, match="was forged or altered"):
+                    keys.unlock(frame, {sender: public}, recipient)
+    counted = [sum(sent.values()) for sent in (run.outcome.to_peers, run.outcome.to_server)]
+    assert sum(counted) == sum(len(e.frame) for _, e in run.seen)
 
 
 @pytest.mark.parametrize("phase", [1, 2, 3, 4])
 def test_the_order_of_messages_does_not_tell_which_pieces_travel(phase):
     up = down = near = expected = 0
     for _ in range(60):
-        server = Server([1] * 8, 2)
-        clients = {c: Logged(c, [b"."] * 8, server.public) for c in range(4)}
-        Network().run(server, clients)
-        for order in (client.orders[phase] for client in clients.values()):
+        orders = []
+
+        class Logged(Client):
+            def _sent(self, parcels, orders=orders):
+                envelopes = super()._sent(parcels)  # which shuffles the parcels
+                if self.phase == phase:
+                    orders.append([number for _, number, _ in parcels])
+                return envelopes
+
+        Run(labels(range(4), 8), liars=dict.fromkeys(range(4), Logged))
+        for order in orders:
             up += sum(a < b for a, b in pairwise(order))
             down += sum(a > b for a, b in pairwise(order))
             near += sum(a == b for a, b in pairwise(order))
@@ -171,14 +172,169 @@ def test_the_order_of_messages_does_not_tell_which_pieces_travel(phase):
 
 def test_clients_hold_only_what_the_server_alone_opens():
     models = labels(range(3), 4)
-    server, clients, _, _, held = spy(models)
-    for client in clients.values():
-        assert not client._model  # what was uploaded is not kept twice
-        assert len(held[client.address]) == 4
-        for number, blob in held[client.address].items():
+    run = Run(models, tap=lambda phase, c, envelopes: envelopes)
+    for c, client in run.clients.items():
+        assert len(client._model) == 4
+        for number, blob in client._model.items():
             assert client._keys.unseal(blob) is None
-            assert not client._channels[client._peers[0]].frames  # and nothing of what it passed on
-            assert server._keys.unseal(blob).rstrip(b"\0").endswith(server.models[client.address][number])
+            assert run.server._keys.unseal(blob).payload.startswith(run.outcome.models[c][number])
+
+
+def flipped(frame, at):
+    frame = bytearray(frame)
+    frame[at] ^= 1
+    return bytes(frame)
+
+
+def replaced(new):
+    """A tap that changes the first frame of client 1 in a phase, among them its upload."""
+    return lambda phase: lambda now, sender, es: [new(es[0]), *es[1:]] if (now, sender) == (phase, 1) else es
+
+
+SPOILT = {
+    "altered": (lambda e: e._replace(frame=flipped(e.frame, -1)), r"from client 1 to .* was forged or altered"),
+    "cut short": (lambda e: e._replace(frame=e.frame[:9]), r"from client 1 to .* was forged or altered"),
+    "forged": (lambda e: e._replace(frame=e.frame[:4] + bytes(96)), r"from client 1 to .* was forged or altered"),
+    "another's name": (
+        lambda e: e._replace(frame=bytes([0, 0, 0, 2]) + e.frame[4:]),
+        r"in the name of client 2|from client 2 to .* was forged or altered",
+    ),
+    "foreign": (lambda e: e._replace(frame=bytes([0, 0, 0, 99]) + e.frame[4:]), "client 99, who takes no part"),
+}
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("phase", [1, 2, 3, 5])
+def test_a_message_that_is_tampered_with_is_an_error_that_names_its_ends(fault, phase):
+    new, said = SPOILT[fault]
+    with pytest.raises(FLError, match=said):
+        Run(labels([1, 2, 7], 10), tap=replaced(new)(phase))
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3, 4, 5])
+def test_a_message_that_is_sent_twice_or_later_again_or_back_is_an_error(phase):
+    for again in (phase, phase + 1):
+        old = []
+
+        def tap(now, sender, es, again=again, old=old):
+            if now == phase and sender == 1:
+                old += es[:1]
+            return [*es, *old] if now == again and sender == 1 else es
+
+        if again < 6:
+            with pytest.raises(FLError, match=r"from client 1 to .* (was sent before|not what the protocol)"):
+                Run(labels([1, 2, 7], 10), tap=tap)
+    old = {}
+
+    def back(now, sender, es):  # a party's own message, handed back to it as if it came from the other side
+        if now == phase and sender == 1:
+            old[phase] = es[0]
+        if now == phase and sender == 2 and old[phase].recipient == 2:
+            return [*es, type(es[0])(1, bytes([0, 0, 0, 2]) + old[phase].frame[4:])]
+        return es
+
+    if phase < 5:
+        with pytest.raises(FLError, match="from client 2 to client 1 was forged or altered"):
+            Run(labels([1, 2], 10), tap=back)
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3, 4, 5])
+def test_a_message_that_is_missing_is_an_error_that_names_who_did_not_return_it(phase):
+    tap = lambda now, sender, es: es[1:] if (now, sender) == (phase, 1) else es  # noqa: E731
+    said = (
+        "client 1 uploaded 9 of 10 pieces" if phase == 5 else r"client \d did not return to client \d what it was given"
+    )
+    with pytest.raises(FLError, match=said):
+        Run(labels([1, 2, 7], 10), tap=tap)
+
+
+def test_messages_of_an_earlier_attempt_or_another_order_of_phases_are_refused():
+    server = Server([3, 3], 1)
+    client, other = (Client(c, [b"abc", b"def"], server.public) for c in (1, 2))
+    begun, answered = [], []
+
+    def carry(phase, waiting):
+        begun.append(waiting[1])
+        answered.append(other.step(phase, waiting[2]))
+        return {1: client.step(phase, waiting[1])}  # client 2 is lost
+
+    server.run({1: client.public, 2: other.public}, carry)
+    with pytest.raises(FLError, match="a message from the server to client 1 was sent before"):
+        client.step(1, begun[0])
+    for phase in (0, 3):
+        with pytest.raises(FLError, match=f"client 1 was asked for phase {phase} after phase 1"):
+            client.step(phase, [])
+    with pytest.raises(FLError, match="client 1 got 0 messages at the beginning"):
+        client.step(1, [])
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3, 4])
+def test_the_others_begin_again_without_who_is_lost(phase):
+    models = labels([1, 2, 4, 7], 3)
+    run = Run(models, tap=lambda now, sender, es: None if (now, sender) == (phase, 4) else es)
+    assert run.outcome.excluded == {4: f"lost in phase {phase} of 5"}
+    assert_permuted({c: model for c, model in models.items() if c != 4}, run.outcome.models)
+    alone = Run(labels([1, 2], 3), tap=lambda now, sender, es: None if (now, sender) == (phase, 2) else es).outcome
+    assert not alone.models
+    assert alone.excluded == {
+        2: f"lost in phase {phase} of 5",
+        1: "alone: its model could not be hidden among others",
+    }
+
+
+def test_a_client_that_gives_no_key_or_locks_too_little_is_named():
+    server = Server([3, 3], 1)
+    with pytest.raises(FLError, match="client 1 gave a public key that is none"):
+        server.run({1: bytes(32), 2: Client(2, [b"abc", b"def"], server.public).public}, None)
+    mine, yours = Keys(), Keys()
+    box = mine._box(yours.public).encrypt(b"short")
+    with pytest.raises(FLError, match="a message from client 1 to client 2 was forged or altered"):
+        yours.unlock(bytes([0, 0, 0, 1]) + box, {1: mine.public}, 2)
+
+
+def test_nothing_is_used_if_a_client_is_lost_in_the_upload():
+    run = Run(labels([1, 2, 7], 3), tap=lambda now, sender, es: None if (now, sender) == (5, 7) else es)
+    assert not run.outcome.models
+    assert run.outcome.excluded == {
+        7: "lost in phase 5 of 5",
+        **dict.fromkeys((1, 2), "a client was lost while they uploaded"),
+    }
+
+
+def in_the_upload(change):
+    """A client that uploads something else in the place of its pieces."""
+
+    class Liar(Client):
+        def _sent(self, parcels):
+            return super()._sent(change(parcels) if self.finished else parcels)
+
+    return Liar
+
+
+def keeps_what_it_gave(self):
+    mine = dict(self._model)
+    parcels = Client._give(self)
+    self._given, self._model = {}, mine
+    return parcels
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [
+        in_the_upload(lambda parcels: [(to, n, parcels[0][2]) for to, n, _ in parcels]),  # one piece twice
+        in_the_upload(lambda parcels: [(to, n, parcels[n - 1][2]) for to, n, _ in parcels]),  # another place
+        in_the_upload(lambda parcels: [(to, n, bytes(len(blob))) for to, n, blob in parcels]),  # noise
+        in_the_upload(lambda parcels: [(to, n, blob[1:]) for to, n, blob in parcels]),
+        in_the_upload(lambda parcels: [(to, n + 9, blob) for to, n, blob in parcels]),
+        in_the_upload(lambda parcels: parcels[1:]),
+        in_the_upload(lambda parcels: [(1, n, blob) for _, n, blob in parcels]),
+        type("Keeper", (Client,), {"_give": keeps_what_it_gave}),
+        type("Silent", (Client,), {"_give_back": lambda self, got: []}),
+    ],
+)
+def test_what_is_no_permutation_is_found_wherever_it_ends(liar):
+    with pytest.raises(FLError, match="client 7"):
+        Run(labels([1, 2, 7], 4), liars={7: liar})
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -261,11 +417,11 @@ def test_what_it_costs_is_in_the_metrics(make_federation, caplog):
         ((_, trained),) = play(fedmr(fed, FedMROptions(secure=1)), fed, 1)
     assert not caplog.records
     pieces = to_bytes(trained.states, surgery.segments(surgery.layers(fed.model)))[0]
-    sealed = max(map(len, pieces)) + 84 + 81  # the longest layer, sealed, in a locked message
-    assert trained.metrics["bytes_up"] == len(pieces) * sealed + 3 * 81  # ready: to begin, then after stages 2 and 4
+    sealed = max(map(len, pieces)) + SEALED_EXTRA + LOCKED_EXTRA  # the longest layer, sealed, in a locked message
+    assert trained.metrics["bytes_up"] == len(pieces) * sealed
     assert trained.metrics["models_up"] == pytest.approx(trained.metrics["bytes_up"] / plain.metrics["bytes_up"])
-    assert plain.metrics["bytes_down"] < trained.metrics["bytes_down"] < plain.metrics["bytes_down"] + 1000
-    whole, rest = divmod(3 * trained.metrics["bytes_peers"] - 3 * 2 * 2 * 81, sealed)
+    assert trained.metrics["bytes_down"] == plain.metrics["bytes_down"] + LOCKED_EXTRA + 3 * 36  # everybody's keys
+    whole, rest = divmod(3 * trained.metrics["bytes_peers"], sealed)
     assert rest == 0
     assert 3 * 2 <= whole <= 3 * 2 * (len(pieces) - 1)
     assert trained.metrics["secure_seconds"] > 0
@@ -298,7 +454,7 @@ def test_clients_that_diverged_take_no_part_and_one_alone_uploads_nothing(make_f
 
 def test_absurd_settings_are_refused_and_so_is_a_missing_library(make_federation, monkeypatch):
     fed = make_federation("cnn")
-    with pytest.raises(FLError, match=r"--fedmr.secure must be 0 or more, got -1"):
+    with pytest.raises(FLError, match=r"--fedmr.secure must be between 0 and 100, got -1"):
         fedmr(fed, FedMROptions(secure=-1))
     with pytest.raises(FLError, match=r"--fedmr.secure needs two or more --participants"):
         fedmr(make_federation("cnn", participants=1), FedMROptions(secure=1))
@@ -325,5 +481,5 @@ def test_absurd_settings_are_refused_and_so_is_a_missing_library(make_federation
 def test_nothing_but_secure_recombination_asks_for_the_library():
     root = Path(__file__).parents[3] / "fl"
     imports = {f.name for f in root.rglob("*.py") if re.search(r"(import|from) nacl", f.read_text())}
-    assert imports == {"crypto.py"}
-    assert not re.search(r"^(import|from) nacl", (root / "secure" / "crypto.py").read_text(), re.M)
+    assert imports == {"boxes.py"}
+    assert not re.search(r"^(import|from) nacl", (root / "secure" / "boxes.py").read_text(), re.M)

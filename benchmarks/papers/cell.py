@@ -1,16 +1,17 @@
 """What a paper's table or figure says, and the runs that check it: plain values."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from fl.base.errors import FLError
-from fl.config import Config
+from fl import Config, FLError
 
 PAPERS = {"fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA"}
 """From how ids begin to a paper's title."""
+OWN, SMALLER = "not in the paper", "other settings"
+"""The places of cells that no paper has: ours, and runs from before there were cells, smaller than the paper's."""
 Kind = Literal["numbers", "ratio", "drop", "first", "above"]
-"""How values are compared, see `fl.papers.verdict`."""
+"""How values are compared, see `benchmarks.papers.verdict`."""
 
 
 class Published(NamedTuple):
@@ -40,15 +41,32 @@ class Arm:
     Attributes:
         run: where they are stored, a folder and a name. Arms of several cells with one name are the same runs.
         config: their settings, of one method, with all seeds.
+        tables: a pattern of tables below benchmarks/results that were made before there were cells, a row a round. The
+            seed is a column, or the number at the end of the name.
+        where: values that their rows of this arm have.
     """
 
     run: str
     config: Config
+    tables: str = ""
+    where: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """What it is called in its cell."""
         return self.run.rpartition("/")[2]
+
+
+def arms(folder: str, config: Config, methods: tuple[str, ...], tables: str = "") -> tuple[Arm, ...]:
+    """An arm for each method, called as the method is.
+
+    >>> [arm.run for arm in arms("fedmr.figure5", Config(), ("fedavg", "indep"))]
+    ['fedmr.figure5/fedavg', 'fedmr.figure5/indep']
+    """
+    made = []
+    for method in methods:
+        made.append(Arm(f"{folder}/{method}", replace(config, algorithm=(method,)), tables.format(method)))
+    return tuple(made)
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,7 @@ class Comparison:
 
     Attributes:
         what: in words.
-        measure: the name of a function of `fl.papers.measures`.
+        measure: the name of one of `benchmarks.papers.verdict.MEASURES`.
         kind: how values are compared.
         arms: names of arms. For numbers and first the paper's own method comes first; for ratio they are the numerator
             and the denominator; for drop the rival and the paper's method without an attack, then attacked.
@@ -102,7 +120,7 @@ class Cell:
     command: str = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z]+(\.[a-z0-9-]+)+", self.id) or self.id.split(".")[0] not in PAPERS:
+        if not re.fullmatch(r"[a-z]+(\.[a-z0-9-]+)+", self.id) or self.paper not in PAPERS:
             raise FLError(f"{self.id!r} is no id of a cell: begin with one of {', '.join(PAPERS)} and a dot")
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names) or not {n for one in self.comparisons for n in one.arms} <= set(names):

@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from fl.base.errors import FLError
-from fl.papers.cell import Comparison, Published
-from fl.papers.measures import measure
-from fl.papers.verdict import judge, ratio_of, whole
+from benchmarks.papers.cell import Comparison, Published
+from benchmarks.papers.verdict import judge, measure, ratio_of, whole
+from fl import FLError
 
 NUMBERS = Comparison(
     "", "late", "numbers", ("own", "a", "b"), (Published(60.0, 0.5), Published(54.0, 0.5), Published(59.8, 0.5))

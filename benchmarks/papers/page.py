@@ -1,28 +1,26 @@
 """docs/results/papers.md: what of each paper's tables and figures stands, made of the stored runs alone."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 
+from benchmarks.papers import CLAIMS, Claim, cells
+from benchmarks.papers.cell import OWN, PAPERS, SMALLER, Cell, Comparison
+from benchmarks.papers.stored import ROOT, STORE, Stored
+from benchmarks.papers.verdict import NOT_RUN, VERDICTS, Result, ratio_of, result, spread
 from fl.base.files import write_text
-from fl.papers import fedfa_attack
-from fl.papers.cell import PAPERS, Cell, Comparison
-from fl.papers.cells import cells
-from fl.papers.claims import CLAIMS, verdict
-from fl.papers.results import Result, result
-from fl.papers.stored import ROOT, Stored
-from fl.papers.verdict import NOT_RUN, ratio_of, spread
 
 PAGE = ROOT / "docs/results/papers.md"
 _INTRO = """# What of the papers stands
 
-`python -m fl.reproduce` makes this page from the runs in
+`python -m benchmarks.papers` makes this page from the runs in
 [benchmarks/results/papers](../../benchmarks/results/papers); nothing in it is typed by hand.
 
 ```sh
-python -m fl.reproduce                                                  # all cells, and what is there of each
-python -m fl.reproduce fedmr.table1.cifar10.lenet.dir0.5 --minutes 60   # run a part of one, or go on with it
-python -m fl.reproduce femam.figure5a --seeds 0
-python -m fl.reproduce --page                                           # only make this page again
+python -m benchmarks.papers                                                  # all cells, and what is there of each
+python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60   # run a part of one, or go on with it
+python -m benchmarks.papers femam.figure5a --seeds 0
+python -m benchmarks.papers --page                                           # only make this page again
 ```
 
 A verdict is one of these, decided by numbers alone:
@@ -36,8 +34,9 @@ A verdict is one of these, decided by numbers alone:
 - **cannot be known**: the paper has an image there, and no number in its text.
 
 A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
-these. `(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's.
-They do not decide about its numbers.
+these. `(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's;
+their numbers stand on the pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md). They do not decide about
+the paper's.
 """
 _LEGEND = {
     "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
@@ -50,24 +49,24 @@ _LEGEND = {
 }  # fmt: skip
 
 
-def page() -> str:
+def page(store: Path = STORE) -> str:
     """The page. Raises FLError for a stored run that is damaged or of other settings."""
-    results = {name: result(cell) for name, cell in cells().items()}
+    results = {name: result(cell, store) for name, cell in cells().items()}
     parts = [_INTRO, _claims(results)]
     for paper, title in PAPERS.items():
         parts.append(_paper(title, paper, [one for one in results.values() if one.cell.paper == paper]))
     return "\n".join(parts).rstrip() + "\n"
 
 
-def write_page() -> None:
+def write_page(store: Path = STORE) -> None:
     """Write it, atomically."""
-    write_text(PAGE, page())
+    write_text(PAGE, page(store))
 
 
 def said(one: Result) -> str:
     """The verdict on a cell, and what fewer rounds than the paper's show.
 
-    >>> said(result(cells()["fedfa.table5"]))
+    >>> said(result(cells()["fedfa.table10"]))
     'cannot be known'
     """
     if not one.short or not one.begun:
@@ -79,15 +78,34 @@ def said(one: Result) -> str:
 
 
 def _claims(results: dict[str, Result]) -> str:
-    rows = [(PAPERS[claim.paper], claim.text, *verdict(claim, results)) for claim in CLAIMS]
+    rows = [(PAPERS[claim.paper], claim.text, *_judged(claim, results)) for claim in CLAIMS]
     return "## The abstracts' claims\n\n" + _table(("paper", "claim", "verdict", "measured"), rows)
+
+
+def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
+    """The verdict on a claim and its reason: of the paper's own cells if any has been run whole, each of them judged in
+    the settings that come nearest; else of those in other settings.
+    """
+    for smaller in (False, True):
+        rows: dict[str, list[str]] = {}
+        for name, one in results.items():
+            if claim.bears(name, smaller):
+                words = rows.setdefault(one.cell.row or name, [])
+                if not one.short and one.verdicts[claim.at] != NOT_RUN:
+                    words.append(one.verdicts[claim.at])
+        if known := [min(words, key=VERDICTS.index) for words in rows.values() if words]:
+            counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
+            whose = "cells in other settings" if smaller else "the paper's cells"
+            word = max(known, key=VERDICTS.index)
+            return word + f" ({SMALLER})" * smaller, f"{len(known)} of {len(rows)} {whose} were run: {counts}"
+    return claim.word, claim.elsewhere
 
 
 def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
     begun = [one for one in results if one.begun and one.rounds]
-    own = [one for one in begun if "not in the paper" in one.cell.place]
+    own = [one for one in begun if one.cell.place == OWN]
     parts = [f"## {title}\n\n{_LEGEND[paper]}\n"]
-    if shown := [one for one in begun if one not in own]:
+    if shown := [one for one in begun if one.cell.place not in (OWN, SMALLER)]:
         rows = [row for one in shown for row in _rows(one)]
         heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
         parts.append(_table(heads, rows))
@@ -95,56 +113,40 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for one in results:
-        if one not in begun:
+        if one not in begun or one.cell.place == SMALLER:
             cell = one.cell
             groups.setdefault((cell.pattern or cell.command or cell.id, said(one)), []).append(cell)
-    rows = [
-        (_places(members), _claim(members), str(len(members)), f"`{_command(members, pattern)}`", word)
-        for (pattern, word), members in groups.items()
-    ]
+    rows = [_group(members, pattern, word) for (pattern, word), members in groups.items()]
     parts.append(_table(("where", "claim", "cells", "command", "verdict"), rows))
     return "\n".join(parts)
 
 
-def _places(members: Sequence[Cell]) -> str:
-    return ", ".join(dict.fromkeys(cell.place for cell in members))
-
-
-def _claim(members: Sequence[Cell]) -> str:
-    """That of one cell, or of several what they have in common."""
-    texts = list(dict.fromkeys(cell.claim for cell in members))
-    own = list(dict.fromkeys(cell.settings for cell in members if cell.settings))
-    settings = f" ({own[0]}{', ...' if len(own) > 1 else ''})" if own else ""
-    return (texts[0] if len(texts) == 1 else f"{texts[0]}, ...") + settings
-
-
-def _command(members: Sequence[Cell], pattern: str) -> str:
-    return members[0].command or f"python -m fl.reproduce {pattern.partition(' ')[0]}"
+def _group(members: Sequence[Cell], pattern: str, word: str) -> tuple[str, ...]:
+    """The line that cells of one pattern share: what they have in common."""
+    places, claims, settings = (
+        list(dict.fromkeys(getattr(cell, name) for cell in members if getattr(cell, name)))
+        for name in ("place", "claim", "settings")
+    )
+    claim = claims[0] + ", ..." * (len(claims) > 1)
+    if settings:
+        claim += f" ({settings[0]}{', ...' if len(settings) > 1 else ''})"
+    command = members[0].command or f"python -m benchmarks.papers {pattern.partition(' ')[0]}"
+    return ", ".join(places), claim, str(len(members)), f"`{command}`", word
 
 
 def _rows(one: Result) -> list[tuple[str, ...]]:
     """A line for each comparison of a cell."""
     cell, rows = one.cell, []
+    where = f"{cell.place}<br>`python -m benchmarks.papers {cell.id}`"
+    claim = f"{cell.claim} ({cell.settings})" if cell.settings else cell.claim
+    rounds = f"{one.rounds} of {one.asked}" if one.short else str(one.rounds)
     failed = [run for run in one.stored if run.failed]
+    note = f"; {len(failed)} of the runs diverged" if failed else ""
     for comparison, values, word in zip(cell.comparisons, one.values, one.verdicts):
-        if not values:
-            continue
-        shown = f"{NOT_RUN} ({word} at {one.rounds} of {one.asked} rounds)" if one.short else word
-        note = f"; {len(failed)} of the runs diverged" if failed else ""
-        what = f"{cell.claim}{f' ({cell.settings})' if cell.settings else ''}: {comparison.what}"
-        where = f"{cell.place}<br>`python -m fl.reproduce {cell.id}`"
-        rounds = str(one.rounds) if not one.short else f"{one.rounds} of {one.asked}"
-        rows.append(
-            (
-                where,
-                what,
-                _published(comparison, values),
-                _ours(comparison, values),
-                rounds,
-                _made(one.stored),
-                shown + note,
-            )
-        )
+        if values:
+            what, shown = f"{claim}: {comparison.what}", f"{NOT_RUN} ({word} at {rounds} rounds)" if one.short else word
+            numbers = (_published(comparison, values), _ours(comparison, values))
+            rows.append((where, what, *numbers, rounds, _made(one.stored), shown + note))
     return rows
 
 
@@ -187,7 +189,7 @@ def _own(cells: Sequence[Result]) -> str:
     first = cells[0].cell
     parts = [
         f"Our own, {first.claim}: mean over seeds, standard deviation and, in brackets, number of seeds. Made by "
-        f"`python -m fl.reproduce ID` with {', '.join(one.cell.id for one in cells)}; "
+        f"`python -m benchmarks.papers ID` with {', '.join(one.cell.id for one in cells)}; "
         f"{_made([run for one in cells for run in one.stored])}.\n"
     ]
     for at, comparison in enumerate(first.comparisons):
@@ -198,16 +200,6 @@ def _own(cells: Sequence[Result]) -> str:
             (name, *(_mean(those) if (those := one.values[at].get(name)) else "" for one in shown)) for name in names
         ]
         parts.append(f"{comparison.what[0].upper()}{comparison.what[1:]}:\n\n{_table(heads, rows)}")
-    if first.pattern == fedfa_attack.PATTERN:
-        means = {
-            name: {
-                int(one.cell.id.rpartition(".")[2]): fmean(one.values[0][name])
-                for one in cells
-                if name in one.values[0]
-            }
-            for name in fedfa_attack.ARMS
-        }
-        parts.append(f"Less than half of the accuracy without an attack is left of {fedfa_attack.breaks(means)}.\n")
     return "\n".join(parts)
 
 

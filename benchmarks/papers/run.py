@@ -1,32 +1,29 @@
-"""Run a cell, or a part of it; what was done before is kept."""
+"""Run cells, or parts of them; what was done before is kept."""
 
 import datetime
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import metadata
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
 
+import fl
+from benchmarks.papers.cell import Arm, Cell
+from benchmarks.papers.stored import COLUMNS, ROOT, STORE, Stored, path, read, settings, shortened, write
+from fl import Config, Dataset, FLError, Rng, simulate
 from fl.analysis.costs import totals
 from fl.base.checks import role
-from fl.base.errors import Diverged, FLError
-from fl.base.rng import Rng, draw
-from fl.config import Config
-from fl.data import Dataset
+from fl.base.errors import Diverged
+from fl.base.rng import draw
 from fl.federation.attack import draw_malicious
-from fl.papers.cell import Arm, Cell
-from fl.papers.stored import COLUMNS, ROOT, Stored, path, read, settings, shortened, write
 from fl.runs import metrics
 from fl.runs.assembly import pick_device
 from fl.runs.lock import SETTINGS
 from fl.runs.summary import failure
-
-Simulate = Callable[..., dict]
-"""`fl.simulate`, which commands hand over: this room lies below simulation."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,9 @@ class Part:
         seeds: none stands for those of the paper.
         rounds: 0 stands for the cell's.
         minutes: when to stop; 0 is never.
-        device: as in `fl.run`.
+        device: as in `python -m fl.run`.
         out: where run folders are made, which interrupted runs are resumed in.
+        store: where stored runs lie.
     """
 
     arms: tuple[str, ...] = ()
@@ -48,27 +46,23 @@ class Part:
     minutes: float = 0.0
     device: str = "auto"
     out: Path = Path("runs/papers")
+    store: Path = STORE
 
 
-def play(cell: Cell, part: Part, simulate: Simulate, say: Callable[[str], None] = print) -> bool:
-    """Run a cell seed by seed, each seed with all arms, and store each run as far as it got. Finished runs are kept,
-    interrupted ones are resumed. Returns whether all of the part is done.
+def play(cells: Sequence[Cell], part: Part) -> bool:
+    """Run cells one after another, seed by seed, each seed with all arms, and store each run as far as it got. Finished
+    runs are kept, interrupted ones are resumed. Returns whether all of the part is done.
 
     Raises:
         FLError: for a cell without runs, arms that it does not have, and as `fl.simulate` does.
         KeyboardInterrupt: on Ctrl-C, after what is done was stored.
     """
-    if not cell.arms:
-        raise FLError(
-            f"{cell.id} is an image, and the paper's text has no number to compare with: nothing is run. What computes "
-            f"the like of a run of yours is: {cell.command}"
-        )
     end = time.monotonic() + 60 * part.minutes if part.minutes else float("inf")
-    arms = [cell.arm(name) for name in part.arms] or list(cell.arms)
+    todo = [(cell, arm, seed) for cell in cells for arm, seed in _order(cell, part)]
     loaded: dict[tuple, Dataset] = {}
-    for arm, seed in _order(arms, part.seeds):
+    for cell, arm, seed in todo:
         config = replace(shortened(arm.config, part.rounds or arm.config.rounds), seeds=(seed,), device=part.device)
-        file = path(arm.run, seed, config.rounds, arm.config)
+        file = part.store / path(arm, seed, config.rounds)
         if file.exists() and read(file).over and read(file).done >= config.rounds:
             continue
         if time.monotonic() >= end:
@@ -77,25 +71,27 @@ def play(cell: Cell, part: Part, simulate: Simulate, say: Callable[[str], None] 
         key = tuple(getattr(config, field.name) for field in fields(config) if role(field).data)
         if key not in loaded:
             loaded = {key: config.load().to(pick_device(config.device))}
-        stored = _run(cell, arm, config, file, part, end, loaded[key], simulate)
-        say(
-            f"{arm.run} seed {seed}: {stored.done} of {stored.rounds} rounds{', ' * bool(stored.failed)}{stored.failed}"
-        )
+        stored = _run(cell, arm, config, file, part, end, loaded[key])
+        failed = f", {stored.failed}" if stored.failed else ""
+        print(f"{arm.run} seed {seed}: {stored.done} of {stored.rounds} rounds{failed}")
         if not stored.over:
             return False
     return True
 
 
-def _order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
+def _order(cell: Cell, part: Part) -> Iterator[tuple[Arm, int]]:
     """Each arm with its first seed, then each with its second, ..."""
-    longest = max(len(seeds or arm.config.seeds) for arm in arms)
-    for at in range(longest):
-        yield from ((arm, (seeds or arm.config.seeds)[at]) for arm in arms if at < len(seeds or arm.config.seeds))
+    if not cell.arms:
+        raise FLError(
+            f"{cell.id} is an image, and the paper's text has no number to compare with: nothing is run. What computes "
+            f"the like of a run of yours is: {cell.command}"
+        )
+    arms = [cell.arm(name) for name in part.arms] or cell.arms
+    for seeds in zip_longest(*(part.seeds or arm.config.seeds for arm in arms)):
+        yield from ((arm, seed) for arm, seed in zip(arms, seeds) if seed is not None)
 
 
-def _run(
-    cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: float, dataset: Dataset, simulate: Simulate
-) -> Stored:
+def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: float, dataset: Dataset) -> Stored:
     """Train one run until it is done or the time is over, and store it."""
     folder = part.out / Path(arm.run).parent / file.stem
     placed = replace(config, out=str(folder.parent), name=folder.name)
@@ -119,7 +115,7 @@ def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, par
     rounds = f" --rounds {part.rounds}" if part.rounds else ""
     return Stored(
         run=arm.run, seed=config.seeds[0], rounds=config.rounds, done=len(rows),
-        command=f"python -m fl.reproduce {cell.id} --algorithm {arm.name} --seeds {config.seeds[0]}{rounds}",
+        command=f"python -m benchmarks.papers {cell.id} --algorithm {arm.name} --seeds {config.seeds[0]}{rounds}",
         device=_device(config.device), torch=torch.__version__, version=_version(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(), settings=settings(config),
         failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condensed(config, rows),
@@ -159,14 +155,5 @@ def _device(asked: str) -> str:
 
 def _version() -> str:
     """Of this project: number and commit."""
-    try:
-        number = metadata.version("layer-surgery")
-    except metadata.PackageNotFoundError:
-        number = "not installed"
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return number
-    return f"{number}, commit {found.stdout.strip()}"
+    found = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return f"{fl.__version__}, commit {found.stdout.strip()}"

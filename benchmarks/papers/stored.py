@@ -4,21 +4,20 @@ import csv
 import hashlib
 import io
 import json
-import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fl.base.errors import FLError
-from fl.base.files import regular, write_text
-from fl.config import Config
-from fl.papers.cell import Arm
+from benchmarks.papers.cell import Arm
+from fl import Config, FLError
+from fl.base.files import write_text
 from fl.runs.folder import fixed
 
 ROOT = Path(__file__).resolve().parents[2]
-STORE = ROOT / "benchmarks/results/papers"
+RESULTS = ROOT / "benchmarks/results"
+STORE = RESULTS / "papers"
 """Where a checkout keeps the runs of all cells."""
 
 SUMS = ("seconds", "tmac", "megabytes")
@@ -26,7 +25,6 @@ COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_own_accu
            "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers")  # fmt: skip
 """SUMS are from the first round on, attackers how many of the round's participants are malicious. A column that a run
 does not have is left out."""
-_SHARES = {"accuracy", "models_own_accuracy", "local_test_accuracy", "local_test_f1"}
 Row = dict[str, float]
 
 
@@ -96,10 +94,10 @@ def settings(config: Config) -> dict[str, Any]:
     return {flag: value for flag, value in kept.items() if flag not in ("algorithm", "seeds", "rounds")}
 
 
-def path(run: str, seed: int, rounds: int, config: Config) -> Path:
-    """The file of a run. Runs of fewer rounds have one of their own if they cannot become longer ones."""
-    apart = rounds != config.rounds and not extendable(config)
-    return STORE / f"{run}-seed{seed}{f'-rounds{rounds}' if apart else ''}.csv"
+def path(arm: Arm, seed: int, rounds: int) -> Path:
+    """The file of a run, below a store. Runs of fewer rounds have their own if they cannot become longer ones."""
+    apart = rounds != arm.config.rounds and not extendable(arm.config)
+    return Path(f"{arm.run}-seed{seed}{f'-rounds{rounds}' if apart else ''}.csv")
 
 
 def write(file: Path, stored: Stored) -> None:
@@ -118,67 +116,59 @@ def write(file: Path, stored: Stored) -> None:
 def read(file: Path) -> Stored:
     """A run. Raises FLError, which names the file, for one that was not written by `write`, or was changed since."""
     try:
-        first, _, table = regular(file).read_text().partition("\n")
+        first, _, table = file.read_text().partition("\n")
         said = json.loads(first.removeprefix("# "))
         digest = said.pop("sha256")
-        rows = [
-            {key: float(value) for key, value in row.items() if value} for row in csv.DictReader(io.StringIO(table))
-        ]
-        stored = Stored(**said, rows=rows)
+        stored = Stored(**said, rows=[_numbers(row) for row in csv.DictReader(io.StringIO(table))])
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise FLError(f"{file} is not a stored run ({' '.join(str(error).split())}): run its cell again") from None
-    if wrong := _wrong(stored, file) or ("it was changed by hand" if digest != _digest(said, table) else ""):
-        raise FLError(f"{file} is not what a run left: {wrong}; put the file back, or delete it and run its cell again")
+    if digest != _digest(said, table):
+        raise FLError(f"{file} was changed by hand: put it back, or delete it and run its cell again")
     return stored
 
 
-def runs(arm: Arm) -> list[Stored]:
-    """All stored runs of an arm, by seed.
+def runs(arm: Arm, store: Path = STORE) -> list[Stored]:
+    """All stored runs of an arm, by seed; where there is none, those from before there were cells.
 
     Raises FLError for a file that is damaged, or is of other settings than the arm's.
     """
-    folder, found = STORE / Path(arm.run).parent, []
+    folder, found = store / Path(arm.run).parent, []
     pattern = re.compile(rf"{re.escape(arm.name)}-seed\d+(-rounds\d+)?\.csv")
-    for file in sorted(folder.glob("*.csv")) if folder.is_dir() else ():
+    for file in sorted(folder.glob("*.csv")):
         if pattern.fullmatch(file.name):
-            stored = read(file)
-            _check(stored, arm, file)
-            found.append(stored)
-    return sorted(found, key=lambda one: (one.seed, one.rounds))
+            found.append(read(file))
+            _check(found[-1], arm, file, store)
+    return sorted(found, key=lambda one: (one.seed, one.rounds)) or list(_earlier(arm))
 
 
-def _check(stored: Stored, arm: Arm, file: Path) -> None:
-    config = shortened(arm.config, stored.rounds)
-    if stored.run != arm.run or file != path(arm.run, stored.seed, stored.rounds, arm.config):
+def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
+    if stored.run != arm.run or file != store / path(arm, stored.seed, stored.rounds):
         raise FLError(f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back")
-    expected = settings(config)  # flags that only one version of this package has are not compared
-    if different := sorted(
-        flag for flag in expected.keys() & stored.settings if expected[flag] != stored.settings[flag]
-    ):
-        raise FLError(
-            f"{file} was made with another --{different[0]} than {arm.run} has now: delete it and run the cell again"
-        )
+    # flags that only one version of this package has are not compared
+    for flag, value in settings(shortened(arm.config, stored.rounds)).items():
+        if flag in stored.settings and stored.settings[flag] != value:
+            raise FLError(
+                f"{file} was made with another --{flag} than {arm.run} has now: delete it and run the cell again"
+            )
+
+
+def _earlier(arm: Arm) -> Iterator[Stored]:
+    """Runs of which only the table is left."""
+    seeds: dict[int, list[Row]] = {}
+    for file in sorted(RESULTS.glob(arm.tables)) if arm.tables else ():
+        with file.open(newline="") as table:
+            for row in csv.DictReader(table):
+                if arm.where.items() <= row.items() and row["accuracy"]:
+                    seed = int(row.get("seed") or file.stem.rpartition("seed")[2])
+                    seeds.setdefault(seed, []).append(_numbers({key: row.get(key) for key in COLUMNS}))
+    rounds = arm.config.rounds
+    for seed, rows in sorted(seeds.items()):
+        yield Stored(arm.run, seed, rounds, int(rows[-1]["round"]), "", "CPU", "", "", "earlier", {}, "", rows)
+
+
+def _numbers(row: dict[str, str]) -> Row:
+    return {name: float(value) for name, value in row.items() if value}
 
 
 def _digest(said: dict, table: str) -> str:
     return hashlib.sha256(f"{json.dumps(said, sort_keys=True)}\n{table}".encode()).hexdigest()[:16]
-
-
-def _wrong(stored: Stored, file: Path) -> str:
-    kinds = {field.name: field.type for field in fields(Stored) if field.type in (int, str)}
-    if bad := [name for name, kind in kinds.items() if type(getattr(stored, name)) is not kind]:
-        return f"{bad[0]} must be a {kinds[bad[0]].__name__}"
-    if type(stored.settings) is not dict or not 0 <= stored.done <= stored.rounds or stored.seed < 0:
-        return "settings, seed or rounds are none"
-    numbers = [row.get("round", 0) for row in stored.rows]
-    if not numbers or any(a >= b for a, b in zip([0, *numbers], numbers)) or numbers[-1] > stored.done:
-        return f"its rounds do not rise from 1 to at most {stored.done}"
-    for row in stored.rows:
-        if strange := row.keys() - set(COLUMNS):
-            return f"there is no column {sorted(map(str, strange))[0]!r}"
-        for name, value in row.items():
-            if name in _SHARES and not 0 <= value <= 1:
-                return f"{name} must be from 0 to 1, got {value:g} in round {row['round']:g}"
-            if name in SUMS and not (math.isfinite(value) and value >= 0):
-                return f"{name} must be 0 or more, got {value:g} in round {row['round']:g}"
-    return ""

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
+from fl import Config
 from fl.algorithms.fedmr import FedMROptions
-from fl.config import Config
-from fl.config.recipes.fedmr import METHODS, NUMBERS, released, row
-from fl.papers.cell import Arm, Cell, Comparison, Published
+from fl.config.recipes.fedmr import METHODS, NUMBERS, fashion_mnist_rivals, released, row
 
 _LATE = "test accuracy in %, mean of the last ten evaluations"
+_RISE = Comparison(
+    "rise of the cosine from its lowest tenth to the last", "cosine_rise", "above", ("fedmr",), band=(0.01, 2.0)
+)
 _CURVES = {"resnet20": "ResNet-20", "vgg16": "VGG-16"}
 _SPREADS = ("dir0.1", "dir0.5", "dir1.0", "iid")
 _ORDER = ("fedmr", *(name for name in METHODS if name != "fedmr"))
@@ -19,48 +22,31 @@ def cells() -> Iterator[Cell]:
     for (data, model, spread), numbers in NUMBERS.items():
         yield from _row(data, model, spread, numbers)
     yield from _figures()
+    yield from _smaller()
 
 
 def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterator[Cell]:
     """A row of Table 1 in the settings that are in question: the text's, momentum 0.5, and the released code's."""
-    text = row(data, model, spread)
-    code = released(data, model, spread)
+    text, code = row(data, model, spread), released(data, model, spread)
     base, end = f"fedmr.table1.{data}", "" if data == "femnist" else f".{spread}"
-    own = "lenet" if code.model == "lenet" else model
-    short = replace(text, momentum=0.5, model=code.model)
-    network = "LeNet, " if own == "lenet" else ""
+    lenet = code.model == "lenet"
+    short, network = replace(text, momentum=0.5, model=code.model), "LeNet, " if lenet else ""
     settings = {
-        f"{model}{end}": (text, ""),
-        f"{own}{'' if own == 'lenet' else '-momentum0.5'}{end}": (short, f"{network}momentum 0.5"),
-        f"{own}-released{end}": (
-            code, f"{network}momentum 0.5, units of tensors" + ", coarse labels" * (data == "cifar100"),
-        ),
-    }  # fmt: skip
+        "": (text, ""),
+        "-momentum0.5": (short, f"{network}momentum 0.5"),
+        "-released": (code, f"{network}momentum 0.5, units of tensors" + ", coarse labels" * (data == "cifar100")),
+    }
     if data == "cifar100":  # coarse labels in the paper's units of layers
-        coarse = replace(short, dataset=code.dataset)
-        settings[f"{own}-coarse{end}"] = (coarse, f"{network}momentum 0.5, coarse labels")
-    for name, (config, said) in settings.items():
-        arms = _arms(f"{base}.{name}", replace(config, eval_every=10), _ORDER)
+        settings["-coarse"] = (replace(short, dataset=code.dataset), f"{network}momentum 0.5, coarse labels")
+    for kind, (config, said) in settings.items():
+        name = f"{'lenet' if lenet and kind else model}{kind}".replace("lenet-momentum0.5", "lenet")
         yield Cell(
-            f"{base}.{name}", "Table 1", "FedMR has the highest test accuracy", arms,
+            f"{base}.{name}{end}", "Table 1", "FedMR has the highest test accuracy",
+            arms(f"{base}.{name}{end}", replace(config, eval_every=10), _ORDER),
             (Comparison(_LATE, "late", "numbers", _ORDER, tuple(Published.read(numbers[m]) for m in _ORDER)),),
-            pattern=_pattern(name), settings=said, row=f"{base}.{model}{end}",
+            pattern=f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5"),
+            settings=said, row=f"{base}.{model}{end}",
         )  # fmt: skip
-
-
-def _pattern(name: str) -> str:
-    """The ids of the rows with the same settings.
-
-    >>> _pattern("lenet.dir0.5"), _pattern("resnet20-released.iid")
-    ('fedmr.table1.DATA.MODEL-momentum0.5.SPREAD (CNN: lenet)', 'fedmr.table1.DATA.MODEL-released.SPREAD')
-    """
-    kinds = [kind for kind in ("-momentum0.5", "-released", "-coarse") if kind in name]
-    kind = kinds[0] if kinds else "-momentum0.5" if name.startswith("lenet") else ""
-    return f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5")
-
-
-def _arms(folder: str, config: Config, methods: tuple[str, ...]) -> tuple[Arm, ...]:
-    return tuple(Arm(f"{folder}/{method}", replace(config, algorithm=(method,))) for method in methods)
 
 
 def _figures() -> Iterator[Cell]:
@@ -68,15 +54,14 @@ def _figures() -> Iterator[Cell]:
     first = _plain("resnet20", "dir1.0")
     yield Cell(
         "fedmr.figure5", "Fig. 5", "Indep, which shuffles whole models, stays far behind FedAvg",
-        _arms("fedmr.figure5", first, ("fedavg", "indep")),
+        arms("fedmr.figure5", first, ("fedavg", "indep")),
         (Comparison(_LATE, "late", "first", ("fedavg", "indep")),),
     )  # fmt: skip
     for spread in _SPREADS:
-        plain = _arms(f"fedmr.figure8.{spread}", _plain("resnet20", spread), both)
+        plain = arms(f"fedmr.figure8.{spread}", _plain("resnet20", spread), both)
         yield Cell(
             f"fedmr.figure6.{spread}", "Fig. 6", "the models' cosine falls first and rises later", plain[:1],
-            (Comparison("rise of the cosine from its lowest tenth to the last", "cosine_rise", "above", ("fedmr",),
-                        band=(0.01, 2.0)),),
+            (_RISE,),
             pattern="fedmr.figure6.SPREAD",
         )  # fmt: skip
         yield Cell(
@@ -88,7 +73,7 @@ def _figures() -> Iterator[Cell]:
         table = replace(row("cifar100", "resnet20", spread), eval_every=10)
         yield Cell(
             f"fedmr.figure9.{spread}", "Fig. 9", "FedMR's curve is the highest and the smoothest (the runs of Table 1)",
-            _arms(folder, table, _ORDER),
+            arms(folder, table, _ORDER),
             (Comparison(_LATE, "late", "first", _ORDER),
              Comparison("step between evaluations in points, last half", "roughness", "first", _ORDER, larger=False)),
             pattern="fedmr.figure9.SPREAD",
@@ -97,7 +82,7 @@ def _figures() -> Iterator[Cell]:
         config = replace(row("cifar10", "resnet20", "dir0.1"), eval_every=10, participants=number)
         yield Cell(
             f"fedmr.figure10.k{number}", "Fig. 10", f"FedMR is the best, with {number} clients a round",
-            _arms(f"fedmr.figure10.k{number}", config, _ORDER), (Comparison(_LATE, "late", "first", _ORDER),),
+            arms(f"fedmr.figure10.k{number}", config, _ORDER), (Comparison(_LATE, "late", "first", _ORDER),),
             pattern="fedmr.figure10.kK",
         )  # fmt: skip
     for model, title in _CURVES.items():
@@ -126,3 +111,23 @@ def _figures() -> Iterator[Cell]:
 def _plain(model: str, spread: str) -> Config:
     """CIFAR-10 without a first stage."""
     return replace(row("cifar10", model, spread), eval_every=10, fedmr=FedMROptions(stage1_rounds=0))
+
+
+def _smaller() -> Iterator[Cell]:
+    """Fashion-MNIST, LeNet, 100 rounds, as docs/results/fedmr.md shows them."""
+    base, order = fashion_mnist_rivals(), (*_ORDER, "indep")
+    kinds = {
+        "dir0.5": (base, "dirichlet0.5"),
+        "dir0.1": (replace(base, alpha=0.1), "dirichlet0.1"),
+        "dir0.1-momentum0.5": (replace(base, alpha=0.1, momentum=0.5), "momentum0.5"),
+    }
+    for name, (config, folder) in kinds.items():
+        lines = arms(f"fedmr.smaller.{name}", config, order, f"fashion-mnist-rivals/{folder}/{{}}-seed*.csv")
+        yield Cell(
+            f"fedmr.smaller.accuracy.{name}", SMALLER, "FedMR has the highest test accuracy on Fashion-MNIST", lines,
+            (Comparison(_LATE, "late", "first", order),), "fedmr.smaller.accuracy.SETTING", "LeNet, 100 rounds",
+        )  # fmt: skip
+        yield Cell(
+            f"fedmr.smaller.cosine.{name}", SMALLER, "the models' cosine falls first and rises later on Fashion-MNIST",
+            lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", "LeNet, 100 rounds",
+        )  # fmt: skip

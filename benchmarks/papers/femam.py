@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fl.config import Config
-from fl.config.recipes.femam import METHODS, released, row, rows
-from fl.papers.cell import Arm, Cell, Comparison, Published
+from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
+from fl import Config
+from fl.config.recipes.femam import METHODS, fashion_mnist, femnist, released, row, rows
 
 _OWN = "accuracy on the clients' own test data in %"
 _F1 = "macro-F1 on the clients' own test data in %"
@@ -24,6 +24,7 @@ def cells() -> Iterator[Cell]:
         ):
             yield _column(data, split, ending, config, said, dict(zip(METHODS, numbers)))
     yield from _figures()
+    yield from _smaller()
 
 
 def _place(data: str, split: str) -> tuple[str, str]:
@@ -39,36 +40,32 @@ def _column(data: str, split: str, ending: str, config: Config, said: str, numbe
     accuracy, f1 = (tuple(Published.read(numbers[method][k]) for method in _ORDER) for k in (0, 1))
     claim = "FedAvg, FedProx and FeMAM are level" if split == "iid" else "FeMAM has the highest accuracy and macro-F1"
     return Cell(
-        f"{name}{ending}", place, claim, _arms(f"{name}{ending}", config, _ORDER),
+        f"{name}{ending}", place, claim, arms(f"{name}{ending}", config, _ORDER),
         (Comparison(_OWN, "own", "numbers", _ORDER, accuracy), Comparison(_F1, "own_f1", "numbers", _ORDER, f1)),
         pattern=f"femam.TABLE.DATA.SPLIT{ending}", settings=said, row=name,
     )  # fmt: skip
-
-
-def _arms(folder: str, config: Config, methods: tuple[str, ...]) -> tuple[Arm, ...]:
-    return tuple(Arm(f"{folder}/{method}", replace(config, algorithm=(method,))) for method in methods)
 
 
 def _figures() -> Iterator[Cell]:
     table, _ = _place("cifar100", "levels3-6-11")
     config = replace(row("cifar100", "levels3-6-11"), algorithm=("femam",))
     levels = config.femam.levels
-    arms = {"femam": Arm(f"{table}/femam", config)}
+    lines = {"femam": Arm(f"{table}/femam", config)}
     for left, name in enumerate(levels, 1):
         options = replace(config.femam, levels=tuple(one for k, one in enumerate(levels, 1) if k != left))
         if name == "global":  # which is the only one that can come first: the clusters then begin
             options = replace(options, level_rounds=(50,))
-        arms[f"without{left}"] = Arm(f"femam.table2/without{left}", replace(config, femam=options))
+        lines[f"without{left}"] = Arm(f"femam.table2/without{left}", replace(config, femam=options))
     yield Cell(
         "femam.table2", "Table 2", "every level that is left out costs accuracy (0.82 to 11.87 points; which level "
-        "costs which is lost in the text)", tuple(arms.values()),
-        (Comparison(_OWN, "own", "first", tuple(arms)),),
+        "costs which is lost in the text)", tuple(lines.values()),
+        (Comparison(_OWN, "own", "first", tuple(lines)),),
     )  # fmt: skip
     short = replace(row("cifar100", "dir0.1"), rounds=_SECONDS)
     short = replace(short, eval_every=_SECONDS, femam=replace(short.femam, level_rounds=(_SECONDS // 5,)))
     yield Cell(
         "femam.figure5a", "Fig. 5a", "a round of FeMAM takes longer than FedAvg's and is shorter than Ditto's",
-        _arms("femam.figure5a", short, ("femam", "fedavg", "ditto")),
+        arms("femam.figure5a", short, ("femam", "fedavg", "ditto")),
         (Comparison("seconds of a round", "seconds", "first", ("femam", "ditto"), larger=False),
          Comparison("seconds of a round", "seconds", "first", ("fedavg", "femam"), larger=False)),
         settings=f"{_SECONDS} rounds, {_SECONDS // 5} a level; the machine must do nothing else",
@@ -76,23 +73,33 @@ def _figures() -> Iterator[Cell]:
     name, _ = _place("cifar100", "dir0.1")
     yield Cell(
         "femam.figure5b", "Fig. 5b", "FeMAM reaches a high accuracy with the traffic of one model a round (the runs of "
-        "Table 1)", _arms(name, row("cifar100", "dir0.1"), ("femam", "fedavg", "ditto")),
+        "Table 1)", arms(name, row("cifar100", "dir0.1"), ("femam", "fedavg", "ditto")),
         (Comparison(_OWN, "own", "first", ("femam", "fedavg", "ditto")),
          Comparison("a client's MB", "megabytes", "ratio", ("femam", "fedavg"), band=(0.99, 1.01), larger=False)),
     )  # fmt: skip
-    curves = {"3": "staircases", "c6": "curves, Tiny-ImageNet", "c8": "curves, CIFAR-100"}
-    for number, what in curves.items():
-        yield Cell(
-            f"femam.figure{number}", f"Fig. {_figure(number)}", f"{what} (image)",
-            command="python -m fl.run femam-cifar100-levels3-6-11",
-        )  # fmt: skip
-    for number in ("4", "a1", "c2", "c4"):
-        yield Cell(
-            f"femam.figure{number}", f"Fig. {_figure(number)}", "which clients share models, beside the truth (image)",
-            command="python -m fl.structure RUN",
-        )  # fmt: skip
+    yield Cell(
+        "femam.figure3", "Figs. 3, C.6, C.8", "staircases and curves (image)",
+        command="python -m fl.run femam-cifar100-levels3-6-11",
+    )  # fmt: skip
+    yield Cell(
+        "femam.figure4", "Figs. 4, A.1, C.2, C.4", "which clients share models, beside the truth (image)",
+        command="python -m fl.structure RUN",
+    )  # fmt: skip
 
 
-def _figure(number: str) -> str:
-    """A figure's number as it is printed: "a1" is A.1."""
-    return f"{number[0].upper()}.{number[1:]}" if number[1:] else number
+def _smaller() -> Iterator[Cell]:
+    """Half a LeNet, 100 rounds, as docs/results/femam.md shows them."""
+    base, plain = fashion_mnist(), Config()
+    spread = replace(base, clusters=plain.clusters, cluster_classes=plain.cluster_classes, partition="dirichlet")
+    kinds = {
+        "clusters": base,
+        "levels": replace(base, clusters=(2, 3), cluster_classes=(2, 2)),
+        "dirichlet": replace(spread, alpha=0.1, lr=0.1),
+        "femnist": femnist(),
+    }
+    for name, config in kinds.items():
+        yield Cell(
+            f"femam.smaller.{name}", SMALLER, "FeMAM has the highest accuracy on Fashion-MNIST and FEMNIST",
+            arms(f"femam.smaller.{name}", config, _ORDER, f"femam/{name}/{{}}-seed*.csv"),
+            (Comparison(_OWN, "own", "first", _ORDER),), "femam.smaller.SETTING", "half a LeNet, 100 rounds",
+        )  # fmt: skip

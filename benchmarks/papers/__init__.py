@@ -1,0 +1,104 @@
+"""The three papers' tables and figures as cells that can be run, and what their abstracts claim.
+
+Read cell.py (what a cell is), fedmr.py, femam.py and fedfa.py (the cells), stored.py and run.py (their runs),
+verdict.py and page.py (what the runs say). `python -m benchmarks.papers` is the command.
+"""
+
+import difflib
+from dataclasses import dataclass
+from functools import lru_cache
+
+from benchmarks.papers import fedfa, fedmr, femam
+from benchmarks.papers.cell import Cell
+from benchmarks.papers.verdict import NOT_RUN, UNKNOWN
+from fl import FLError
+
+
+@lru_cache
+def cells() -> dict[str, Cell]:
+    """From id to cell, paper by paper.
+
+    >>> cells()["fedmr.table1.cifar10.lenet.dir0.5"].settings
+    'LeNet, momentum 0.5'
+    """
+    found: dict[str, Cell] = {}
+    for paper in (fedmr, femam, fedfa):
+        for cell in paper.cells():
+            if cell.id in found:
+                raise FLError(f"two cells are called {cell.id}: rename one of them")
+            found[cell.id] = cell
+    return found
+
+
+def find(name: str) -> Cell:
+    """The cell of this id. Raises FLError, which names the nearest one, if there is none."""
+    if name in cells():
+        return cells()[name]
+    near = difflib.get_close_matches(name, cells(), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise FLError(f"no cell is called {name!r}: {hint}`python -m benchmarks.papers` lists all {len(cells())}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of an abstract.
+
+    Attributes:
+        paper, text: whose, and what it says in short.
+        cells: how the ids of the cells begin that bear on it.
+        smaller: the same of cells in other settings than the paper's, which are asked where none of those was run.
+        part: what an id must contain besides.
+        at: which of a cell's comparisons bears on it.
+        elsewhere, word: what there is to say where nothing was run, and the verdict then.
+    """
+
+    paper: str
+    text: str
+    cells: tuple[str, ...] = ()
+    smaller: str = ""
+    part: str = ""
+    at: int = 0
+    elsewhere: str = "no cell was run"
+    word: str = NOT_RUN
+
+    def bears(self, name: str, smaller: bool) -> bool:
+        """Whether a cell of this id bears on it."""
+        return name.startswith((self.smaller or "-",) if smaller else self.cells) and self.part in name
+
+
+_FEDFA = {"cells": ("fedfa.table1.",), "smaller": "fedfa.smaller."}
+_ATTACKED = {"cells": ("fedfa.figure3.",), "elsewhere": "measured in other settings only: [FedFA](fedfa.md#attacked)"}
+CLAIMS = (
+    Claim(
+        "fedmr", "FedMR significantly improves the accuracy over the state of the art", ("fedmr.table1.",),
+        "fedmr.smaller.accuracy.",
+    ),
+    Claim(
+        "fedmr", "in a flat area, recombined models are optimized towards the same direction", ("fedmr.figure6.",),
+        "fedmr.smaller.cosine.",
+    ),
+    Claim(
+        "fedmr", "recombined models are guided towards a flat area",
+        elsewhere="no stored run measures it: `python -m fl.landscape` draws the loss around two models",
+    ),
+    Claim(
+        "fedmr", "no client's privacy is exposed",
+        elsewhere="no measurement: tests hold who can read what in secure recombination (`tests/fl/secure`)",
+        word=UNKNOWN,
+    ),
+    Claim(
+        "femam", "FeMAM surpasses clustered and personalized methods in various non-IID settings",
+        ("femam.table1.", "femam.tablec2.", "femam.tablec4.", "femam.tablec3."), "femam.smaller.",
+    ),
+    Claim(
+        "femam", "it finds how clients should share knowledge",
+        elsewhere="measured in other settings only: [FeMAM](femam.md#what-femam-found)",
+    ),
+    Claim("fedfa", "IID, global accuracy against earlier methods: 1.00 to 1.16 times", part=".iid.", **_FEDFA),
+    Claim("fedfa", "non-IID, local accuracy: 0.98 to 1.13 times", part=".noniid.", at=1, **_FEDFA),
+    Claim("fedfa", "non-IID, global accuracy: 0.95 to 1.20 times", part=".noniid.", **_FEDFA),
+    Claim("fedfa", "attacked, IID, earlier methods lose globally 1.01 to 2.11 times", part=".iid.", **_ATTACKED),
+    Claim("fedfa", "attacked, non-IID, they lose locally 0.89 to 3.31 times", part=".noniid.", at=1, **_ATTACKED),
+    Claim("fedfa", "attacked, non-IID, they lose globally 1.11 to 1.74 times", part=".noniid.", **_ATTACKED),
+)  # fmt: skip
+"""All of them, paper by paper."""

@@ -1,0 +1,238 @@
+"""FedFA's tables and figures as cells, and cells of our own on parts of it and on attacks.
+
+Its tables are images; its text has ranges over models and data sets.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, arms
+from fl import ArchitectureOptions, AttackOptions, Config, Defence
+from fl.algorithms.fedfa import FedFAOptions
+from fl.config.recipes.fedfa import RIVALS, SMALL, TARGETS, row
+
+_TITLES = {"preresnet": "Pre-ResNet", "mobilenetv2": "MobileNetV2", "efficientnetv2": "EfficientNetV2"}
+_GLOBAL, _LOCAL = "test accuracy in %, last three evaluations", "local accuracy in %"
+SHARE = 0.2
+_ATTACK = AttackOptions(share=SHARE, amplify=20.0)
+_IID = {"partition": "iid", "masked_loss": False}
+_PLACE = "DATA.NETWORK.SPREAD.MODE"
+_RECONSTRUCTION = "a reconstruction"
+
+
+def cells() -> Iterator[Cell]:
+    """All of them."""
+    for data, network, spread, mode in product(TARGETS, _TITLES, ("iid", "noniid"), RIVALS):
+        yield from _compared(data, network, spread, mode)
+    yield from _smaller()
+    for mode in RIVALS:
+        yield _text(mode)
+    yield from _ablation()
+    yield from _attacked()
+    yield from _images()
+
+
+def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]:
+    """A comparison with a mode's rival: without an attack, attacked, and what it computes up to a target."""
+    title, *ratios = RIVALS[mode]
+    base, config = f"{data}.{network}.{spread}.{mode}", row(data, network, mode, spread)
+    folder, pair = f"fedfa.table1.{base}", ("fedfa", title.lower())
+    clean = arms(folder, config, pair)
+    yield Cell(
+        folder, "Table 1", f"FedFA's accuracy by {title}'s", clean,
+        (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
+        pattern=f"fedfa.table1.{_PLACE}", settings=_RECONSTRUCTION,
+    )  # fmt: skip
+
+    folder = f"fedfa.figure3.{base}"
+    attacked = [Arm(f"{arm.run}-attacked", arm.config) for arm in arms(folder, replace(config, attack=_ATTACK), pair)]
+    names = [arm.name for arm in (*reversed(clean), *reversed(attacked))]
+    yield Cell(
+        folder, "Table 1, Fig. 3", f"an attack (lambda 20, a fifth of the clients) costs {title} more",
+        (*clean, *attacked),
+        (*_ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", (*names,), ratios[3:], spread),),
+        pattern=f"fedfa.figure3.{_PLACE}", settings=_RECONSTRUCTION,
+    )  # fmt: skip
+
+    target = TARGETS[data][spread == "noniid"]
+    yield Cell(
+        f"fedfa.table2.{base}", "Table 2", f"up to {target:.0%} FedFA computes as much as {title} (Table 1's runs)",
+        clean, (Comparison(f"TMAC up to {target:.0%}, FedFA by {title}", f"tmac{target}", "ratio", pair,
+                           band=(0.95, 1.02), larger=False),),
+        pattern=f"fedfa.table2.{_PLACE}", settings=_RECONSTRUCTION,
+    )  # fmt: skip
+
+
+def _ratios(
+    kind: str, what: str, names: tuple[str, ...], bands: list[str], spread: str, measure: str = "end"
+) -> Iterator[Comparison]:
+    """Of global accuracy and, where clients hold few classes, of local accuracy as well.
+
+    Args:
+        bands: the paper's: IID, on the clients' own classes, and on all classes.
+
+    >>> [one.band for one in _ratios("ratio", "{}", ("fedfa", "nefl"), ["1.00-1.02", "0.99-1.06", "0.95-1.06"], "iid")]
+    [(1.0, 1.02)]
+    """
+    iid, local, everything = (tuple(map(float, band.split("-"))) for band in bands)
+    said = _GLOBAL if measure == "end" else "test accuracy in %, last round"
+    yield Comparison(what.format(said), measure, kind, names, band=iid if spread == "iid" else everything)
+    if spread == "noniid":
+        yield Comparison(what.format(_LOCAL), "local", kind, names, band=local)
+
+
+def _smaller() -> Iterator[Cell]:
+    """Small models without an attack, clients with one or two blocks a section, as docs/results/fedfa.md shows them."""
+    mobile = replace(SMALL["fashion-mnist"], model="mobilenetv2", stem="cifar", rounds=16, channels_last=True)
+    kinds = {
+        "fashion-mnist.preresnet": (SMALL["fashion-mnist"], "fashion-mnist preresnet18"),
+        "cifar10.preresnet": (SMALL["cifar10"], "cifar10 preresnet18"),
+        "fashion-mnist.mobilenetv2": (mobile, "fashion-mnist mobilenetv2"),
+    }
+    for (name, (config, data)), spread, mode in product(kinds.items(), ("iid", "noniid"), RIVALS):
+        title, *ratios = RIVALS[mode]
+        choice = replace(config.architectures, depths=() if mode == "width" else ("1", "2"))
+        config = replace(
+            config, depth=(2,), architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice
+        )
+        config = replace(config, **_IID, unequal=True) if spread == "iid" else config
+        folder, pair = f"fedfa.smaller.{name}.{spread}.{mode}", ("fedfa", title.lower())
+        where = {
+            "data": data, "differ": mode, "partition": "iid" if spread == "iid" else "shards", "share": "0.0",
+            "defence": "mean",
+        }  # fmt: skip
+        yield Cell(
+            folder, SMALLER, f"FedFA's accuracy by {title}'s",
+            tuple(replace(arm, where={**where, "method": arm.name, "scale": "norm" if arm.name == "fedfa" else ""})
+                  for arm in arms(folder, config, pair, "fedfa/runs.csv")),
+            (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread, "last"),),
+            pattern=f"fedfa.smaller.{_PLACE}", settings="small models, 16 or 24 rounds",
+        )  # fmt: skip
+
+
+def _text(mode: str) -> Cell:
+    title = RIVALS[mode][0]
+    rival, folder = title.lower(), f"fedfa.table3.{mode}"
+    config = row("wikitext2", "transformer", mode, "iid")
+    return Cell(
+        folder, "Table 3", f"{title}'s local perplexity by FedFA's",
+        arms(folder, config, (rival, "fedfa")),
+        (Comparison(f"local perplexity, {title}'s by FedFA's", "local_perplexity", "ratio", (rival, "fedfa"),
+                    band=(1.07, 4.50)),),
+        pattern="fedfa.table3.MODE", settings="a reconstruction",
+    )  # fmt: skip
+
+
+_BASES = {
+    "digits": replace(SMALL["digits"], **_IID, rounds=15, eval_every=1),
+    "digits-noniid": replace(SMALL["digits"], eval_every=2),
+    "fashion-mnist": replace(SMALL["fashion-mnist"], **_IID, unequal=True, eval_every=2),
+    "fashion-mnist-noniid": replace(SMALL["fashion-mnist"], eval_every=2),
+}
+"""Settings of this project, small enough for a CPU."""
+
+
+def _ablation() -> Iterator[Cell]:
+    """FedFA's parts beside NeFL: grafting on and off, each scale, the depths of the clients and of the full model."""
+    for (data, base), (full, depths) in product(_BASES.items(), ((2, ("1", "2")), (3, ("2", "3")), (3, ("1", "3")))):
+        config = replace(
+            base, models_every=0, seeds=(0, 1), depth=(full,), architectures=replace(base.architectures, depths=depths)
+        )
+        folder = f"fedfa.ablation.{data}.depths{'-'.join(depths)}of{full}"
+        lines = {"fedfa": replace(config, algorithm=("fedfa",)), "nefl": replace(config, algorithm=("nefl",))}
+        for scale, graft in product(("norm", "rms", "none"), (True, False)):
+            if (scale, graft) != ("norm", True):
+                options = FedFAOptions(graft=graft, scale=scale)
+                name = f"fedfa-{scale}{'' if graft else '-nograft'}"
+                lines[name] = replace(config, algorithm=("fedfa",), fedfa=options)
+        said = f"{data.removesuffix('-noniid')}, {'non-IID' if 'noniid' in data else 'IID'}"
+        yield Cell(
+            folder, OWN, "which of FedFA's parts matter, and at which depths",
+            tuple(Arm(f"{folder}/{name}", one) for name, one in lines.items()),
+            (Comparison("test accuracy in %, last five evaluations", "end5", "first", tuple(lines)),),
+            pattern="fedfa.ablation.DATA.DEPTHS", settings=f"{said}, depths {' and '.join(depths)} of {full}",
+        )  # fmt: skip
+
+
+BASE = replace(
+    SMALL["digits"], **_IID, rounds=15, eval_every=1, models_every=0, seeds=(0, 1),
+    depth=(3,),
+)  # fmt: skip
+"""IID, 20 clients of which 5 take part, 15 rounds; those of `fedfa.ablation.digits.depths2-3of3`."""
+LAMBDAS = (0, 1, 2, 5, 10, 20, 50)
+"""The last but one is the paper's; 0 is no attack."""
+_DEPTH = replace(BASE, architectures=replace(BASE.architectures, widths=(1.0,)))
+_FULL = replace(BASE, architectures=ArchitectureOptions())
+ARMS = {
+    "fedfa": BASE, "nefl": BASE, "heterofl": BASE, "fedavg": _FULL, "fedfa-depth": _DEPTH, "flexifed": _DEPTH,
+}  # fmt: skip
+"""Each method in the settings where it can be run. In `fedavg` everybody has the full model, in the last two the widths
+are alike."""
+_STORED = "fedfa.ablation.digits.depths2-3of3"  # where the ablation keeps the runs that are also these
+_END = Comparison("test accuracy in %, last five evaluations", "end5", "first", ())
+_PAIR = ("fedfa", "nefl")
+_SWEEP = (
+    "how far a fifth of malicious clients lowers accuracy as lambda grows (digits, IID, 5 of 20 clients take part; "
+    "with fedavg everybody has the full model, with fedfa-depth and flexifed only depths differ, else widths too)"
+)
+
+
+def _attacked() -> Iterator[Cell]:
+    """The sweep over lambda, and lambda 20 in other settings."""
+    for amplify in LAMBDAS:
+        attack = AttackOptions(share=SHARE, amplify=float(amplify)) if amplify else AttackOptions()
+        folder = f"fedfa.lambda.digits.{amplify}"
+        lines = tuple(
+            Arm(
+                f"{_STORED if name in _PAIR and not amplify else folder}/{name}",
+                replace(config, algorithm=(name.removesuffix("-depth"),), attack=attack),
+            )
+            for name, config in ARMS.items()
+        )
+        yield Cell(
+            folder, OWN, _SWEEP, lines, (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA",
+            settings=f"lambda {amplify}" if amplify else "no attack",
+        )  # fmt: skip
+    for name, (said, config) in _variants().items():
+        folder = f"fedfa.lambda20.digits.{name}"
+        stored = "fedfa.lambda.digits.20" if name == "as-above" else folder
+        yield Cell(
+            folder, OWN, "lambda 20 in other settings (digits, IID; widths and depths differ)",
+            arms(stored, config, _PAIR),
+            (replace(_END, arms=_PAIR),
+             Comparison("test accuracy in %, last five evaluations after rounds without attackers", "calm", "first",
+                        _PAIR)),
+            pattern="fedfa.lambda20.digits.SETTING", settings=said,
+        )  # fmt: skip
+
+
+def _variants() -> dict[str, tuple[str, Config]]:
+    """From name to what is different, in words, and the settings."""
+    base = replace(BASE, attack=_ATTACK)
+    return {
+        "as-above": ("as with other lambdas", base),
+        "largest": ("attackers with the largest model", replace(base, attack=replace(_ATTACK, architecture="largest"))),
+        "one-attacker": ("one attacker", replace(base, attack=replace(_ATTACK, share=0.05))),
+        "all-take-part": ("all 20 take part", replace(base, participants=20)),
+        "clipped": ("updates cut to the median's length", replace(base, defence=Defence(clip=1.0))),
+        "lr0.005": ("learning rate 0.005", replace(base, lr=0.005)),
+        "long": ("60 rounds", replace(base, rounds=60)),
+        "long-step": ("60 rounds, learning rate falls", replace(base, rounds=60, lr_schedule="step")),
+    }
+
+
+def _images() -> Iterator[Cell]:
+    """Tables and figures of which the text has no number that a run could be compared with."""
+    for name, place, what, command in (
+        (
+            "table4-6",
+            "Tables 4 to 6",
+            "networks, candidates and settings",
+            "fl.run fedfa-cifar10-preresnet-both-iid --help",
+        ),
+        ("table7-9", "Tables 7 to 9", "blocks of a section are alike", "fl.analysis similarity RUN"),
+        ("table10", "Table 10", "weights of models of different size differ in scale", "fl.analysis scales RUN RUN"),
+        ("figure7-9", "Figs. 7 to 9", "the weights' distributions", "fl.analysis scales RUN RUN"),
+    ):
+        yield Cell(f"fedfa.{name}", place, f"{what} (image)", command=f"python -m {command}")

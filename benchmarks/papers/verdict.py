@@ -1,0 +1,272 @@
+"""What the stored runs say of a cell: measures of their rows, and one word on each comparison, from numbers alone.
+
+The rules:
+
+- numbers: *reproduced* if the means of the paper's own method and of at least one other, of all that were run, lie
+  within one point of the paper's, or within the sum of the paper's standard deviation and ours if that is more.
+  *ordering reproduced* if the paper's own method is ahead of, or behind, each other one as in the paper; others whose
+  distance to it lies within the paper's standard deviations do not count.
+- ratio, drop: *reproduced* if the ratio lies within the paper's range, give or take 0.01; *ordering reproduced* if it
+  lies beyond its better end or on the better side of 1.
+- first, above: the paper's text has no number, only an order or a direction; *ordering reproduced* if ours is the same.
+- Otherwise *not reproduced*; *not run* where a value is missing, *cannot be known* where the paper has an image alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import StatisticsError, fmean, stdev
+
+from benchmarks.papers.cell import Arm, Cell, Comparison
+from benchmarks.papers.stored import STORE, Row, Stored, extendable, runs
+from fl import FLError
+from fl.runs.metrics import selected
+
+REPRODUCED, ORDERING, NOT, NOT_RUN, UNKNOWN = VERDICTS = (
+    "reproduced", "ordering reproduced", "not reproduced", "not run", "cannot be known",
+)  # fmt: skip
+"""All that there are, the best first."""
+POINT, SLACK = 1.0, 0.01
+"""How far a mean in % and a ratio may lie from the paper's."""
+
+Values = Mapping[str, Sequence[float]]
+"""From an arm's name to a value for each seed."""
+
+
+def spread(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 of one value."""
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def judge(comparison: Comparison, values: Values) -> str:
+    """The verdict.
+
+    >>> ratio = Comparison("", "end", "ratio", ("fedfa", "nefl"), band=(0.95, 1.06))
+    >>> judge(ratio, {"fedfa": [50.0], "nefl": [49.0]}), judge(ratio, {"fedfa": [45.0], "nefl": [50.0]})
+    ('reproduced', 'not reproduced')
+    """
+    means = {name: fmean(values[name]) for name in comparison.arms if values.get(name)}
+    if comparison.kind in ("ratio", "drop"):
+        if len(means) < len(comparison.arms):
+            return NOT_RUN
+        return _ranged(comparison, ratio_of(comparison, means))
+    own, *others = comparison.arms
+    if own not in means or (others and not any(name in means for name in others)):
+        return NOT_RUN
+    if comparison.kind == "above":
+        return ORDERING if means[own] >= comparison.band[0] else NOT
+    if comparison.kind == "first":
+        return ORDERING if all(_ahead(comparison, means[own], means[n]) for n in others if n in means) else NOT
+    return _numbers(comparison, means, values)
+
+
+def ratio_of(comparison: Comparison, means: Mapping[str, float]) -> float:
+    """The ratio of a comparison of that kind; of drops, infinite where only the rival drops."""
+    if comparison.kind == "ratio":
+        top, bottom = (means[name] for name in comparison.arms)
+    else:
+        rival, own, rival_attacked, own_attacked = (means[name] for name in comparison.arms)
+        top, bottom = rival - rival_attacked, own - own_attacked
+        if bottom <= 0:
+            return math.inf if top > 0 else math.nan
+    return top / bottom if bottom else math.nan
+
+
+def whole(verdicts: Sequence[str]) -> str:
+    """That of a cell with several comparisons: the worst of those that were run.
+
+    >>> whole(["reproduced", "not run", "ordering reproduced"])
+    'ordering reproduced'
+    """
+    known = [one for one in verdicts if one not in (NOT_RUN, UNKNOWN)]
+    if known:
+        return max(known, key=VERDICTS.index)
+    return NOT_RUN if verdicts else UNKNOWN
+
+
+def _ahead(comparison: Comparison, own: float, other: float) -> bool:
+    return own > other if comparison.larger else own < other
+
+
+def _ranged(comparison: Comparison, ratio: float) -> str:
+    low, high = comparison.band
+    if low - SLACK <= ratio <= high + SLACK:
+        return REPRODUCED
+    if comparison.larger:
+        return ORDERING if ratio >= min(1, high) or ratio > high else NOT
+    return ORDERING if ratio < low else NOT
+
+
+def _numbers(comparison: Comparison, means: Mapping[str, float], values: Values) -> str:
+    paper = dict(zip(comparison.arms, comparison.published))
+    if all(
+        abs(mean - paper[name].mean) <= max(POINT, paper[name].spread + spread(values[name]))
+        for name, mean in means.items()
+    ):
+        return REPRODUCED
+    own, *others = (name for name in comparison.arms if name in means)
+    apart = [name for name in others if abs(_gap(paper, own, name)) > paper[own].spread + paper[name].spread]
+    if apart and all((means[own] - means[name]) * _gap(paper, own, name) > 0 for name in apart):
+        return ORDERING
+    return NOT
+
+
+def _gap(paper: Mapping, own: str, other: str) -> float:
+    return paper[own].mean - paper[other].mean
+
+
+@dataclass(frozen=True)
+class Result:
+    """The stored runs of a cell, at the largest number of rounds that its own method and another one have done.
+
+    Attributes:
+        rounds: that number; 0 if there is none.
+        asked: how many the cell has.
+        values: for each comparison, from an arm's name to a value for each seed.
+        verdicts: for each comparison.
+        stored: the runs that the values are of.
+        begun: whether anything was run at all.
+    """
+
+    cell: Cell
+    rounds: int
+    asked: int
+    values: tuple[dict[str, list[float]], ...]
+    verdicts: tuple[str, ...]
+    stored: tuple[Stored, ...]
+    begun: bool
+
+    @property
+    def short(self) -> bool:
+        """Whether these are fewer rounds than the cell's, so that they decide nothing."""
+        return self.rounds < self.asked
+
+    @property
+    def verdict(self) -> str:
+        """That of the cell, which only whole runs decide."""
+        if not self.cell.arms:
+            return UNKNOWN
+        return NOT_RUN if self.short else whole(self.verdicts)
+
+
+def result(cell: Cell, store: Path = STORE) -> Result:
+    """What the stored runs say of a cell.
+
+    Raises FLError for a stored run that is damaged or of other settings.
+    """
+    found = {arm.name: runs(arm, store) for arm in cell.arms}
+    asked = max((arm.config.rounds for arm in cell.arms), default=0)
+    best = None
+    for rounds in sorted({n for arm in cell.arms for one in found[arm.name] for n in _ends(one, arm)}, reverse=True):
+        chosen = {arm.name: _at(found[arm.name], arm, rounds) for arm in cell.arms}
+        values = tuple(_values(one, chosen) for one in cell.comparisons)
+        verdicts = tuple(judge(one, those) for one, those in zip(cell.comparisons, values))
+        if whole(verdicts) != NOT_RUN:
+            used = tuple(one for those in chosen.values() for one in those)
+            best = Result(cell, rounds, asked, values, verdicts, used, True)
+            break
+    nothing = tuple({} for _ in cell.comparisons), (NOT_RUN,) * len(cell.comparisons)
+    return best or Result(cell, 0, asked, *nothing, (), any(found.values()))
+
+
+def _ends(one: Stored, arm: Arm) -> set[int]:
+    """Numbers of rounds at which a run can be looked at."""
+    if one.failed:
+        return {one.rounds}
+    if not extendable(arm.config):
+        return {one.rounds} if one.over else set()
+    return {one.done if one.over else int(one.rows[-1]["round"])}
+
+
+def _at(stored: Sequence[Stored], arm: Arm, rounds: int) -> list[Stored]:
+    """The runs of an arm at a number of rounds, one a seed; longer ones are cut where that makes shorter ones."""
+    chosen: dict[int, Stored] = {}
+    for one in stored:
+        if rounds in _ends(one, arm):
+            chosen[one.seed] = one
+        elif extendable(arm.config) and one.done >= rounds and (cut := [r for r in one.rows if r["round"] <= rounds]):
+            chosen.setdefault(one.seed, replace(one, rows=cut))
+    return [chosen[seed] for seed in sorted(chosen)]
+
+
+def _values(comparison: Comparison, chosen: dict[str, list[Stored]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for name in comparison.arms:
+        with suppress(FLError):  # an interrupted run may not have measured it yet
+            if values := [measure(comparison.measure, one.rows) for one in chosen[name]]:
+                found[name] = values
+    return found
+
+
+def _tail(column: str, count: int = 1, factor: float = 100) -> Callable[[Sequence[Row]], float]:
+    """The mean of the last so many values."""
+
+    def mean(rows: Sequence[Row]) -> float:
+        return factor * fmean([row[column] for row in rows if column in row][-count:])
+
+    return mean
+
+
+def _own(column: str) -> Callable[[Sequence[Row]], float]:
+    """In the round that validation chooses."""
+    return lambda rows: 100 * selected(rows)[column]
+
+
+def _cosine_rise(rows: Sequence[Row]) -> float:
+    """Mean cosine of the last tenth of the rows less that of the lowest tenth in a row before it."""
+    values = [row["models_cosine"] for row in rows if "models_cosine" in row]
+    count = max(1, len(values) // 10)
+    means = [sum(values[at : at + count]) / count for at in range(len(values) - count + 1)]
+    return means[-1] - min(means)
+
+
+def _roughness(rows: Sequence[Row]) -> float:
+    """Mean absolute step of the accuracy from evaluation to evaluation, in points, in the last half of them."""
+    values = [100 * row["accuracy"] for row in rows][len(rows) // 2 :]
+    return sum(abs(b - a) for a, b in pairwise(values)) / max(1, len(values) - 1)
+
+
+def _calm(rows: Sequence[Row]) -> float:
+    """Accuracy in %, mean of the last five evaluations after rounds without malicious participants."""
+    return _tail("accuracy", 5)([row for row in rows if row["attackers"] == 0])
+
+
+MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
+    "late": _tail("accuracy", 10),  # as in fl.analysis.outcome
+    "late_loss": _tail("loss", 10, 1),
+    "end": _tail("accuracy", 3),
+    "end5": _tail("accuracy", 5),
+    "last": _tail("accuracy"),
+    "calm": _calm,
+    "own": _own("local_test_accuracy"),
+    "own_f1": _own("local_test_f1"),
+    "local": _tail("models_own_accuracy"),
+    "local_perplexity": _tail("models_perplexity", factor=1),
+    "megabytes": _tail("megabytes", factor=1),
+    "seconds": lambda rows: rows[-1]["seconds"] / rows[-1]["round"],
+    "cosine_rise": _cosine_rise,
+    "roughness": _roughness,
+}
+"""From a comparison's measure to how it is computed."""
+
+
+def measure(name: str, rows: Sequence[Row]) -> float:
+    """A measure of a run. `tmac0.7` is what was computed until the accuracy was 0.7: infinite if it never was.
+
+    Raises FLError for rows without the columns that it needs.
+
+    >>> measure("end", [{"round": r, "accuracy": r / 10} for r in (1, 2, 3, 4)])
+    30.0
+    >>> measure("tmac0.3", [{"round": r, "accuracy": r / 10, "tmac": 2.0 * r} for r in (2, 4)])
+    8.0
+    """
+    try:
+        if name.startswith("tmac"):
+            reached = [row["tmac"] for row in rows if row["accuracy"] >= float(name[4:])]
+            return min(reached, default=float("inf"))
+        return MEASURES[name](rows)
+    except (KeyError, IndexError, StatisticsError):
+        raise FLError(f"the stored rows do not hold what {name!r} needs: run that cell again") from None

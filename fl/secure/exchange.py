@@ -1,0 +1,174 @@
+"""One round of secure recombination, from trained models to recombined ones: the server's side, and both."""
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from fl.base.errors import FLError
+from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, refused
+from fl.secure.client import Client, Envelope
+
+ALONE = "alone: its model could not be hidden among others"
+INTERRUPTED = "a client was lost while they uploaded"
+
+Carrier: TypeAlias = Callable[[int, dict[int, list[bytes]]], Mapping[int, Sequence[Envelope]]]
+"""(phase, the frames for each client) -> what each client sends in this phase, see `Client.step`; one that is missing
+is lost."""
+
+
+class Outcome(NamedTuple):
+    """The result of a round.
+
+    Attributes:
+        models: the recombined model that each client uploaded, piece by piece; together they are the trained models of
+            exactly these clients, if they were honest. Empty if fewer than two were left, or a client was lost in the
+            upload.
+        excluded: the other clients, and why each is missing.
+        to_peers, to_server: bytes that each client sent.
+        from_server: bytes that the server sent to each client.
+        seconds: how long it took.
+    """
+
+    models: dict[int, list[bytes]]
+    excluded: dict[int, str]
+    to_peers: dict[int, int]
+    to_server: dict[int, int]
+    from_server: dict[int, int]
+    seconds: float
+
+
+class Server:
+    """Leads one round; opens pieces only when every client of an attempt has uploaded its whole model.
+
+    Args:
+        lengths: bytes of each piece.
+        repeats: how often pieces are exchanged before the upload.
+
+    Attributes:
+        public: the public key that the clients have to know.
+    """
+
+    def __init__(self, lengths: Sequence[int], repeats: int) -> None:
+        self._lengths, self._last = lengths, 2 * repeats + 1
+        self._keys = Keys()
+        self.public = self._keys.public
+
+    def run(self, publics: Mapping[int, bytes], carry: Carrier) -> Outcome:
+        """Let the clients with these public keys exchange pieces and upload them.
+
+        If some are lost, the others begin again from their trained models; if one is lost in the upload, nothing is
+        used, so that the server does not get models of two attempts.
+
+        Raises FLError, which names the client, for uploads that are no permutation of the clients' pieces.
+        """
+        began, sent, excluded = time.perf_counter(), Counter[tuple[int, int]](), {}
+        models, cohort = {}, dict(publics)
+        while len(cohort) > 1 and not models:
+            lost, phase, session, frames = self._attempt(cohort, carry, sent)
+            if not lost:
+                models = self._opened(session, cohort, frames)
+            elif phase == self._last:
+                excluded |= dict.fromkeys(cohort, INTERRUPTED)
+            excluded |= dict.fromkeys(lost, f"lost in phase {phase} of {self._last}")
+            cohort = {client: public for client, public in cohort.items() if client not in excluded}
+        if not models:
+            excluded |= dict.fromkeys(cohort, ALONE)
+        to_peers = dict.fromkeys(publics, 0)
+        for (sender, recipient), size in sent.items():
+            if SERVER not in (sender, recipient):
+                to_peers[sender] += size
+        to_server, from_server = ({c: sent[c, SERVER] for c in publics}, {c: sent[SERVER, c] for c in publics})
+        return Outcome(models, excluded, to_peers, to_server, from_server, time.perf_counter() - began)
+
+    def _attempt(
+        self, cohort: Mapping[int, bytes], carry: Carrier, sent: Counter[tuple[int, int]]
+    ) -> tuple[list[int], int, bytes, list[bytes]]:
+        """(the clients that were lost, in which phase, the session, the frames that were uploaded)."""
+        session = os.urandom(16)
+        everybody = b"".join(client.to_bytes(4, "big") + public for client, public in cohort.items())
+        waiting = {}
+        for client, public in cohort.items():
+            waiting[client] = [self._keys.lock(Message(session, 0, 0, SERVER, client, everybody), public)]
+            sent[SERVER, client] += len(waiting[client][0])
+        for phase in range(1, self._last + 1):
+            answers = carry(phase, waiting)
+            if lost := [client for client in cohort if client not in answers]:
+                return lost, phase, session, []
+            waiting = {client: [] for client in ([SERVER] if phase == self._last else cohort)}
+            for client in cohort:
+                for recipient, frame in answers[client]:
+                    if recipient not in waiting:
+                        raise refused(client, recipient, "is not what the protocol asks for")
+                    waiting[recipient].append(frame)
+                    sent[client, recipient] += len(frame)
+        return [], self._last, session, waiting[SERVER]
+
+    def _opened(self, session: bytes, cohort: Mapping[int, bytes], frames: Sequence[bytes]) -> dict[int, list[bytes]]:
+        """The uploads. Every piece has to be of this session and in its place, and none may come twice."""
+        uploads: dict[int, dict[int, bytes]] = {client: {} for client in cohort}
+        tags: set[bytes] = set()
+        for frame in frames:
+            message = self._keys.unlock(frame, dict(cohort), SERVER)
+            number, client = message.piece, message.sender
+            if (message.session, message.phase) != (session, self._last) or number in uploads[client]:
+                raise refused(client, SERVER, "was sent before")
+            if len(message.body) != max(self._lengths) + SEALED_EXTRA or number >= len(self._lengths):
+                raise refused(client, SERVER, "is not what the protocol asks for")
+            sealed = self._keys.unseal(message.body)
+            if not sealed or sealed[:2] != (session, number) or sealed.tag in tags:
+                raise FLError(
+                    f"a piece that client {client} uploaded cannot be opened, is another one, or was uploaded before"
+                )
+            tags.add(sealed.tag)
+            uploads[client][number] = sealed.payload[: self._lengths[number]]
+        for client, pieces in uploads.items():
+            if len(pieces) < len(self._lengths):
+                raise FLError(f"client {client} uploaded {len(pieces)} of {len(self._lengths)} pieces")
+        return {client: [pieces[number] for number in sorted(pieces)] for client, pieces in uploads.items()}
+
+
+def exchange(
+    models: Mapping[int, Sequence[bytes]],
+    repeats: int = 1,
+    choices: Mapping[int, random.Random] | None = None,
+) -> Outcome:
+    """Recombine the models of clients securely.
+
+    Args:
+        models: each client's trained model, by its address, in pieces that have the same lengths for all clients.
+        repeats: how often the four stages are repeated.
+        choices: the source of each client's choices; None: the operating system for all.
+
+    Raises:
+        FLError: without PyNaCl, without models, for impossible addresses, for fewer than two pieces or one repeat, and
+            for pieces of different lengths.
+
+    >>> trained = {client: [b"first of %d" % client, b"second of %d" % client] for client in (1, 2, 3)}
+    >>> outcome = exchange(trained, repeats=2)
+    >>> sorted(first for first, _ in outcome.models.values())
+    [b'first of 1', b'first of 2', b'first of 3']
+    >>> outcome.excluded
+    {}
+    """
+    if not models:
+        raise FLError("there is no model to exchange: give those of two or more clients")
+    for address in models:
+        if not 0 <= address < SERVER:
+            raise FLError(f"clients' addresses are numbers from 0 to {SERVER - 1}, got {address}")
+    shapes = {tuple(map(len, pieces)) for pieces in models.values()}
+    if len(shapes) != 1:
+        raise FLError(
+            f"models of one architecture are exchanged: got pieces of {len(shapes)} different sets of lengths"
+        )
+    (lengths,) = shapes
+    if len(lengths) < 2:
+        raise FLError("secure recombination needs two or more pieces: a model in one piece would only change hands")
+    if repeats < 1:
+        raise FLError(f"secure recombination takes 1 repeat or more, got {repeats}")
+    choices, server = choices or {}, Server(lengths, repeats)
+    clients = {a: Client(a, pieces, server.public, repeats, choices.get(a)) for a, pieces in models.items()}
+    publics = {address: client.public for address, client in clients.items()}
+    return server.run(publics, lambda phase, waiting: {a: clients[a].step(phase, waiting[a]) for a in waiting})

@@ -1,0 +1,157 @@
+"""Cells are run in parts, what they measured is stored, and the page says what it shows."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.papers import __main__ as command
+from benchmarks.papers import page, run, stored
+from benchmarks.papers.cell import Arm, Cell, Comparison, Published
+from benchmarks.papers.run import Part, play
+from benchmarks.papers.verdict import result
+from fl import AttackOptions, Config, FLError, simulate
+from fl.federation.attack import Attack
+
+TINY = Config(
+    clients=4, participants=2, rounds=4, local_epochs=1, width=(0.1,), batch_size=50, models_every=0, seeds=(0, 1),
+    samples=100,
+)  # fmt: skip
+NAMES = ("fedmr", "fedavg")
+PAPER = Comparison("accuracy", "late", "numbers", NAMES, (Published(10.0, 50.0), Published(9.0, 50.0)))
+
+
+@pytest.fixture
+def cell():
+    arms = tuple(Arm(f"fedmr.tiny/{name}", replace(TINY, algorithm=(name,))) for name in NAMES)
+    return Cell("fedmr.tiny", "Table 1", "FedMR is ahead", arms, (PAPER,))
+
+
+def stopping(rounds):
+    """`simulate` that is interrupted after so many rounds of its first run, as by Ctrl-C."""
+    left = [rounds]
+
+    def interrupted(*args, on_round):
+        def stop(row):
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            return on_round(row)
+
+        return simulate(*args, on_round=stop)
+
+    return interrupted
+
+
+def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_path, monkeypatch, capsys):
+    part = Part(seeds=(0,), out=tmp_path / "parts", store=tmp_path / "store")
+    monkeypatch.setattr(run, "simulate", stopping(2))
+    with pytest.raises(KeyboardInterrupt):
+        play([cell], part)
+    (begun,) = stored.runs(cell.arm("fedmr"), part.store)
+    assert (begun.done, begun.rounds, begun.over) == (2, 4, False)
+    assert result(cell, part.store).begun
+    assert not result(cell, part.store).rounds
+    monkeypatch.setattr(run, "simulate", simulate)
+    assert not play([cell], replace(part, minutes=1e-9))  # the time is over before anything is done
+    capsys.readouterr()
+    assert play([cell], part)
+    assert capsys.readouterr().out.splitlines() == [f"fedmr.tiny/{name} seed 0: 4 of 4 rounds" for name in NAMES]
+    monkeypatch.setattr(run, "simulate", lambda *_, **__: pytest.fail("finished runs are kept"))
+    assert play([cell], part)
+
+    monkeypatch.setattr(run, "simulate", simulate)
+    whole = replace(part, out=tmp_path / "whole", store=tmp_path / "again")
+    assert play([cell], whole)
+    for name in NAMES:
+        (parts,), (again,) = (stored.runs(cell.arm(name), store) for store in (part.store, whole.store))
+        assert [row["round"] for row in again.rows] == [1, 2, 3, 4]
+        for one, other in zip(parts.rows, again.rows):
+            assert {**one, "seconds": 0} == {**other, "seconds": 0}
+        assert again.command == f"python -m benchmarks.papers fedmr.tiny --algorithm {name} --seeds 0"
+    assert result(cell, part.store).verdict == "reproduced"  # within the spread of 50 points
+    assert result(cell, part.store).values[0]["fedmr"][0] == pytest.approx(
+        25 * sum(row["accuracy"] for row in stored.runs(cell.arm("fedmr"), part.store)[0].rows)
+    )
+    raised = replace(cell, arms=tuple(Arm(arm.run, replace(arm.config, rounds=5)) for arm in cell.arms))
+    assert result(raised, part.store).verdict == "not run"  # with fewer rounds than it has now
+    assert page.said(result(raised, part.store)) == "not run (reproduced at 4 of 5 rounds)"
+
+
+def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
+    seen, real = [], Attack.rows
+    monkeypatch.setattr(Attack, "rows", lambda self, clients: seen.append(real(self, clients)) or real(self, clients))
+    config = replace(TINY, algorithm=("fedavg",), rounds=8, attack=AttackOptions(share=0.25))
+    cell = Cell("fedmr.tiny", "Table 1", "", (Arm("fedmr.tiny/fedavg", config),), ())
+    assert play([cell], Part(seeds=(1,), out=tmp_path / "runs", store=tmp_path))
+    (one,) = stored.runs(cell.arms[0], tmp_path)
+    counts = [len(rows) for rows in seen]
+    assert [row["attackers"] for row in one.rows] == counts
+    assert 0 in counts
+    assert max(counts) > 0
+
+
+def test_a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
+    assert play([cell], Part(("fedavg",), (0,), 1, out=tmp_path / "runs", store=tmp_path))
+    arm, file = cell.arm("fedavg"), tmp_path / "fedmr.tiny/fedavg-seed0.csv"
+    text = file.read_text()
+    first, _, table = text.partition("\n")
+    said = json.loads(first[2:])
+    assert (said["rounds"], said["done"], said["settings"]["clients"]) == (1, 1, 4)
+    assert len(text) < 1500
+    fields = dict(zip(*(line.split(",") for line in table.splitlines())))
+
+    def refused(text, why, name=file):
+        name.write_text(text)
+        with pytest.raises(FLError, match=f"{name.name} .*{why}"):
+            stored.runs(arm, tmp_path)
+
+    refused(text.replace(fields["accuracy"], "0.999"), "changed by hand")
+    refused(text.replace('"done": 1', '"done": 0'), "changed by hand")
+    refused("accuracy\n0.9\n", "is not a stored run")
+    refused("", "is not a stored run")
+    file.unlink()
+    refused(text, "is not a run of fedmr.tiny/fedavg: it holds fedmr.tiny/fedavg, seed 0",
+            file.with_name("fedavg-seed1.csv"))  # fmt: skip
+    file.with_name("fedavg-seed1.csv").unlink()
+    file.write_text(text)
+    other = Arm(arm.run, replace(arm.config, lr=0.5))
+    with pytest.raises(FLError, match=r"fedavg-seed0.csv was made with another --lr than fedmr.tiny/fedavg has now"):
+        stored.runs(other, tmp_path)
+
+
+def test_fewer_rounds_of_what_depends_on_them_are_stored_apart():
+    config = replace(TINY, algorithm=("fedavg",), rounds=100, eval_every=20)
+    constant, falling = (Arm("fedmr.a/b", replace(config, lr_schedule=name)) for name in ("constant", "step"))
+    assert stored.path(constant, 0, 50).name == "b-seed0.csv"
+    assert stored.shortened(config, 50).eval_every == 5  # ten evaluations are left
+    assert stored.path(falling, 0, 50).name == "b-seed0-rounds50.csv"
+    assert stored.path(falling, 0, 100).name == "b-seed0.csv"
+
+
+def test_the_page_is_what_the_script_makes_of_the_stored_runs():
+    assert page.PAGE.read_text() == page.page(), "make it again: python -m benchmarks.papers --page"
+
+
+def test_the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stored, "STORE", tmp_path / "store")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "papers.md")
+    assert command.main(["femam.figure5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["femam.figure5a", "femam.figure5b"]
+    assert command.main(["fedfa.table4-6"]) == 2
+    assert "fedfa.table4-6 is an image" in capsys.readouterr().err
+    assert command.main(["fedmr.table9"]) == 2
+    assert "no cell is called 'fedmr.table9'" in capsys.readouterr().err
+    assert command.main(["femam.figure5a", "--algorithm", "fedmr"]) == 2
+    assert "femam.figure5a has no 'fedmr': it has femam, fedavg, ditto" in capsys.readouterr().err
+    monkeypatch.setattr(command, "find", lambda name: cell)
+    monkeypatch.setattr(page, "cells", lambda: {"fedmr.tiny": cell})
+    monkeypatch.setattr(page, "CLAIMS", ())
+    flags = ["--seeds", "0", "--rounds", "2", "--out", str(tmp_path / "runs")]
+    assert command.main(["fedmr.figure5", *flags, "--store", str(tmp_path / "other")]) == 0
+    assert not page.PAGE.read_text().count("<br>")  # it shows the checkout's runs alone
+    assert command.main(["fedmr.figure5", *flags]) == 0
+    assert "fedmr.figure5: not run (reproduced at 2 of 4 rounds)" in capsys.readouterr().out
+    (row,) = [line for line in page.PAGE.read_text().splitlines() if "fedmr 10.00±50.00<br>fedavg 9.00±50.00" in line]
+    assert "| 2 of 4 |" in row
