@@ -58,7 +58,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
     for module, axis, is_made in made + held:
         for part in _not_shrunk(axis, demand, chosen):
             parts = {a for a in atoms(part) if demand.share(a.size, demand.rate_of(a)) < a.size}
-            if parts <= known or (demand.numbers and not parts.isdisjoint(chosen.sliced)):
+            if parts <= known or (demand.numbers and any(atom in chosen.sliced for atom in atoms(part))):
                 continue  # with numbers, what could shrink stays because others are worth less
             if not is_made and not all(map(chosen.why, parts)):
                 continue  # another digit of the width that is made shrinks
