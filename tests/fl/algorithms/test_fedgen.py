@@ -272,8 +272,8 @@ def test_a_dropped_client_teaches_nothing(make_federation, monkeypatch):
     algorithm = fedgen(fed, SMALL)
     honest = training.train
 
-    def poisoned(groups, backend):
-        (trained,) = honest(groups, backend)
+    def poisoned(groups, *more):
+        (trained,) = honest(groups, *more)
         trained.states["fc1.weight"][0] = torch.nan
         return [trained]
 
