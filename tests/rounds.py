@@ -39,8 +39,8 @@ def poison(monkeypatch, rounds, entries):
     honest = training.train
     calls = iter(range(1, 1000))
 
-    def train(groups, *more):
-        (trained,) = honest(groups, *more)
+    def train(groups, *how):
+        (trained,) = honest(groups, *how)
         if next(calls) in rounds:
             for k in entries:
                 next(iter(trained.states.values()))[k].view(-1)[0] = torch.nan

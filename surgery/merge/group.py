@@ -1,7 +1,7 @@
 """What all methods share: models are checked once, then each tensor is merged by a function of slabs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -25,6 +25,7 @@ class Group:
         places: which models they are, from 0.
         base: the tensor of the base model, where the method takes one.
         whose: what errors call these models, and last the base.
+        shared: not empty if infinities were found that all of them share: methods see 0 there.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Group:
     places: list[int]
     base: Pieces | None
     whose: list[str]
+    shared: list[bool] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -59,15 +61,30 @@ class Group:
         return self._finite(self.base, start, stop, self.whose[-1])
 
     def _finite(self, pieces: Pieces, start: int, stop: int, whose: str) -> Tensor:
-        """A stretch in the dtype to compute in; SurgeryError if it holds NaN or infinity."""
+        """A stretch in the dtype to compute in; SurgeryError if it holds NaN, or infinity that others do not have."""
         values = pieces.read(start, stop).to(self.dtype)
         # a sum shows them at a tenth of what looking at each element takes, and may be infinite for large numbers, too
-        if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+        if bool(values.sum().isfinite()) or bool(values.isfinite().all()):
+            return values
+        infinite = values.isinf()
+        every = [other.read(start, stop) for other in (*self.tensors, *([self.base] if self.base else []))]
+        same = all(
+            torch.equal(other.where(other.isinf(), 0), values.where(infinite, 0).to(other.dtype)) for other in every
+        )
+        if bool(values.isnan().any()) or not same:
             raise SurgeryError(
                 f"{self.name!r} of {whose} holds NaN or infinity, and so would the result: mend that model, or leave "
                 "it out"
             )
-        return values
+        self.shared.append(True)
+        return values.masked_fill(infinite, 0)
+
+    def restored(self, result: Tensor, start: int, stop: int) -> Tensor:
+        """A stretch of the result with the infinities that all models share."""
+        if not self.shared:
+            return result
+        first = self.tensors[0].read(start, stop)
+        return first.to(result.dtype).where(first.isinf(), result)
 
     def delta(self, i: int, start: int, stop: int) -> Tensor:
         """What tensor i adds to the base: a stretch of its task vector, or of the tensor itself without a base."""
@@ -172,7 +189,7 @@ def _entry(kernel: Kernel, group: Group, settings: Mapping[str, Any], like: Piec
                 with lock:
                     if not prepared:
                         prepared.append(kernel(group, **settings))
-                return prepared[0](start, stop).to(like.dtype)
+                return group.restored(prepared[0](start, stop).to(like.dtype), start, stop)
 
     else:
 

@@ -132,7 +132,11 @@ class _Search:
         """The best values that were found."""
         here, values, sizes = self.judged(self.config, self.full), {}, merged([self.widths, self.counts])
         guess = dict(guessed(self.config, self.widths, self.counts))
-        if guess and (made := self.made(guess)) is not None and made.score < here.score:
+        made = self.made(guess)
+        if made is None or made.score.shapes:
+            guess = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
+            made = self.made(guess)
+        if made is not None and made.score < here.score:
             here, values = made, guess
         while any(here.score) and self.left > 0:
             tries = []
@@ -149,6 +153,23 @@ class _Search:
             if path in values and (made := self.made(fewer)) is not None and not any(made.score):
                 here, values = made, fewer
         return here
+
+    def contradicts(self, path: Fields, new: Any) -> bool:
+        """Whether one value alone changes a tensor's axis that stays whole: it only happens to be as large as others.
+
+        A value that the class refuses alone contradicts nothing.
+        """
+        config = copy.deepcopy(self.config)
+        try:
+            set_field(config, path, new)
+            other = shapes_of(made_from(type(self.model), config))
+        except Exception:  # whatever its class raises for values that do not go together
+            return False
+        return any(
+            len(other.get(name, ())) != len(shape)
+            or any(a != b == c for a, b, c in zip(other[name], shape, self.plan.small_shapes[name]))
+            for name, shape in self.plan.shapes.items()
+        )
 
     def made(self, values: Mapping[Fields, Any]) -> _Made | None:
         """What the class makes of the configuration with other values; None if it refuses them."""

@@ -7,7 +7,7 @@ from typing import Any
 from surgery.configuration import Fields, fields
 from surgery.width.sizes import Sizes, merged
 
-_WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ffn")
+_WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ffn|rank")
 _COUNT = re.compile(r"heads?$|groups?$")
 _FACTOR = re.compile(r"ratio|factor|mult|expan")
 _LEAST = 4  # smaller numbers are no widths

@@ -110,6 +110,8 @@ def narrow(
             raise SurgeryError(told(model, whole))
         _log.warning(told(model, whole))
     small = plan.build(model)
+    if strict and (wide := search.too_wide(small)):
+        raise SurgeryError(wide)
     if unused := search.untouched(small):
         if strict:
             raise SurgeryError(unused)

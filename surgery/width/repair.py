@@ -98,11 +98,15 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
     hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
-    if torn := _torn(solution, step, choice):
+    inside = [one for one in solution.steps if step.module and is_inside(one.module, step.module)]
+    if torn := _torn(inside, step, choice):
+        parts = {atom for one in inside for axis in one.axes() for atom in atoms(axis)}
+        heads = any(part.grouping == "heads" and not part.why and part not in choice for part in parts)
+        drop = 'heads="drop", ' if heads else ""
         hint = (
             f"Widths of {torn[0]} positions become {' and '.join(map(str, torn[1:]))} there (heads shrink inside of "
-            f'each, or cannot be followed), and the code may take one for the other: try keep=["{step.module}"], '
-            'heads="drop", or a rate or a `rounding` with which they agree'
+            "each, or cannot be followed), and the code may take one for the other: keep them whole with "
+            f'keep=["{step.module}"], or try {drop}a rate or a `rounding` with which they agree'
         )
     elif not any(size_of(axis, choice) < axis.size for axis in step.axes()) and "a result of shape" in str(difference):
         hint = (
@@ -115,14 +119,13 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
     return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
 
 
-def _torn(solution: Solution, step: Step, choice: Choice) -> list[int]:
-    """The size of widths that a step's module sees, and what they become, if that is not the same; or []."""
+def _torn(inside: list[Step], step: Step, choice: Choice) -> list[int]:
+    """The size of widths in the steps of a step's module, and what they become, if that is not the same; or []."""
     sizes: dict[int, set[int]] = {}
-    for one in solution.steps if step.module else ():
-        if is_inside(one.module, step.module):
-            for axis in one.axes():
-                if any(atom.makers for atom in atoms(axis)):
-                    sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
+    for one in inside:
+        for axis in one.axes():
+            if any(atom.makers for atom in atoms(axis)):
+                sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
     mine = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
     return [max(mine), *sorted(sizes[max(mine)])] if mine else []
 

@@ -27,7 +27,7 @@ from surgery.width.solved import atoms, digits, size_of, solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 from surgery.width.unchanged import repeated
-from surgery.width.whole import Whole, stayed_whole, told, untouched
+from surgery.width.whole import Whole, stayed_whole, told, too_wide, untouched
 from surgery.width.why import Why, lost, role
 
 _PATIENCE = 6  # couplings that are tried to bring the narrow model further
@@ -69,6 +69,10 @@ class Search:
     def whole(self) -> list[Whole]:
         """The hidden widths that stay whole although they were to shrink."""
         return stayed_whole(self.solution, self.demand, self.chosen)
+
+    def too_wide(self, small: nn.Module) -> str:
+        """Which tensors of the narrow model are longer along an axis than the rate asks for."""
+        return too_wide(self.solution, self.demand, self.chosen, small)
 
     def untouched(self, small: nn.Module) -> str:
         """Which tensors of the narrow model no pass has used though they may belong to a width that shrinks."""

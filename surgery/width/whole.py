@@ -12,12 +12,14 @@ from surgery.width.demand import Demand, matches
 from surgery.width.solved import (
     Atom,
     Axis,
+    Product,
     Solution,
     Sum,
     atoms,
     digits,
     size_of,
     summed_over,
+    terms,
 )
 from surgery.width.why import Kind, Why, firmest, lost
 
@@ -109,6 +111,53 @@ def told(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
         lines.append(f"  and {len(whole) - _TOLD} more; surgery.widths lists all")
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
     return "\n".join([f"{some} of {type(model).__name__} cannot {what}:", *lines])
+
+
+def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module) -> str:
+    """Which tensors of the narrow model are longer along an axis than the rate asks for; "" if none is.
+
+    Shapes are judged by what the trace and the caller say, not by the positions that were chosen. With a target it is
+    open how many of a width stay.
+    """
+    held = [(module, axis) for (module, _), axes in solution.tensors.items() for axis in axes]
+    keep = [axis for module, axis in (*held, *solution.made) if any(matches(module, name) for name in demand.keep)]
+    kept = {atom for axis in keep for atom in atoms(axis)}
+
+    def most(axis: Axis) -> int:
+        """How many positions may stay: of a product one digit shrinks, of a sum every term."""
+        if isinstance(axis, Sum):
+            return sum(map(most, axis.parts))
+        if not isinstance(axis, Atom):
+            return max((axis.size // d.size * n for d in axis.parts if (n := most(d)) < d.size), default=axis.size)
+        why = chosen.reasons.get(axis)  # `stayed_whole` tells it, but for what is said to be asked
+        inside = axis.grouping == "heads" and demand.heads == "inside"
+        stays = axis.why or axis in kept or inside or (why and why.kind < Kind.ASKED)
+        return axis.size if stays else demand.share(axis.size, demand.rate_of(axis))
+
+    free: set[Axis] = set()  # they may stay, since in a product that has them another digit may shrink
+    for product in {product for _, axis in held for product in _products(axis)}:
+        if len(shrinking := [digit for digit in product.parts if most(digit) < digit.size]) > 1:
+            free.update(part for digit in shrinking for part in (digit, *atoms(digit)))
+    lines = []
+    for key, tensor in named_tensors(small):
+        for position, axis in enumerate(solution.tensors.get(key, ()) if not demand.numbers else ()):
+            asked = sum(part.size if {axis, part} & free else most(part) for part in terms(axis))
+            if tensor.shape[position] > asked:
+                shape = tuple(tensor.shape)
+                lines.append(f"  axis {position} of {joined(*key)} {shape} is to have {asked} of {axis.size}")
+    if not lines:
+        return ""
+    more = [f"  and {len(lines) - _TOLD} more"] if len(lines) > _TOLD else []
+    first = f"tensors of the narrow {type(small).__name__} are longer than the rate asks for, and no reason is known:"
+    return "\n".join([first, *lines[:_TOLD], *more, "to have their widths whole, name their modules in keep=[...]"])
+
+
+def _products(axis: Axis) -> Iterator[Product]:
+    """The products that an axis consists of."""
+    if not isinstance(axis, Atom):
+        yield from [axis] if isinstance(axis, Product) else []
+        for part in axis.parts:
+            yield from _products(part)
 
 
 def untouched(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module, untrained: str) -> str:

@@ -1,5 +1,6 @@
 """What the caller may ask of `narrow`, and what is said where it cannot be done."""
 
+import functools
 import itertools
 import math
 import random
@@ -15,8 +16,10 @@ from torch.nn import functional as F
 
 import surgery
 from surgery import SurgeryError, narrow, state
+from surgery.width import choose, search
 from surgery.width.choose import exact_covers
 from surgery.width.demand import matches
+from surgery.width.why import Kind, Why
 
 
 class Residual(nn.Module):
@@ -409,6 +412,34 @@ class Half(nn.Module):
 def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
     with pytest.raises(SurgeryError, match=r"axis 0 of b.weight \(12, 6\) stays whole"):
         narrow(Half(), rate=0.5, example=torch.randn(2, 6), strict=True)
+
+
+def _forgotten(choose, *given):
+    chosen = choose(*given)
+    return chosen._replace(choice={atom: kept for atom, kept in chosen.choice.items() if "layer2.a" not in atom.makers})
+
+
+def _said_to_be_asked(asked_to_stay, solution, demand):
+    made = {atom: Why(Kind.ASKED, "") for _, atom in solution.made if "layer2.a" in atom.makers}
+    return asked_to_stay(solution, demand) | made
+
+
+@pytest.mark.parametrize(
+    ("place", "broken"),
+    [(search.choose, _forgotten), (choose._asked_to_stay, _said_to_be_asked)],
+)
+def test_shapes_show_a_width_that_stays_whole_although_nothing_says_so(monkeypatch, place, broken):
+    def narrowed(**asked):
+        return narrow(Residual(), example=IMAGE, strict=True, **asked)
+
+    monkeypatch.setattr(search, "stayed_whole", lambda *given: [])
+    module = {"choose": search, "_asked_to_stay": choose}[place.__name__]
+    monkeypatch.setattr(module, place.__name__, functools.partial(broken, place))
+    with pytest.raises(SurgeryError, match=r"axis 0 of layer2.a.weight \(20, 4, 1, 1\) is to have 10 of 20"):
+        narrowed(rate=0.5)
+    narrowed(rate=0.5, keep=["layer2"])
+    narrowed(rate=0.5, rates={"layer2": 1.0})
+    narrowed(rate=0.97)  # of 20 all stay
 
 
 def test_widths_are_those_that_narrow_finds_for_the_same_output():

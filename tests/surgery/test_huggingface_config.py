@@ -167,6 +167,28 @@ def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):
     assert "nor the full model: last.weight is (7, 12) here and (32, 12)" in caplog.text
 
 
+class Rows(nn.Module):
+    """A table whose length, and an output whose size, happen to be those of widths."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.table = nn.Embedding(config.table_size, config.hidden_size)
+        self.mlp = nn.Sequential(nn.Linear(config.hidden_size, config.inner_size), nn.ReLU())
+        self.last = nn.Linear(config.inner_size, config.output_size)
+
+    def forward(self, x):
+        return self.last(self.mlp(self.table(x)))
+
+
+def test_a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, caplog):
+    monkeypatch.setattr("surgery.width.config._MOST_MADE", 1)  # found without trying one value after the other
+    config = SimpleNamespace(table_size=32, hidden_size=32, inner_size=32, output_size=32)
+    small, _ = surgery.narrow(Rows(config), rate=0.5, example=torch.zeros(2, 5, dtype=torch.int64))
+    assert vars(small.config) == {"table_size": 32, "hidden_size": 16, "inner_size": 16, "output_size": 32}
+    assert not caplog.records
+
+
 def test_only_a_class_that_takes_the_configuration_alone_is_called():
     class Two(nn.Linear):
         def __init__(self, config, more):
@@ -259,6 +281,26 @@ MODELS = {  # class, its configuration's class, values, example
         {"input_ids": WORDS, "decoder_input_ids": WORDS[:, :5]},
     ),
 }
+
+
+DEEPSEEK = {  # the vocabulary is as large as a width, and there are as many experts as channels of the rotation
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128},
+    **{"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+}
+
+
+@pytest.mark.slow
+def test_numbers_of_a_configuration_that_coincide_are_told_apart(caplog):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK)).eval()
+    small, _ = surgery.narrow(model, rate=0.5, example={"input_ids": WORDS}, output=lambda y: y.logits)
+    assert (small.config.vocab_size, small.config.n_routed_experts, small.config.q_lora_rank) == (64, 8, 12)
+    read = type(model)(small.config).eval()
+    read.load_state_dict(small.state_dict())
+    torch.testing.assert_close(read(WORDS).logits, small(WORDS).logits)
+    assert "does not describe it" not in caplog.text
 
 
 def made_by_transformers(name):

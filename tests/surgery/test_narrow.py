@@ -1249,8 +1249,20 @@ def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
             return x + self.out(self.mix(x).cumsum(-1).reshape(x.shape))
 
     model = nn.Sequential(nn.Linear(4, 16), Mixer(), nn.Linear(16, 3))
-    with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]'):
+    with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]') as error:
         narrow(model, rate=0.5, example=torch.zeros(2, 4))
+    assert 'heads="drop"' not in str(error.value)  # there are none
+
+
+@pytest.mark.slow
+def test_a_refused_attention_over_channels_runs_in_the_ways_that_the_refusal_names():
+    model, x = filled(timm.create_model, "edgenext_x_small", depths=(1, 1, 1, 1)), torch.zeros(1, 3, 64, 64)
+    with pytest.raises(SurgeryError, match=r'keep=\["stages.2.blocks.0.xca"\], or try heads="drop"'):
+        narrow(model, rate=0.5, example=x)
+    for ways in ({"keep": ["stages.2.blocks.0.xca"]}, {"heads": "drop"}):
+        small, _ = narrow(model, rate=0.5, example=x, **ways)
+        assert elements(small) < 0.6 * elements(model)
+        assert call(small, x).shape == (1, 1000)
 
 
 def test_a_size_that_numbers_decide_is_no_constant():

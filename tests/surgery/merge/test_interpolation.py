@@ -233,6 +233,27 @@ def test_what_is_not_finite_is_an_error_of_every_method(name, value):
             method([good] * len(models), base=bad, **more)
 
 
+@pytest.mark.parametrize("name", [*merge.METHODS, "fisher", "regmean"])
+def test_infinities_that_all_models_share_stay(name):
+    """As those of the mask of an attention, which is a buffer: a method sees 0 there."""
+    mask = torch.full((2, 2), -math.inf).triu(1)
+    states = [{"w": mask + torch.tensor([[k], [0.0]])} for k in (1.0, 3.0, 0.0)]
+    zeros = [{"w": state["w"].nan_to_num(neginf=0)} for state in states]
+    own = merge.METHODS.get(name)
+    method = own.function if own else getattr(merge, name)
+    more = {"t": 0.3} if name == "nearswap" else {}
+    more |= {"fishers": [{"w": torch.ones(2, 2)}] * 2} if name == "fisher" else {}
+    more |= {"grams": [{"w": torch.eye(2)}] * 2} if name == "regmean" else {}
+    needed = own is not None and own.base == "needed"
+
+    def call(states):
+        return method(states[: 1 if name == "nearswap" else 2], **more, **({"base": states[2]} if needed else {}))
+
+    same(call(states), {"w": mask + call(zeros)["w"]})
+    with pytest.raises(SurgeryError, match=r"'w' of .* holds NaN or infinity"):
+        call([{"w": -states[0]["w"]}, *states[1:]])
+
+
 def test_large_numbers_are_finite():
     largest = {"w": torch.full((64,), torch.finfo(torch.float32).max / 2)}
     same(merge.ties([largest, largest], base={"w": torch.zeros(64)}, density=1.0), largest)
