@@ -60,7 +60,8 @@ def outcome(folder: Path) -> dict[str, str]:
         data = tensor.contiguous().flatten().view(-1).numpy().tobytes() if tensor.numel() else b""
         return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + data).hexdigest()[:16]
 
-    tensors = sorted(digest(tensor) for tensor in load_file(folder / "checkpoint.safetensors").values())
+    kept = load_file(folder / "checkpoint.safetensors")  # the best model's lie there, too, and are another round's
+    tensors = sorted(digest(tensor) for name, tensor in kept.items() if not name.startswith("best/"))
     with open(folder / "metrics.csv", newline="") as file:
         rows = [{**row, "bytes_ranks": ""} for row in csv.DictReader(file)]  # a column that older versions left empty
     rows = [sorted((k, v) for k, v in row.items() if "second" not in k) for row in rows]

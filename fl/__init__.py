@@ -22,8 +22,8 @@ from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
 from fl.runs.folder import load_model
+from fl.runs.one_run import simulate
 from fl.runs.pathways import Pathways
-from fl.simulation import simulate
 from surgery import __version__ as __version__
 
 __all__ = [

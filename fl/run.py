@@ -16,9 +16,9 @@ from fl.distributed import current, joined
 from fl.figures.comparison import compare
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
+from fl.runs.many_runs import resumable, train_all
+from fl.runs.one_run import simulate
 from fl.runs.summary import advice, describe
-from fl.simulation import simulate
-from fl.simulation.many_runs import resumable, train_all
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,8 +26,7 @@ from fl.distributed import current, joined
 from fl.figures.sweep import report
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder
-from fl.simulation.many_runs import resumable, train_all
-from fl.simulation.sweep import FILE, Sweep
+from fl.runs.many_runs import SWEEP, Sweep, resumable, train_all
 
 _USAGE = "OPTION VALUE,VALUE,... [RECIPE]"
 _ABOUT = """Train with several values of one option, each with every method and seed, and compare them.
@@ -67,7 +66,7 @@ def _run(argv: list[str]) -> int:
         return loaded[key]
 
     with resumable(folder, "sweep"):
-        ended = train_all(runs, folder / FILE, sweep.write(), resume, load)
+        ended = train_all(runs, folder / SWEEP, sweep.write(), resume, load)
     if current().rank:
         return 0
     done = {key: [path for path in members if path in ended.done] for key, members in groups.items()}

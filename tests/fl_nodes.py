@@ -77,7 +77,7 @@ def simulated(config, root: Path):
 
 
 def tensors(folder: Path):
-    return checkpoint._read(folder)[0]
+    return checkpoint.flatten(checkpoint._read(folder)[0])
 
 
 def same(a, b):

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from rounds import SMALL
 
+from fl import simulate
 from fl.algorithms import ALGORITHMS
 from fl.models.architectures import ArchitectureOptions
 from fl.runs import checkpoint, metrics
-from fl.simulation import simulate
 
 FORK = multiprocessing.get_context("fork")
 

@@ -22,7 +22,7 @@ from fl.base.settings import role
 from fl.federation.attack import draw_malicious
 from fl.runs import metrics
 from fl.runs.assembly import pick_device
-from fl.runs.folder import SETTINGS
+from fl.runs.lock import SETTINGS
 from fl.runs.summary import failure
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.papers.cell import Arm
 from fl import Config, FLError
 from fl.base.files import write_text
-from fl.runs.fixed_settings import fixed
+from fl.runs.folder import fixed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"

@@ -37,7 +37,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             config.check_recorded()
             rows = read(path / "metrics.csv")
             if (path / checkpoint.FILE).exists():
-                check_intact(path, config, best=False)
+                check_intact(path, config)
             if not any("accuracy" in row for row in rows):
                 raise FLError(f"{path} has no evaluated round yet")
             if len(config.runs()) != 1:

@@ -19,7 +19,7 @@ from fl.engine.precision import arithmetic
 from fl.federation import Federation
 from fl.runs.assembly import build
 from fl.runs.folder import load_model
-from fl.runs.kept_start import kept
+from fl.runs.start import kept
 from surgery import State, state
 
 _CHUNK = 500  # samples of one forward pass, as in evaluation

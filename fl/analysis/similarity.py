@@ -11,7 +11,7 @@ from fl.base.tables import aligned
 from fl.config import Config
 from fl.models.init import maker
 from fl.runs import checkpoint
-from fl.runs.kept_start import kept
+from fl.runs.start import kept
 from surgery import SectionSimilarity
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from fl.base.errors import FLError
 from fl.base.files import write_json
 from fl.base.tables import aligned
-from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
 
 FILE = "structure.json"
@@ -220,11 +219,3 @@ def find(folders: Sequence[Path]) -> dict[Path, Structure]:
         for path in inside:
             found.setdefault(path.resolve(), path)
     return {path: Structure.read(path) for path in found.values()}
-
-
-def _leave(run: Simulation) -> None:
-    if structure := Structure.of(run):
-        structure.save(run.folder)
-
-
-ARTIFACT = Artifact(_leave)

@@ -8,7 +8,7 @@ from fl.base.errors import FLError
 from fl.config import Config
 from fl.data import Dataset
 from fl.deploy.remote import Link, Remote, Waiting
-from fl.simulation import simulate
+from fl.runs.one_run import simulate
 
 
 def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Waiting = Waiting()) -> dict:

@@ -14,7 +14,6 @@ from fl.analysis.coverage import coverage
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
 from fl.models.fleet import ungrafted
-from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
 from surgery import Submodel, sections
 
@@ -98,7 +97,7 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
     panel.tick_params(axis="y", length=0)
 
 
-def _leave(run: Simulation) -> None:
+def leave_coverage(run: Simulation) -> None:
     """coverage.png, of methods whose clients keep their part of the global model; if these graft, also without it."""
     if not run.fed.fleet or not run.algorithm.plan:
         return
@@ -107,6 +106,3 @@ def _leave(run: Simulation) -> None:
     grafted = {"without grafting": bare, "with grafting": plans}
     maps = grafted if bare != plans else {"clients' models": plans}
     draw_coverage(maps, run.folder / "coverage.png", run.config.title())
-
-
-ARTIFACT = Artifact(_leave, when="start")

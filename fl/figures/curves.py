@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl.figures.style import COLORS, finish, save, shorten, two_wide
-from fl.runs.artifact import Artifact
 from fl.runs.columns import columns
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
@@ -129,9 +128,7 @@ def mean_and_std(
     return places.tolist(), values.mean(0), std
 
 
-def _leave(run: Simulation) -> None:
+def leave_curves(run: Simulation) -> None:
+    """curves.png, once a round was done."""
     if run.rows:
         run_figure(run.rows, run.config.title(), run.folder / "curves.png")
-
-
-ARTIFACT = Artifact(_leave)

@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from fl.analysis.structure import Structure, agreement
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
-from fl.runs.artifact import Artifact
 from fl.runs.simulation import Simulation
 
 COLORS = [
@@ -126,9 +125,8 @@ def cells(level: Sequence[int], kind: int | None = None) -> list[int]:
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]
 
 
-def _leave(run: Simulation) -> None:
+def leave_structure(run: Simulation) -> None:
+    """structure.json and structure.png, of methods with models on levels."""
     if structure := Structure.of(run):
+        structure.save(run.folder)
         draw([structure], run.folder / "structure.png")
-
-
-ARTIFACT = Artifact(_leave)

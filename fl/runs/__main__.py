@@ -1,17 +1,178 @@
 """List run folders with what they have reached: `python -m fl.runs [FOLDER]`."""
 
+import csv
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import tyro
+import yaml
 
 from fl.base.console import guarded
-from fl.base.tables import terminal
+from fl.base.errors import FLError
+from fl.base.tables import aligned, csv_rows, shortened, terminal, whole
 from fl.config.help import command
-from fl.runs.listing import listing, table
+from fl.runs.lock import is_locked
+
+_FILES = ("config.yaml", "metrics.csv", "checkpoint.safetensors")
+"""Any of them makes a folder one of a run, or of several."""
+_LARGEST = 2**28  # bytes
+_DROPPED = ("model", "data", "method")  # by a table that would be too wide, in this order
+
+
+class Listed(NamedTuple):
+    """A run, as the table shows it.
+
+    Attributes:
+        rounds: done and wanted, as in 33/40.
+        accuracy: the test accuracy of the last evaluated round; "-" if there is none.
+        state: running (a process works in its folder), failed (its training diverged, or ended with a loss that is not
+            finite), finished or interrupted.
+    """
+
+    folder: str
+    method: str
+    data: str
+    model: str
+    rounds: str
+    accuracy: str
+    state: str
+
+
+def listing(folder: Path) -> tuple[list[Listed], dict[Path, str]]:
+    """The runs in a folder and below it, and what is wrong with those that cannot be read.
+
+    Raises FLError if there is no folder, or no run in it.
+    """
+    if not folder.is_dir():
+        raise FLError(f"{folder} is not a folder: give the one that holds the runs (`--out` of `python -m fl.run`)")
+    runs, damaged = [], {}
+    places = sorted({path.parent for name in _FILES for path in folder.rglob(name)})
+    for place in places:
+        try:
+            runs += _read(place, any(place in other.parents for other in places))
+        except FLError as error:
+            damaged[place] = str(error)
+    if not places:
+        raise FLError(f"{folder} holds no run: `python -m fl.run` leaves one, `--out` says where")
+    return runs, damaged
+
+
+def table(runs: list[Listed], width: int | None = None) -> str:
+    """Runs as aligned text.
+
+    Args:
+        width: characters that a line may have. Model, data and method are left out, one after another, until the table
+            fits, since the name of a folder usually says them; then folders are shortened. A line below says so.
+
+    >>> print(table([Listed("runs/a", "fedmr", "digits", "cnn", "3/40", "61.39%", "interrupted")]))
+    folder  method  data    model    rounds  accuracy  state
+    runs/a  fedmr   digits  cnn        3/40    61.39%  interrupted
+    """
+    dropped: list[str] = []
+    while width is not None and len(dropped) < len(_DROPPED) and _wide(_laid_out(runs, dropped)) > width:
+        dropped.append(_DROPPED[len(dropped)])
+    folders = [run.folder for run in runs]
+    if width is not None and (excess := _wide(_laid_out(runs, dropped)) - width) > 0:
+        folders = shortened(folders, max(map(len, folders)) - excess)
+    said = [f"without {', '.join(dropped)}"] * bool(dropped)
+    said += ["with shortened folders"] * (folders != [run.folder for run in runs])
+    text = _laid_out([run._replace(folder=short) for run, short in zip(runs, folders)], dropped)
+    return f"{text}\n{whole('; '.join(said))}" if said else text
+
+
+def _laid_out(runs: list[Listed], dropped: Collection[str]) -> str:
+    *_, last = (max(map(len, column)) for column in zip(*runs))
+    head = Listed("folder", "method", "data", "model", "rounds", "accuracy", "state".ljust(last))
+    rows = [one._asdict() for one in (head, *(run._replace(state=run.state.ljust(last)) for run in runs))]
+    cells = [[cell for name, cell in row.items() if name not in dropped] for row in rows]
+    return "\n".join(line.rstrip() for line in aligned(cells, left=4 - len(dropped)).splitlines())
+
+
+def _wide(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
+    """The run of a folder; none for the folder of several, whose runs have folders of their own."""
+    settings = _settings(folder / "config.yaml")
+    methods, seeds, rounds = (settings.get(name) for name in ("algorithm", "seeds", "rounds"))
+    if not (isinstance(methods, list) and isinstance(seeds, list) and isinstance(rounds, int) and methods and seeds):
+        raise FLError("config.yaml does not hold the settings of a run: algorithm, seeds and rounds")
+    if len(methods) * len(seeds) > 1 and holds_others:
+        return
+    rows = _rows(folder / "metrics.csv")
+    done = len(rows)
+    accuracy = next((row["accuracy"] for row in reversed(rows) if row.get("accuracy")), None)
+    summary = _summary(folder / "summary.json")
+    ended = done >= rounds or summary.get("complete") is True
+    state = "failed" if summary.get("failed") else "finished" if ended else "interrupted"
+    yield Listed(
+        folder=str(folder),
+        method=",".join(map(str, methods)),
+        data=str(settings.get("dataset")),
+        model=str(settings.get("model")),
+        rounds=f"{done}/{rounds}",
+        accuracy="-" if accuracy is None else f"{_number(accuracy):.2%}",
+        state="running" if is_locked(folder) else state,
+    )
+
+
+def _text(path: Path) -> str:
+    """A file's text. Raises FLError, which names it."""
+    try:
+        if not path.is_file():
+            raise FLError(f"{path.name} is not a regular file" if path.exists() else f"it has no {path.name}")
+        if path.stat().st_size > _LARGEST:
+            raise FLError(f"{path.name} is too large for a file of a run")
+        return path.read_bytes().decode()  # with the ends of lines as they are
+    except (OSError, UnicodeDecodeError) as error:
+        raise FLError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # which is ten times as fast
+    except (yaml.YAMLError, RecursionError):
+        raise FLError(f"{path.name} is not YAML") from None
+    if not isinstance(values, dict):
+        raise FLError(f"{path.name} does not hold settings")
+    return values
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv, without a last line that was cut off; none if no round has ended."""
+    if not path.exists():
+        return []
+    text = _text(path)
+    try:
+        rows = csv_rows(text, "round")
+    except (ValueError, csv.Error):
+        raise FLError(f"{path.name} is not a table of rounds") from None
+    if [row["round"] for row in rows] != [str(number) for number in range(1, len(rows) + 1)]:
+        raise FLError(f"{path.name} does not hold rounds 1, 2, 3, ... once each")
+    return rows
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FLError(f"metrics.csv has the accuracy {text[:20]!r}") from None
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """What summary.json says; nothing if there is none, as where the process was killed."""
+    if not path.exists():
+        return {}
+    try:
+        summary = json.loads(_text(path))
+    except (ValueError, RecursionError):  # FLError is a ValueError
+        raise FLError(f"{path.name} is not JSON") from None
+    return summary if isinstance(summary, dict) else {}
 
 
 @dataclass(frozen=True)

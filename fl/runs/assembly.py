@@ -1,5 +1,6 @@
 """From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,23 +11,24 @@ from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
+from fl.base.memory import ask
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.distributed import current
 from fl.engine import Precision
 from fl.engine.augment import Augment
+from fl.engine.work import activation_bytes
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.elsewhere import Elsewhere
 from fl.federation.presence import make_presence
 from fl.models import own
 from fl.models.architectures import choose
-from fl.models.create import check_shape
+from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from fl.runs.given import said
-from fl.runs.memory import check_batch, check_models
 from zoo import Spec, ZooError
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
@@ -86,7 +88,7 @@ def build(
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
-        check_models(specs or [spec], config.cohort())
+        _check_models(specs or [spec], config.cohort())
     create = maker(spec, start)
     net = create(rng.torch("weights")).to(device)
     if not isinstance(spec, own.OwnSpec) and not dataset.text:
@@ -110,7 +112,7 @@ def build(
     )
     if elsewhere:
         elsewhere.meet(fed)
-    check_batch(fed)
+    _check_batch(fed)
     return fed, make_algorithm(config, fed)
 
 
@@ -207,3 +209,24 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
     return device
+
+
+def _check_models(specs: Sequence[Spec], participants: int) -> None:
+    """Raise FLError if the models of a round do not fit, each as small as the smallest: the initial one, the server's,
+    those that clients send, and the weights, gradients and momentum of a client that trains.
+
+    Models of timm and torchvision, which come in one size, are not looked at.
+    """
+    needed = (participants + 5) * min(map(weight_bytes, specs))
+    what = f"a round of {participants:,} clients"
+    ask(needed, what, "use fewer --participants, or a smaller --width or --depth")
+
+
+def _check_batch(fed: Federation) -> None:
+    """Raise FLError if what a client's step keeps of one batch does not fit, even if half of it can be freed early."""
+    if fed.data.x.device.type != "cpu":
+        return
+    models = [kind.model for kind in fed.fleet.architectures] if fed.fleet else [fed.model]
+    size = fed.local.size_of_batches(fed.clients.train)
+    kept = size * min(activation_bytes(model, fed.data) for model in models) // 2
+    ask(kept, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")

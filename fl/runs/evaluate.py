@@ -179,11 +179,11 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 def attack_success(
     fed: Federation, predict: Callable[[Tensor], Tensor], mark: Callable[[Tensor], Tensor], target: int
-) -> dict[str, float]:
+) -> float:
     """The share of test images of other classes that are classified as the target when they bear the trigger."""
     others = fed.data.test_y != target
     logits = predict(mark(fed.data.test_x[others]))
-    return {"attack_success": (logits.argmax(1) == target).double().mean().item()}
+    return (logits.argmax(1) == target).double().mean().item()
 
 
 def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:

@@ -24,7 +24,7 @@ from fl.models.own import Model
 from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.folder import begin, load_model
-from fl.runs.kept_start import kept
+from fl.runs.start import kept
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 
@@ -166,7 +166,7 @@ def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> tuple[
     """What a run was made of; FLError for a model or data of another run."""
     config = given.said(replace(Config.read(folder), device="cpu"), dataset, model)
     fed, algorithm = build(config, dataset, model, kept(folder, config))
-    given.keep(folder, config, fed, begun=True)
+    given.check_given(folder, checkpoint.read_header(folder)["given"], fed, given.identified(config, fed))
     return config, fed, algorithm
 
 

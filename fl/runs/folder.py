@@ -1,9 +1,9 @@
-"""Run folders: where they lie, what they hold, and which process works in them."""
+"""Run folders: where they lie, what of them must stay, and how they are read."""
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,24 +11,20 @@ from torch import nn
 from fl import models
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
-from fl.base.files import is_leftover
+from fl.base.settings import written
 from fl.config import Config
+from fl.config.config import plain
 from fl.models.own import Model
-from fl.runs import checkpoint, lock, metrics
-from fl.runs.best import FILE as BEST
-from fl.runs.best import best_file, check_kept
-from fl.runs.fixed_settings import check_unchanged
+from fl.runs import checkpoint, metrics
 from surgery import State
 from zoo import Spec
-
-SETTINGS = "config.yaml"
 
 
 def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
     """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint.
 
     Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings, and for a
-    table or a best model that does not belong to it.
+    table that does not belong to it.
     """
     if not (folder / checkpoint.FILE).exists():
         _check_none_lost(folder)
@@ -40,24 +36,22 @@ def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tup
     return server, done
 
 
-def check_intact(folder: Path, config: Config, table: bool = True, best: bool = True) -> None:
-    """Raise FLError for a checkpoint of other settings than these, and for a table or a best model that is not the one
-    that was beside it when it was written. Rounds of the table after it are not looked at.
+def check_intact(folder: Path, config: Config, table: bool = True) -> None:
+    """Raise FLError for a checkpoint of other settings than these, and for a table that is not the one that was beside
+    it when it was written. Rounds of the table after it are not looked at.
 
     Args:
-        table, best: whether to look at that.
+        table: whether to look at that.
     """
     header = checkpoint.read_header(folder)
     try:
         check_unchanged(header["settings"], config, folder)
         if table:
-            metrics.check_rows(folder / metrics.FILE, header["round"], header["beside"].get(metrics.FILE))
-        if best:
-            check_kept(folder, header["round"], header["beside"].get(BEST))
+            metrics.check_rows(folder / metrics.FILE, header["round"], header["rows"])
     except FLError:
         if checkpoint.read_header(folder) == header:
             raise
-        check_intact(folder, config, table, best)  # the run goes on meanwhile, and has written another
+        check_intact(folder, config, table)  # the run goes on meanwhile, and has written another
 
 
 def run_name(config: Config) -> str:
@@ -79,63 +73,39 @@ def new_folder(config: Config, title: str) -> Path:
     return path
 
 
-@contextmanager
-def held(folder: Path, resume: bool) -> Iterator[None]:
-    """Keep a run folder to this process for as long as the block lasts, see `fl.runs.lock`.
+def fixed(config: Config) -> dict[str, Any]:
+    """The settings, by flag, that a resumed run must not change, as plain values. The number of rounds is one of them
+    where the learning rate, or who joins and leaves, depends on it; how often is evaluated where --keep-best or
+    --patience compare all evaluations.
 
-    It is made unless a run is resumed; should nothing be in it at the end, as where the settings were refused, it is
-    deleted again.
-
-    Raises FLError for a folder that another process works in, cannot be made, or (not resuming) has something in it. An
-    empty one is taken: that is what a process leaves that was killed before it had written its settings.
+    >>> settings = fixed(Config(lr=0.5))
+    >>> settings["lr"], "rounds" in settings, "fedmr.fraction" in settings, "fedprox.mu" in settings
+    (0.5, False, True, False)
+    >>> fixed(Config(lr_schedule="cosine"))["rounds"]
+    40
     """
-    if resume:
-        if not folder.is_dir():
-            raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
-        with lock.locked(folder):
-            yield
-        return
-    made = _make(folder)
-    try:
-        with lock.locked(folder):
-            check_unused(folder)
-            yield
-    finally:
-        for one in made:
-            with suppress(OSError):  # it has something in it
-                one.rmdir()
+    settings = {setting.flag: setting for setting in config.settings() if setting.name not in ("out", "name")}
+    free = {flag for flag, setting in settings.items() if setting.role.resumable}
+    if config.lr_schedule != "constant" or config.joining or config.leaving:
+        free.discard("rounds")
+    if config.keep_best or config.patience:
+        free.discard("eval-every")
+    return {flag: plain(setting.value) for flag, setting in settings.items() if flag not in free}
 
 
-def check_unused(folder: Path) -> None:
-    """Raise FLError if there is such a folder, and something in it."""
-    if is_unused(folder):
-        return
-    if (folder / SETTINGS).exists() or (folder / "sweep.yaml").exists():
-        raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}")
-    raise FLError(
-        f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
-        "--name, or move away what is in it"
-    )
+def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> None:
+    """Raise FLError for a setting that is not what it was when the checkpoint was written.
 
-
-def is_unused(folder: Path) -> bool:
-    """Whether there is no such folder, or an empty one."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and all(one.name == lock.FILE or is_leftover(one.name) for one in folder.iterdir())
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make a folder; returns those that there were not, the innermost first."""
-    try:
-        check_unused(folder)
-        made = [one for one in (folder, *folder.parents) if not one.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-    except FLError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
-    return made
+    Settings that only one of two versions of this package has are not compared.
+    """
+    for flag, value in fixed(config).items():
+        if flag in before and before[flag] != value:
+            was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before[flag], value))
+            why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
+            raise FLError(
+                f"{folder} was trained with --{flag} {was}, and now it is {now}{why}: put {was} back into "
+                f"{folder / 'config.yaml'}, or start a new run"
+            )
 
 
 def _check_none_lost(folder: Path) -> None:
@@ -144,11 +114,7 @@ def _check_none_lost(folder: Path) -> None:
     """
     table = folder / metrics.FILE
     done = len(metrics.read(table)) if table.exists() else 0
-    if (
-        (folder / "summary.json").exists()
-        or (folder / BEST).exists()
-        or (done and done > Config.read(folder).checkpoint_every)
-    ):
+    if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
         raise FLError(
             f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
             "under another --name"
@@ -172,14 +138,27 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     if len(config.runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
     if (folder / checkpoint.FILE).exists():
-        check_intact(folder, config, table=best, best=best)
-    spec, state = checkpoint.read_model(folder, best_file(folder) if best else checkpoint.FILE, model)
+        check_intact(folder, config, table=best)
+    spec, state = checkpoint.read_model(folder, model, best=best and not _is_last_best(folder))
     net = models.create(torch.Generator(), spec)
     try:
         net.load_state_dict(state | _tied(net, state))
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
     return net.eval()
+
+
+def _is_last_best(folder: Path) -> bool:
+    """Whether the best evaluated round of a run is the one of its checkpoint. FLError if it is another, whose model was
+    not kept.
+    """
+    header = checkpoint.read_header(folder)
+    best = metrics.best([row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]])
+    if not best:
+        raise FLError(f"{folder} has no best round: none was evaluated before its checkpoint")
+    if best["round"] not in (header["round"], header["best"]):
+        raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")
+    return best["round"] == header["round"]
 
 
 def _tied(net: nn.Module, state: State) -> State:

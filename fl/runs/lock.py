@@ -1,4 +1,4 @@
-"""One process at a time works in a run folder."""
+"""Which process works in a run folder: one at a time."""
 
 import errno
 import logging
@@ -17,9 +17,68 @@ try:
 except ImportError:  # not a Unix
     fcntl = None
 
-FILE = ".lock"
+FILE, SETTINGS = ".lock", "config.yaml"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _log = logging.getLogger("fl")
+
+
+@contextmanager
+def held(folder: Path, resume: bool) -> Iterator[None]:
+    """Keep a run folder to this process for as long as the block lasts.
+
+    It is made unless a run is resumed; should nothing be in it at the end, as where the settings were refused, it is
+    deleted again.
+
+    Raises FLError for a folder that another process works in, cannot be made, or (not resuming) has something in it. An
+    empty one is taken: that is what a process leaves that was killed before it had written its settings.
+    """
+    if resume:
+        if not folder.is_dir():
+            raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
+        with locked(folder):
+            yield
+        return
+    made = _make(folder)
+    try:
+        with locked(folder):
+            check_unused(folder)
+            yield
+    finally:
+        for one in made:
+            with suppress(OSError):  # it has something in it
+                one.rmdir()
+
+
+def check_unused(folder: Path) -> None:
+    """Raise FLError if there is such a folder, and something in it."""
+    if is_unused(folder):
+        return
+    if (folder / SETTINGS).exists() or (folder / "sweep.yaml").exists():
+        raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}")
+    raise FLError(
+        f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
+        "--name, or move away what is in it"
+    )
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether there is no such folder, or an empty one."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(one.name == FILE or is_leftover(one.name) for one in folder.iterdir())
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder; returns those that there were not, the innermost first."""
+    try:
+        check_unused(folder)
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except FLError:
+        raise
+    except (OSError, ValueError) as error:
+        raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
+    return made
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""metrics.csv: one row a round."""
+"""metrics.csv, one row a round, and clients.csv, one row a client and evaluated round."""
 
 import csv
 import json
@@ -11,11 +11,13 @@ from typing import get_args
 
 from fl.base.columns import Due
 from fl.base.errors import FLError
-from fl.base.files import regular, writing
+from fl.base.files import LARGEST, regular, writing
 from fl.base.tables import csv_rows, write_csv
+from fl.federation import Federation
 from fl.runs.columns import columns
+from fl.runs.evaluate import Scores, held_out
 
-FILE = "metrics.csv"
+FILE, CLIENTS = "metrics.csv", "clients.csv"
 Row = dict[str, float]
 
 
@@ -32,7 +34,6 @@ class Metrics:
     def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
         self.path = path
         check_rows(path, keep, known=None)
-        # Later rounds may be there twice, where two processes of an earlier version, which had no lock, wrote them.
         self.rows = [row for row in _rows(path) if row["round"] <= keep] if path.exists() else []
         if wanted is not None:
             due = {name: column.due for name, column in columns().items()}
@@ -57,10 +58,58 @@ class Metrics:
             )
         row = {name: kind(row[name]) for name, kind in self.kinds.items() if name in row}  # as it will be read back
         self.rows.append(row)
-        with writing(self.path), open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
-            file.flush()
-            os.fsync(file.fileno())  # the table must not lag behind a checkpoint that is safely on disk
+        _append(self.path, [[row.get(name, "") for name in self.columns]])
+
+
+class ClientTable:
+    """clients.csv: the scores of every client on its own held-out samples, in every evaluated round. It is not written
+    if clients hold nothing out.
+
+    Args:
+        folder: the run folder.
+        fed: its clients hold samples out.
+        rows: the rows of an earlier, interrupted run that metrics.csv keeps. Other rounds are dropped.
+
+    Raises:
+        FLError: unless the table has all rounds that were evaluated.
+    """
+
+    def __init__(self, folder: Path, fed: Federation, rows: Sequence[Row]) -> None:
+        self.path, self.parts = folder / CLIENTS, held_out(fed)
+        if not self.parts:
+            return
+        sizes = [parts.sizes.tolist() for parts in (fed.clients.train, fed.clients.valid, fed.clients.test)]
+        self.sizes = list(zip(*sizes))
+        whats = ("accuracy", "loss", "f1" if fed.data.y.ndim == 1 else "perplexity")
+        scores = [f"{part}_{what}" for part in self.parts for what in whats]
+        columns = ["client", "round", "train", "valid", "test", *scores]
+        try:
+            before = csv_rows(_text(self.path, most=None), "round") if self.path.exists() else []
+        except (ValueError, csv.Error):
+            before = []
+        rounds = [str(row["round"]) for row in rows if "accuracy" in row]
+        kept = [row for row in before if row["round"] in rounds]
+        wanted = [(number, str(client)) for number in rounds for client in range(len(self.sizes))]
+        if [(row["round"], row.get("client")) for row in kept] != wanted or any([*row] != columns for row in kept[:1]):
+            raise FLError(f"{self.path} does not hold the clients of all evaluated rounds: put the table back")
+        write_csv(self.path, columns, ([*row.values()] for row in kept))
+
+    def add(self, number: int, scores: Scores) -> None:
+        """Append the scores of a round; they are empty if it was not evaluated."""
+        if scores:
+            values = zip(*(map(dict.values, scores[part]) for part in self.parts))
+            lines = [
+                [client, number, *sizes, *(value for part in parts for value in part)]
+                for client, (sizes, parts) in enumerate(zip(self.sizes, values, strict=True))
+            ]
+            _append(self.path, lines)
+
+
+def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
+    with writing(path), open(path, "a", newline="") as file:
+        csv.writer(file).writerows(lines)
+        file.flush()
+        os.fsync(file.fileno())  # the table must not lag behind a checkpoint that is safely on disk
 
 
 def checksums(rows: Sequence[Row]) -> list[str]:
@@ -86,7 +135,7 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> None:
     """Raise FLError unless a metrics.csv holds the rows that it had when the checkpoint of round `done` was written.
 
     Args:
-        known: their `checksums`; None for a checkpoint of an earlier version, which has none.
+        known: their `checksums`; None: they are not compared.
     """
     rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
     if [row["round"] for row in rows] != list(range(1, done + 1)):
@@ -157,9 +206,13 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def _text(path: Path, most: int | None = LARGEST) -> str:
+    return regular(path, most).read_bytes().decode()  # with the ends of lines as they are
+
+
 def _rows(path: Path) -> list[Row]:
     try:
-        texts = csv_rows(regular(path).read_bytes().decode(), "round")
+        texts = csv_rows(_text(path), "round")
         rows = [{key: float(value) for key, value in row.items() if value} for row in texts]
         kinds = {name: column.kind for name, column in columns().items()}
         if any(row["round"] < 1 or row["round"] % 1 for row in rows):

@@ -1,15 +1,11 @@
 """A trained method of levels to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
 from torch import Tensor
 from torch.func import functional_call
 
@@ -17,16 +13,17 @@ import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.method import Method
+from fl.base import tensors
 from fl.base.errors import FLError
-from fl.base.files import replacing
 from fl.config import Config
 from fl.federation import own
 from fl.federation.own import Level
-from fl.models.own import GIVEN, Model, OwnSpec, identity, restored
+from fl.models.own import Model, OwnSpec, identity
 from fl.runs import checkpoint
+from fl.runs.given import spec_of
 from surgery import State
 
-_FORMAT = "pathways-1"
+_FORMAT = "pathways-2"
 
 
 class Pathways:
@@ -115,11 +112,8 @@ class Pathways:
         }
         parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
         state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
-        if isinstance(self.spec, OwnSpec):
-            state["own"] = identity(self.spec)
-        with replacing(path) as temporary:
-            tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parts.items()}
-            temporary.write_bytes(serialise(tensors, metadata={"format": _FORMAT, "state": json.dumps(state)}))
+        state["own"] = identity(self.spec) if isinstance(self.spec, OwnSpec) else None
+        tensors.write(path, _FORMAT, parts, state)
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None) -> "Pathways":
@@ -147,41 +141,16 @@ class Pathways:
 
     @classmethod
     def _from_file(cls, path: Path, model: Model | None) -> "Pathways":
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-        except (SafetensorError, OSError) as error:
-            raise FLError(f"{path} cannot be read: {error}") from None
-        if header.get("format") != _FORMAT:
-            raise FLError(
-                f"{path} holds no pathways but {header.get('format')}: give a file that Pathways.save wrote, or a run "
-                f"folder of {', '.join(_methods())}"
-            )
-        state, parts = json.loads(header["state"]), checkpoint.unflatten(tensors)
+        found, state = tensors.read(path, _FORMAT)
+        parts = checkpoint.unflatten(found)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
-        return cls(_spec(path, state, model), state["kinds"], levels, state["mean"])
+        return cls(spec_of(path, state["spec"], state["own"], model), state["kinds"], levels, state["mean"])
 
     def _call(self, state: State, x: Tensor) -> Tensor:
         return functional_call(self._model, state, (x,))
 
     def _loss(self, logits: Tensor, y: Tensor) -> float:
         return F.cross_entropy(logits.double().flatten(0, -2), y.flatten()).item()
-
-
-def _spec(path: Path, state: Mapping[str, Any], model: Model | None) -> zoo.Spec:
-    """What all models of a file are. FLError if the model of one's own that it needs is not given, or is another."""
-    name = state["spec"]["name"]
-    if "own" in state:
-        if model is None and name.partition(":")[0] == GIVEN:
-            known = state["own"]["class"]
-            raise FLError(
-                f"{path} holds a model of your own, {known}: give it, as in Pathways.load({str(path)!r}, model=...)"
-            )
-        return restored(state["spec"], state["own"], str(path), model)
-    if model is not None:
-        raise FLError(f"{path} holds the model {name}, which is found by its name: leave model= out")
-    return zoo.Spec.from_dict(state["spec"])
 
 
 def _methods() -> dict[str, Method]:

@@ -14,16 +14,14 @@ from fl.federation import Federation
 from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
 from fl.partition import KINDS
-from fl.runs import best as best_model
-from fl.runs import checkpoint, given
+from fl.runs import checkpoint, given, start
 from fl.runs.assembly import build
-from fl.runs.best import BestModel
-from fl.runs.client_scores import ClientTable
-from fl.runs.fixed_settings import fixed
-from fl.runs.folder import SETTINGS, begin
-from fl.runs.kept_start import kept
-from fl.runs.metrics import FILE, Metrics, Row, best, checksums, evaluations_since_best
+from fl.runs.checkpoint import Best
+from fl.runs.folder import begin, fixed
+from fl.runs.lock import SETTINGS
+from fl.runs.metrics import FILE, ClientTable, Metrics, Row, best, checksums, evaluations_since_best
 from fl.runs.summary import summarise
+from surgery.transfer import host_copies
 
 _log = logging.getLogger("fl")
 
@@ -36,8 +34,10 @@ class Simulation:
         config: with one algorithm and one seed.
         server: what the server keeps after the last round that was done.
         done: the number of that round.
+        given: which data and model of a user's own it needs, see `fl.runs.given`.
         metrics, table: the rows of all rounds so far, and the clients' scores.
         saved: the round of the last checkpoint; None before the first.
+        best: the best model so far, with --keep-best.
     """
 
     config: Config
@@ -46,10 +46,11 @@ class Simulation:
     folder: Path
     server: Server
     done: int
+    given: dict = field(default_factory=dict)
     metrics: Metrics = field(init=False)
     table: ClientTable = field(init=False)
     saved: int | None = None
-    best: BestModel = field(init=False)
+    best: Best | None = None
 
     @classmethod
     def begin(
@@ -64,7 +65,7 @@ class Simulation:
         """From the settings, and where it is resumed from the checkpoint in its folder.
 
         Args:
-            folder: there already, and `fl.runs.folder.held`.
+            folder: there already, and `fl.runs.lock.held`.
             elsewhere: the way to clients on other machines; None: they are simulated here.
 
         Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
@@ -72,22 +73,26 @@ class Simulation:
         config = given.said(config, dataset, model)
         if resume:
             config.check_registered(folder)
-        fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None, elsewhere)
-        if resume:
-            given.keep(folder, config, fed, begun=(folder / checkpoint.FILE).exists())
+        fed, algorithm = build(config, dataset, model, start.kept(folder, config) if resume else None, elsewhere)
+        known = given.identified(config, fed)
+        if resume and (folder / checkpoint.FILE).exists():
+            given.check_given(folder, checkpoint.read_header(folder)["given"], fed, known)
         server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
+        kept = checkpoint.read_best(folder) if done else None
         if done:
             fed.local.chosen.update(checkpoint.read_header(folder)["backends"])
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
-            given.keep(folder, config, fed, begun=False)
-        used, known = fed.clients.total, len(fed.data.y)
-        if used < known and not elsewhere and not KINDS[config.partition].partial:
-            _log.warning(f"warning: {config.spread()} leaves {known - used:,} of {known:,} training samples unused")
-        run = cls(config, fed, algorithm, folder, server, done)
+        if fed.start:
+            start.keep(folder, fed.start)
+        if fed.fleet:
+            start.save_roster(fed, folder)
+        used, there = fed.clients.total, len(fed.data.y)
+        if used < there and not elsewhere and not KINDS[config.partition].partial:
+            _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
+        run = cls(config, fed, algorithm, folder, server, done, known, best=kept)
         run.metrics = Metrics(folder / FILE, keep=done, wanted=lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, run.metrics.rows)
-        run.best = BestModel(folder, done)
         return run
 
     @property
@@ -115,7 +120,10 @@ class Simulation:
         regular = number % self.config.eval_every == 0  # not only since the run ends here, perhaps to be trained on
         if self.config.keep_best and regular and best(self.rows)["round"] == number:
             parts = server if kind_of(self.config.algorithm[0]) == "own" else {"global": server["global"]}
-            self.best.take(parts, number, self.fed.statistics(server["global"]))
+            parts = parts | {"statistics": self.fed.statistics(server["global"])}
+            names = checkpoint.flatten(parts)
+            copies = host_copies(list(names.values()))  # that no device has to hold
+            self.best = Best(number, checkpoint.unflatten(dict(zip(names, copies))))
 
     def save(self, statistics: bool = True) -> None:
         """Write a checkpoint.
@@ -124,8 +132,6 @@ class Simulation:
             statistics: whether with those of the global model's static batch norms, which may have to be collected.
         """
         collected = self.fed.statistics(self.server["global"]) if statistics else {}
-        self.best.prepare(self.fed.spec)
-        beside = {FILE: checksums(self.rows), best_model.FILE: self.best.checksum}
         checkpoint.save(
             self.folder,
             self.server,
@@ -133,10 +139,11 @@ class Simulation:
             self.fed.spec,
             collected,
             fixed(self.config),
-            beside=beside,
+            rows=checksums(self.rows),
             backends=self.fed.local.chosen,
+            best=self.best,
+            given=self.given,
         )
-        self.best.commit()
         self.saved = self.done
 
     def close(self, diverged: str = "") -> dict:

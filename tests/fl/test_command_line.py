@@ -25,7 +25,7 @@ from fl.base.console import as_called
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.config.command_line import parse
-from fl.runs.listing import listing, table
+from fl.runs.__main__ import listing, table
 from fl.runs.lock import locked
 from fl.runs.summary import advice
 

@@ -1,4 +1,6 @@
-"""A method, a data set, a partition, a column of metrics.csv or a figure is one new file that nothing else names."""
+"""A method, a data set or a partition is one new file that nothing else names; a column of metrics.csv or a figure is a
+function in a list.
+"""
 
 import ast
 import csv
@@ -108,45 +110,48 @@ def deal(task, options):
 
 KIND = Kind(deal, LargestOptions(), about="one client has most", word=lambda options: f"{options.first_share:g}")
 ''',
-    "runs/columns/certainty.py": '''
-"""How sure the global model is."""
-
-from fl.base.columns import Column
-
+}
+LINES = {
+    "runs/columns.py": '''
 
 def certainty(moment):
+    """How sure the global model is."""
     logits = moment.algorithm.predict(moment.server, moment.fed.data.test_x, None)
     return logits.softmax(1).max(1).values.mean().item()
 
 
-COLUMN = Column(due="global", heading="sure %", factor=100, label="mean certainty", measure=certainty)
+MEASURED["certainty"] = Column(
+    due="global", heading="sure %", factor=100, label="mean certainty", measure=certainty
+)
 ''',
-    "figures/sizes.py": '''
-"""How many samples each client has."""
-
-from matplotlib.figure import Figure
-
-from fl.figures.style import save
-from fl.runs.artifact import Artifact
-
+    "runs/one_run.py": '''
 
 def draw(run):
+    """How many samples each client has."""
+    from matplotlib.figure import Figure
+
+    from fl.figures.style import save
+
     figure = Figure()
     figure.subplots().bar(range(len(run.fed.clients)), run.fed.clients.train.sizes.tolist())
     save(figure, run.folder / "sizes.png")
 
 
-ARTIFACT = Artifact(draw, when="start")
+AT_START.append(draw)
 ''',
 }
+"""What is added to files."""
 
 
 @pytest.fixture
 def extended(tmp_path, monkeypatch):
-    """`fl.run` of a copy of the package with these files in it, which is all of fl that is imported meanwhile."""
+    """`fl.run` of a copy of the package with these files and lines, which is all of fl that is imported meanwhile."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl")
     for name, text in FILES.items():
         (tmp_path / "fl" / name).write_text(text)
+    for name, text in LINES.items():
+        with open(tmp_path / "fl" / name, "a") as file:
+            file.write(text)
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "fl"}
     monkeypatch.syspath_prepend(tmp_path)
     yield import_module("fl.run")

@@ -190,7 +190,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
         assert error.count("\n") == 1
     wrong.write_text(wrong.read_text().replace("dataset: digits", "dataset: mnist"))
     look(tmp_path, tmp_path, code=2)
-    assert "cannot be compared" in capsys.readouterr().err
+    assert "was trained with --dataset digits, and now it is mnist" in capsys.readouterr().err
     assert not (tmp_path / "figure.png").exists()
 
 

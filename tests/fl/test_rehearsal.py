@@ -26,8 +26,8 @@ from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
+from fl.runs.rounds import rounds as play
 from fl.runs.simulation import Simulation
-from fl.simulation.rounds import rounds as play
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 

@@ -17,8 +17,8 @@ from fl.base.errors import FLError
 from fl.config import Config
 from fl.figures import sweep as sweep_figures
 from fl.figures.style import COLORS
+from fl.runs.many_runs import Sweep
 from fl.runs.metrics import read, selected
-from fl.simulation.sweep import Sweep
 
 QUICK = [*TINY, "--rounds", "2", "--models-every", "0", "--backend", "loop"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl import models
+from fl import load_model, models, simulate
 from fl.analysis.__main__ import main
 from fl.analysis.coverage import coverage
 from fl.analysis.scales import Member, ends, measure, place, read
@@ -20,7 +20,6 @@ from fl.figures.scales import histograms
 from fl.figures.similarity import heat_maps
 from fl.runs import checkpoint
 from fl.runs.assembly import build
-from fl.simulation import load_model, simulate
 from surgery import SectionSimilarity, Submodel, block_similarity, state
 from surgery.submodel import Source
 from zoo import Spec

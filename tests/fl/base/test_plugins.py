@@ -14,6 +14,7 @@ from fl.base.plugins import find
 from fl.data import is_own, is_text
 from fl.data import load as load_data
 from fl.models import own
+from fl.runs import checkpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -140,4 +141,6 @@ def test_entry_points_of_packages(tmp_path):
     assert "mine, seed 0: test accuracy" in done.stdout
     assert "method broken of an installed package (my_package:nothing) is left out" in done.stderr
     assert "method fedavg of an installed package (my_package:METHOD) is left out" in done.stderr
-    assert (tmp_path / "runs/run/given.json").exists()
+    given = checkpoint.read_header(tmp_path / "runs/run")["given"]
+    assert given["data"]["x"].startswith("float32")
+    assert given["model"]["class"] == "MyNet"

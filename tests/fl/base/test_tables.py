@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fl.base.tables import fitted, terminal, wrapped
-from fl.runs.listing import Listed, table
+from fl.runs.__main__ import Listed, table
 
 CELLS = [["method", *(f"column {n}" for n in range(12))], *([name, *["1.0"] * 12] for name in ("fedavg", "fedmr"))]
 LONG = [["method", "seeds"], ["fedavg alpha=0.1 " + 30 * "x", "1"], ["fedavg alpha=0.5 " + 30 * "x", "1"]]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from ranks import assert_equal, ran, tiny
 
+from fl import simulate
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.distributed import ranks
 from fl.federation import federation as training
 from fl.run import main
 from fl.runs import checkpoint
-from fl.simulation import simulate
 
 CONFIG = replace(tiny("fedavg"), rounds=4, local_valid=0.0, checkpoint_every=100)
 

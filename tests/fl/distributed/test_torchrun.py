@@ -6,9 +6,9 @@ import pytest
 import torch
 from ranks import assert_equal, left, ran, simulate_all, tiny
 
+from fl import simulate
 from fl.algorithms import ALGORITHMS
 from fl.distributed import deal
-from fl.simulation import simulate
 
 FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 

@@ -19,7 +19,7 @@ from fl.algorithms import ALGORITHMS
 from fl.analysis.similarity import initial_model
 from fl.base.errors import FLError
 from fl.models.init import Start, find, maker
-from fl.runs.kept_start import FILE, keep, kept
+from fl.runs.start import FILE, keep, kept
 from zoo.interop import TIMM
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
@@ -257,7 +257,7 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
     assert not Path(tmp_path / "new").exists()
     (tmp_path / "stopped" / FILE).write_text("damaged")
     assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "3"]) == 2
-    assert "put the file back" in capsys.readouterr().err
+    assert "put back a copy of the file" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_with_the_weights_that_it_kept_or_not_at_all(cnn, tmp_path):
@@ -273,7 +273,7 @@ def test_a_run_goes_on_with_the_weights_that_it_kept_or_not_at_all(cnn, tmp_path
         assert "\n" not in str(error.value)
 
     keeps.write_bytes(whole[:-3] + bytes([whole[-3] ^ 2]) + whole[-2:])
-    refused(r"start\.safetensors is damaged \(the tensor '.*' is not as it was written\): put the file back")
+    refused(r"start\.safetensors is damaged \(its tensors are not as they were written\): put back a copy of the file")
     keeps.unlink()
     refused(r"start\.safetensors is gone, .*: put it back")
     with pytest.raises(FLError, match="is gone"):

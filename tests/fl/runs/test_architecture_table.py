@@ -11,20 +11,21 @@ from selection import some
 
 import surgery
 import zoo
+from fl import simulate
 from fl.algorithms import MIXED
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
 from fl.federation.attack import Attack
+from fl.figures.coverage import leave_coverage
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs import evaluate
-from fl.runs.architecture_table import COLUMNS, FILE, roster, save_roster
 from fl.runs.assembly import build
 from fl.runs.metrics import read
 from fl.runs.simulation import Simulation
-from fl.simulation import simulate
-from fl.simulation.artifacts import leave
+from fl.runs.start import ARCHITECTURES as FILE
+from fl.runs.start import COLUMNS, roster, save_roster
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
@@ -114,9 +115,8 @@ def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monke
     fed = mixed(make_federation)
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
-    leave("start", Simulation(SMALL, fed, made(name, fed), tmp_path, {}, 0))
+    leave_coverage(Simulation(SMALL, fed, made(name, fed), tmp_path, {}, 0))
     assert drawn == (panels and [*panels, SMALL.title()])
-    assert (tmp_path / FILE).exists()
 
 
 def by_hand(fed, cohort, statistics):

@@ -11,7 +11,7 @@ import pytest
 from fl import FLError
 from fl.base.files import replacing, write_text
 from fl.runs import lock
-from fl.runs.folder import held
+from fl.runs.lock import held
 
 
 def test_a_folder_that_another_works_in_is_refused_by_name(tmp_path):

@@ -9,16 +9,14 @@ from itertools import pairwise
 import pytest
 import torch
 from fl_flags import OF_METHOD, TINY
-from safetensors.torch import load_file, save
 
 import fl
 from fl import run as cli
 from fl.base.errors import FLError
 from fl.config.fields import LOGS
 from fl.engine import BACKENDS, progress
-from fl.runs import best, checkpoint
+from fl.runs import checkpoint, logs, rounds
 from fl.runs.metrics import read
-from fl.simulation import logs, rounds
 from surgery import broadcast
 
 CONFIG = fl.Config(
@@ -113,42 +111,30 @@ def models(monkeypatch):
 BEST = replace(CONFIG, keep_best=True, checkpoint_every=3)
 
 
-def killed_and_resumed(folder, monkeypatch, deadly, models):
-    """A run that dies where `deadly` (object, name, function) says, has its second model as the best, and goes on."""
+@pytest.mark.parametrize("accuracies", [[0.2, 0.5, 0.4, 0.4, 0.6, 0.1], [0.2, 0.5, 0.4, 0.4, 0.3, 0.1]])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
+    tmp_path, monkeypatch, models, accuracies, after
+):
+    """The one before is in the same file, whichever round the run has reached."""
+    scores(monkeypatch, accuracies)
+    folder, last, real = tmp_path / "run", 1 + accuracies.index(max(accuracies)), checkpoint.save
+
+    def save(place, server, number, *more, **named):
+        if number == 6 and not after:
+            raise SystemExit
+        real(place, server, number, *more, **named)
+        if number == 6:
+            raise SystemExit
+
     with monkeypatch.context() as patch:
-        patch.setattr(*deadly)
+        patch.setattr(checkpoint, "save", save)
         with pytest.raises(SystemExit):
             fl.simulate(BEST, folder)
-    assert torch.equal(model_of(folder, best=True), models[2])
+    assert torch.equal(model_of(folder, best=True), models[last if after else 2])
     fl.simulate(BEST, folder, resume=True)
-
-
-def test_a_kill_before_a_checkpoint_leaves_the_best_model_before_it(tmp_path, monkeypatch, models):
-    """The new one is written already: it is of a round that is to be repeated."""
-    scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.6, 0.1])
-    real = checkpoint.save
-
-    def save(folder, server, number, *more, **named):
-        if number == 6 and "file" not in named:
-            raise SystemExit
-        real(folder, server, number, *more, **named)
-
-    killed_and_resumed(tmp_path / "run", monkeypatch, (checkpoint, "save", save), models)
-    assert torch.equal(model_of(tmp_path / "run", best=True), models[5])
-    assert torch.equal(model_of(tmp_path / "run"), models[6])
-    assert not list((tmp_path / "run").glob(".best*"))
-
-
-@pytest.mark.slow
-def test_a_kill_after_a_checkpoint_leaves_the_best_model_up_to_it(tmp_path, monkeypatch, models):
-    scores(monkeypatch, [0.2, 0.5, 0.4, 0.4, 0.3, 0.1])
-
-    def commit(self):
-        raise SystemExit
-
-    killed_and_resumed(tmp_path / "run", monkeypatch, (best.BestModel, "commit", commit), models)
-    assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
-    assert torch.equal(model_of(tmp_path / "run"), models[6])
+    assert torch.equal(model_of(folder, best=True), models[last])
+    assert torch.equal(model_of(folder), models[6])
 
 
 def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
@@ -173,21 +159,6 @@ def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, m
         assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
 
 
-def test_a_next_best_model_that_cannot_be_read_is_to_be_deleted(tmp_path):
-    config, left = replace(CONFIG, keep_best=True, rounds=1), tmp_path / "run" / best._NEXT
-    fl.simulate(config, tmp_path / "run")
-    for junk in (b"", b"junk", save({"a": torch.zeros(1)}), save({}, metadata={"state": '{"round": "1"}'})):
-        left.write_bytes(junk)
-        with pytest.raises(FLError, match=r"run/\.best\.next\.safetensors cannot be read \(.*\): delete it"):
-            fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True)
-    left.unlink()
-    left.mkdir()
-    with pytest.raises(FLError, match=r"cannot be read \(it is a folder, .*\): delete it"):
-        fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True)
-    left.rmdir()
-    assert fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True)["rounds"] == 2
-
-
 def test_a_best_model_that_was_not_kept_is_refused(tmp_path, monkeypatch):
     scores(monkeypatch, [0.5, 0.4])
     fl.simulate(replace(CONFIG, rounds=2), tmp_path / "run")
@@ -200,9 +171,8 @@ def test_a_best_model_that_was_not_kept_is_refused(tmp_path, monkeypatch):
 def test_methods_with_models_of_their_own_keep_all_of_the_best_round(tmp_path, name):
     flags = ["--algorithm", name, *TINY, *OF_METHOD.get(name, []), "--keep-best", "--name", "run"]
     assert cli.main([*flags, "--out", str(tmp_path)]) == 0
-    if (tmp_path / "run" / best.FILE).exists():
-        parts = {key.split("/")[0] for key in load_file(tmp_path / "run" / best.FILE)}
-        assert (parts == {"global"}) == (name == "fedmr")
+    kept = checkpoint.read_best(tmp_path / "run")
+    assert (kept.parts.keys() - {"statistics"} == {"global"}) == (name == "fedmr")
 
 
 def events(folder):
@@ -268,12 +238,12 @@ def test_wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkey
 
 def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch, capsys):
     assert [*logs.LOGS] == [*LOGS]
-    monkeypatch.setattr("fl.simulation.logs.find_spec", lambda name: None)
+    monkeypatch.setattr("fl.runs.logs.find_spec", lambda name: None)
     for seeds in ("0", "0,1"):
         assert cli.main([*TINY, "--log", "wandb", "--seeds", seeds, "--out", str(tmp_path)]) == 2
         assert "pip install 'layer-surgery[wandb]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("fl.simulation.logs.find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr("fl.runs.logs.find_spec", lambda name: ModuleSpec(name, None))
     assert cli.main([*TINY, "--log", "tensorboard", "--out", str(tmp_path)]) == 2  # a folder of that name is no package
     assert cli.main([*TINY, "--log", "mlflow", "--out", str(tmp_path)]) == 2
     assert "unknown --log 'mlflow': there are tensorboard, wandb" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from fl.runs import evaluate
 from fl.runs.columns import Moment, measure_columns
 from fl.runs.metrics import Row
 from fl.runs.simulation import Simulation
-from fl.simulation.together import agreed
+from fl.runs.together import agreed
 
 _LONG = 10  # seconds of a round after which the bar also counts clients
 _OFTEN = 0.5  # seconds between two such counts
@@ -75,7 +75,7 @@ def one_round(run: Simulation, number: int) -> Row:
     agreed(run)
     server, row, scores = measured_round(run, number)
     run.metrics.add(row)
-    run.table.add(run.metrics.rows, scores)
+    run.table.add(number, scores)
     run.advance(server, number)
     return row
 

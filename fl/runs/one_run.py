@@ -13,16 +13,23 @@ from fl.base.files import write_text
 from fl.config import Config
 from fl.distributed import current, joined
 from fl.federation.elsewhere import Elsewhere
+from fl.figures.coverage import leave_coverage
+from fl.figures.curves import leave_curves
+from fl.figures.structure import leave_structure
 from fl.models.own import Model
 from fl.runs import given, lock
 from fl.runs.assembly import build
-from fl.runs.folder import SETTINGS, held
-from fl.runs.kept_start import kept
+from fl.runs.lock import SETTINGS, held
+from fl.runs.logs import OnRound, require, watched
+from fl.runs.rounds import measured_round, rounds
 from fl.runs.simulation import Simulation
-from fl.simulation.artifacts import leave
-from fl.simulation.logs import OnRound, require, watched
-from fl.simulation.rounds import measured_round, rounds
-from fl.simulation.together import agreed, greet
+from fl.runs.start import kept
+from fl.runs.together import agreed, greet
+
+AT_START = [leave_coverage]
+AT_END = [leave_structure, leave_curves]
+"""What writes figures and tables into a run folder, where the run is one for them, before the first round, and when
+training has ended or was interrupted. A line here is all that another one takes."""
 
 
 def simulate(
@@ -37,10 +44,9 @@ def simulate(
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
-    Where clients hold samples out it also holds clients.csv, a row a client with its scores in the evaluated round of
-    the smallest mean validation loss (in the last, where they do not validate), and clients.f64, see
-    `fl.runs.client_scores`; methods with models on levels leave structure.json and structure.png, those with clients of
-    different architectures architectures.csv and (where these keep their places) coverage.png.
+    Where clients hold samples out it also holds clients.csv, a row a client and evaluated round with its scores;
+    methods with models on levels leave structure.json and structure.png, those with clients of different architectures
+    architectures.csv and (where these keep their places) coverage.png.
 
     A run that was interrupted at any moment, by Ctrl-C or for good, is continued with `resume`, and ends as it would
     have without the interruption: bit for bit on a CPU with the same backend and as many threads, on a GPU as far as
@@ -55,7 +61,7 @@ def simulate(
         dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of `config.dataset`; or the
             settings' data set, as `config.load()` returns it, so that several runs load it once.
         model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
-            or a function that makes one, see `fl.build`. The folder keeps in given.json which data and which model its
+            or a function that makes one, see `fl.build`. The checkpoint keeps which data and which model its
             run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
@@ -94,7 +100,8 @@ def _lead(
                 if not resume:
                     _empty(folder)
                 raise
-            leave("start", run)  # which refuses a folder of other architectures, before its settings are written anew
+            for write in AT_START:
+                write(run)
             write_text(folder / SETTINGS, run.config.to_yaml())
             diverged = ""
             try:
@@ -110,7 +117,8 @@ def _lead(
             finally:
                 saving()
                 summary = run.close(diverged)
-                leave("end", run)
+                for write in AT_END:
+                    write(run)
             agreed(run, summary)
             return summary
     except Unwritable as error:

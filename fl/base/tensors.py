@@ -1,0 +1,103 @@
+"""Files of tensors: safetensors with a header of plain values, whole or not there, which say so if they are damaged."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.base.files import regular, replacing
+from surgery.errors import first_line
+from surgery.transfer import host_copies
+
+_ENTRY = "layer-surgery"
+
+
+def write(path: Path, format: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and a header into one safetensors file, atomically. The same content is the same file, byte for
+    byte.
+
+    Args:
+        format: what the file is, and which version of that, as in "checkpoint-3".
+        tensors: on any device; they may share memory.
+        header: values as JSON has them.
+    """
+    copies = dict(zip(tensors, host_copies(list(tensors.values()))))
+    values = {"format": format, "header": dict(header), "tensors": _checksum(copies)}
+    # One entry, since the library writes several in an order that differs from process to process.
+    text = json.dumps({"checksum": _crc(json.dumps(values)), **values})
+    with replacing(path) as temporary:
+        temporary.write_bytes(save(copies, metadata={_ENTRY: text}))
+
+
+def read(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors, on the CPU, and the header of a file that `write` wrote.
+
+    Raises:
+        FLError: if there is no such file, or it is damaged or of another format.
+    """
+    with _opened(path) as file:
+        values = _values(path, format, file.metadata())
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    if _checksum(tensors) != values["tensors"]:
+        raise _damaged(path, "its tensors are not as they were written")
+    return tensors, values["header"]
+
+
+def read_header(path: Path, format: str) -> dict[str, Any]:
+    """The header alone; raises as `read` does, but for damaged tensors."""
+    with _opened(path) as file:
+        return _values(path, format, file.metadata())["header"]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(regular(path, most=None), framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise FLError(f"{path.parent} has no {path.name}") from None
+    except (SafetensorError, OSError) as error:
+        raise FLError(
+            f"{path} cannot be read ({first_line(error)}): put back a copy of the file, or start a new run"
+        ) from None
+
+
+def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    if _ENTRY not in (metadata or {}):
+        known = format.rpartition("-")[0]
+        raise FLError(f"{path} is no {known} that this version reads: put the right file there")
+    try:
+        values = json.loads(metadata[_ENTRY])
+        intact = values.pop("checksum") == _crc(json.dumps(values))
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise _damaged(path, "its header is not as it was written")
+    if (found := values["format"]) != format:
+        raise FLError(f"{path} is of format {found}, and this version reads {format} here: put the right file there")
+    return values
+
+
+def _damaged(path: Path, how: str) -> FLError:
+    return FLError(f"{path} is damaged ({how}): put back a copy of the file, or start a new run under another --name")
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """CRC-32 of names, dtypes, shapes and bytes."""
+    found = 0
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), found)
+    return f"{found:08x}"

@@ -1,0 +1,138 @@
+"""The columns of metrics.csv: of every run, and of methods."""
+
+import math
+from collections.abc import Container
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.base.columns import Column
+from fl.base.errors import FLError
+from fl.config import Config
+from fl.distributed import current
+from fl.federation import Federation, traffic
+from fl.federation.attack import triggered
+from fl.federation.cohort import Cohort
+from fl.runs import evaluate
+
+
+class Moment(NamedTuple):
+    """A run right after a round.
+
+    Attributes:
+        server: what the server keeps, after the round.
+        cohort: the participants' models after local training, before they were averaged.
+    """
+
+    config: Config
+    fed: Federation
+    algorithm: Algorithm
+    server: Server
+    cohort: Cohort
+
+
+def _attack_success(moment: Moment) -> float | None:
+    """The share of test images of other classes that the global model takes for the target once they bear the trigger;
+    None without such an attack.
+    """
+    options, fed = moment.config.attack, moment.fed
+    if not fed.attack or options.kind != "trigger":
+        return None
+    predict = partial(moment.algorithm.predict, moment.server, client=None)
+    return evaluate.attack_success(fed, predict, triggered(options, fed.data), options.target)
+
+
+def _bytes_ranks(moment: Moment) -> float | None:
+    """Bytes of tensors that all ranks together have sent in the round; None for a run in one process."""
+    return current().read_moved() if current().size > 1 else None
+
+
+_FIRST = {
+    "round": Column(int),
+    "seconds": Column(),
+    "train_loss": Column(),
+    "dropped": Column(int),
+    "accuracy": Column(
+        due="global", heading="final acc. %", beside_own="global acc. %", factor=100, label="test accuracy"
+    ),
+    "loss": Column(
+        due="global", heading="final loss", beside_own="global loss", digits=3, label="test loss", limits=(0, math.inf)
+    ),
+    "f1": Column(due="global", heading="macro-F1 %", beside_own="global F1 %", factor=100),
+    "perplexity": Column(
+        due="global",
+        heading="perplexity",
+        beside_own="global perplexity",
+        label="test perplexity",
+        log=True,
+        span=0.1,
+        limits=(1, math.inf),
+    ),
+    "models_accuracy": Column(due="models", factor=100),
+    "models_std": Column(due="models", factor=100),
+    "models_own_accuracy": Column(due="models", heading="local acc. %", factor=100),
+    "models_perplexity": Column(due="models", heading="local perplexity"),
+    "models_cosine": Column(label="mean pairwise cosine\nof the models", span=0.01, limits=(-1, 1)),
+    **dict.fromkeys(traffic.COLUMNS, Column()),
+    "macs": Column(),
+}
+"""Those that a round and its evaluation fill. `macs` are the multiply-accumulates of a participant's forward passes in
+training, on average; a step costs about three times as many."""
+
+MEASURED = {
+    "attack_success": Column(
+        due="global",
+        heading="attack %",
+        factor=100,
+        label="images with the trigger\ntaken for its class",
+        measure=_attack_success,
+    ),
+    "bytes_ranks": Column(measure=_bytes_ranks),
+}
+"""Those that are measured by a function of a `Moment`. A line here is all that another one takes."""
+
+_OWN = {
+    "accuracy": Column(
+        due="global", heading="own acc. %", factor=100, label="mean test accuracy\non clients' own data"
+    ),
+    "std": Column(due="global", factor=100),
+    "loss": Column(due="global", digits=3),
+    "f1": Column(due="global", heading="own F1 %", factor=100),
+    "f1_std": Column(due="global", factor=100),
+    "perplexity": Column(due="global", heading="own perplexity"),
+}
+
+_LAST = {f"local_valid_{name}": replace(column, heading="", label="") for name, column in _OWN.items()}
+_LAST |= {f"local_test_{name}": column for name, column in _OWN.items()}
+"""Means and spreads over clients of the scores on their own samples."""
+
+
+def columns() -> dict[str, Column]:
+    """The columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
+
+    Raises FLError for a method that names one of the others as its own.
+
+    >>> columns()["accuracy"].heading
+    'final acc. %'
+    """
+    common = _FIRST | MEASURED
+    mine: dict[str, Column] = {}
+    for name, method in ALGORITHMS.items():
+        own = getattr(method, "columns", {})
+        if taken := [column for column in own if column in common or column in _LAST]:
+            raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
+        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in own.items()}
+    return common | mine | _LAST
+
+
+def measure_columns(moment: Moment, wanted: Container[str]) -> dict[str, float]:
+    """The `MEASURED` columns that are due.
+
+    Args:
+        wanted: what is evaluated after this round beside what is due after every round, see `Column.due`.
+    """
+    due = {name: column for name, column in MEASURED.items() if column.due == "round" or column.due in wanted}
+    values = {name: column.measure(moment) for name, column in due.items()}
+    return {name: due[name].kind(value) for name, value in values.items() if value is not None}

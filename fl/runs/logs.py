@@ -1,0 +1,113 @@
+"""What watches a run from round to round: the user's function, and the logs of --log."""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import TypeAlias
+
+import numpy as np
+import yaml
+
+from fl.base.errors import FLError
+from fl.base.files import write_text
+from fl.runs.metrics import Row
+from fl.runs.simulation import Simulation
+from surgery.errors import first_line
+
+OnRound: TypeAlias = Callable[[Row], bool | None]
+"""A row of metrics.csv -> whether the run is to stop after it."""
+
+_ID = "wandb-id.txt"
+
+
+@contextmanager
+def _tensorboard(run: Simulation) -> Iterator[Callable[[Row], None]]:
+    """Columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder. A resumed run
+    continues it: the rounds that it repeats take the place of the former ones.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = run.folder / "tensorboard"
+    new = not folder.exists()
+    with SummaryWriter(folder, purge_step=run.done + 1) as writer:
+
+        def tell(row: Row) -> None:
+            for name, value in row.items():
+                if name != "round":
+                    writer.add_scalar(name, value, row["round"])
+
+        if new:
+            writer.add_text("settings", f"```yaml\n{run.config.to_yaml()}```")
+            for row in run.rows:
+                tell(row)
+        yield tell
+
+
+@contextmanager
+def _wandb(run: Simulation) -> Iterator[Callable[[Row], None]]:
+    """Settings and rounds for Weights & Biases, whose WANDB_... variables say where they go. A resumed run goes on with
+    its log, under the id that is kept in the run folder.
+
+    Raises:
+        FLError: if Weights & Biases cannot be reached.
+    """
+    import wandb
+
+    kept = run.folder / _ID
+    new = not kept.exists()
+    if new:
+        write_text(kept, uuid.uuid4().hex[:12])
+    try:
+        log = wandb.init(
+            project="layer-surgery",
+            id=kept.read_text(),
+            name=run.folder.name,
+            dir=run.folder,
+            config=yaml.safe_load(run.config.to_yaml()),
+            resume="allow",
+            settings=wandb.Settings(console="off"),
+        )
+    except wandb.Error as error:
+        raise FLError(f"--log wandb: {first_line(error)}; `wandb login`, or set WANDB_MODE=offline") from None
+    with log:
+
+        def tell(row: Row) -> None:
+            log.log({name: value for name, value in row.items() if name != "round"}, step=row["round"])
+
+        if new:
+            for row in run.rows:
+                tell(row)
+        yield tell
+
+
+LOGS: dict[str, Callable[[Simulation], AbstractContextManager[Callable[[Row], None]]]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}
+"""From a name in --log to what opens that log: a run -> what is told of each round, until the log is closed."""
+
+
+def require(names: Sequence[str], on_round: OnRound | None = None) -> None:
+    """Raise FLError if the package of one of these logs is missing, or `on_round` cannot be called."""
+    if on_round is not None and not callable(on_round):
+        raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
+    for package in names:
+        found = find_spec(package)
+        if found is None or found.origin is None:  # without an origin it is just a folder of that name
+            raise FLError(f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'")
+
+
+@contextmanager
+def watched(run: Simulation, on_round: OnRound | None = None) -> Iterator[Callable[[Row], bool]]:
+    """Within it, a function that tells everyone about a row, and returns whether the user wants to stop."""
+    with ExitStack() as stack:
+        logs = [stack.enter_context(LOGS[name](run)) for name in run.config.log]
+
+        def tell(row: Row) -> bool:
+            for log in logs:
+                log(row)
+            said = on_round(dict(row)) if on_round else False
+            return isinstance(said, bool | np.bool_) and bool(said)  # and not for whatever else it may return
+
+        yield tell
