@@ -88,7 +88,7 @@ RUNS = ((*MODULE, "fl.run"), (*MODULE, "fl.sweep"))
 
 def test_all_commands_are_known():
     assert len(EVERY) > 80
-    known = {*RUNS, MODULE, ("python",), ("pip", "install"), ("benchmarks/gpu.sh",), ("torchrun",)}
+    known = {*RUNS, MODULE, ("python",), ("pip", "install"), ("benchmarks/gpu.sh",), ("torchrun",), ("export",)}
     flower = {("flwr",), ("flower-superlink",), ("flower-supernode",)}
     tools = {("pytest",), ("ruff",), ("mkdocs",), (".ci/run",)} | flower  # used by .ci/run, with arguments of their own
     for words in EVERY:

@@ -11,7 +11,6 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.config import Config
-from fl.distributed import current
 from fl.federation import Federation, traffic
 from fl.federation.attack import triggered
 from fl.federation.cohort import Cohort
@@ -42,11 +41,6 @@ def _attack_success(moment: Moment) -> float | None:
         return None
     predict = partial(moment.algorithm.predict, moment.server, client=None)
     return evaluate.attack_success(fed, predict, triggered(options, fed.data), options.target)
-
-
-def _bytes_ranks(moment: Moment) -> float | None:
-    """Bytes of tensors that all ranks together have sent in the round; None for a run in one process."""
-    return current().read_moved() if current().size > 1 else None
 
 
 _FIRST = {
@@ -89,7 +83,6 @@ MEASURED = {
         label="images with the trigger\ntaken for its class",
         measure=_attack_success,
     ),
-    "bytes_ranks": Column(measure=_bytes_ranks),
 }
 """Those that are measured by a function of a `Moment`. A line here is all that another one takes."""
 

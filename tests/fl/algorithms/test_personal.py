@@ -413,7 +413,7 @@ def test_backends_agree(federation_of, name):
     (expected, first), x = play(METHODS[name](loop), loop, 2)[-1], loop.data.test_x
     logits = METHODS[name](loop).predict(expected, x, 3)
     for settings in ({"backend": "workers"}, {"backend": "vmap"}, {"backend": "vmap", "chunk": 3}):
-        other = dataclasses.replace(loop, **settings)
+        other = loop.with_local(**settings)
         server, second = play(METHODS[name](other), other, 2)[-1]
         for part in expected:
             assert_close(server[part], expected[part])
