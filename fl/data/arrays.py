@@ -10,6 +10,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 
 _CHANNELS = (1, 3, 4)
+_NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
 
 _log = logging.getLogger("fl")
 
@@ -113,9 +114,7 @@ def samples(name: str, value: Any) -> Tensor:
 
 def labels(name: str, value: Any, x: Tensor) -> Tensor:
     """Labels int64 [N], or [N, T] for tokens, of these samples."""
-    way = (
-        "number the names, as in names, y = np.unique(y, return_inverse=True); test_y = np.searchsorted(names, test_y)"
-    )
+    way = f"number the names, as in names, {_NUMBERED.format('names')}"
     y, other = tensor(name, value, way), name.replace("y", "x")
     if y.is_floating_point():
         raise FLError(f"{name} is {_said(y)}: {_whole(name, y)}")
@@ -144,7 +143,7 @@ def _whole(name: str, y: Tensor) -> str:
         return f"labels are whole numbers, as in {name}{'.ravel()' * (y.ndim > 1)}.astype(int)"
     return (
         "fl classifies only (no regression, and one class a sample), and labels are whole numbers from 0 on; where "
-        f"these are classes, number them: np.unique({name}, return_inverse=True)[1]"
+        f"these are classes, number them, as in kinds, {_NUMBERED.format('kinds')}"
     )
 
 

@@ -182,18 +182,19 @@ class _Same:
         return hash(self.id)
 
 
-def _looks(value: Any, seen: dict[int, int]) -> Any:
+def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     """What a step may read of a model, or of an object in it, apart from parameters' and buffers' values: something
     hashable that is equal as long as none of it changes.
 
     Args:
-        seen: the objects so far, by identity: they may contain one another.
+        seen: the number of each object so far, by identity, since they may contain one another; and the object, so that
+            no later one gets its identity.
     """
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         return type(value), repr(value)  # as text, nan is itself, and 1 is not True
     if id(value) in seen:
-        return seen[id(value)]
-    seen[id(value)] = len(seen)
+        return seen[id(value)][0]
+    seen[id(value)] = len(seen), value
     if isinstance(value, torch.Tensor):
         return _Same(value), version_of(value)
     if isinstance(value, Mapping):
@@ -209,7 +210,7 @@ def _looks(value: Any, seen: dict[int, int]) -> Any:
         return _Same(value)
     if hasattr(value, "tobytes"):  # an array
         return _Same(value), value.tobytes()
-    return _Same(value), _looks(getattr(value, "__dict__", None), seen)
+    return _Same(value), _looks(object.__getstate__(value), seen)  # attributes and slots
 
 
 def train(groups: Sequence[Group]) -> list[Results]:

@@ -7,7 +7,8 @@ touches, so that nothing is assumed about it.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ from surgery.width.why import Kind, Why, lost
 
 _log = logging.getLogger(__name__)
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
-_LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage"}
+_LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
 
 
 @dataclass
@@ -109,7 +110,13 @@ class Trace(Ledger):
         origins = Origins(model)
         self.touched: set[int] = set()
         for training in modes:
-            with in_mode(model, training), watching(model) as where, _Leaving(self), _Follow(self, where, origins):
+            with (
+                in_mode(model, training),
+                watching(model) as where,
+                _drawn(),
+                _Leaving(self),
+                _Follow(self, where, origins),
+            ):
                 result = call(model, example)
             kept = tensors_in(output(result) if output else result)
             if not kept:
@@ -146,6 +153,14 @@ class Origins:
             self._of[tensor] = (step, position)
 
 
+@contextmanager
+def _drawn() -> Iterator[None]:
+    """Random numbers begin where no seed begins, so that it shows if the code sets one; all is put back."""
+    with torch.random.fork_rng(devices=()):
+        torch.rand((), device="cpu")
+        yield
+
+
 class _Leaving(TorchFunctionMode):
     """Notes which tensors give their numbers to code that no operation shows."""
 
@@ -155,9 +170,9 @@ class _Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        if name in _LEAVES and args and isinstance(args[0], Tensor):
-            self.trace.keep_order(args[:1], f"its numbers leave torch ({name}), and their order may matter there")
-            self.trace.use(args[:1])
+        if name in _LEAVES and (given := tensors_in(args)):
+            self.trace.keep_order(given, f"its numbers leave torch ({name}), and their order may matter there")
+            self.trace.use(given)
         return func(*args, **(kwargs or {}))
 
 
@@ -165,12 +180,11 @@ class _Follow(TorchDispatchMode):
     def __init__(self, trace: Trace, where: list[str], origins: Origins):
         super().__init__()
         self.trace, self.where, self.origins = trace, where, origins
-        self.random, self.seeded = torch.get_rng_state(), False
+        self.random, self.seeded = torch.get_rng_state(), False  # the state that the last draw has left
 
     def draws_from_seed(self, generator: torch.Generator | None) -> bool:
-        """Whether a call draws from a generator of the code's own, or from torch's after the code has seeded it."""
-        now, afresh = torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed()).get_state()
-        self.seeded |= torch.equal(now, afresh) and not torch.equal(now, self.random)
+        """Whether a call draws from a generator of the code's own, or from torch's after the code has set it."""
+        self.seeded |= not torch.equal(torch.get_rng_state(), self.random)
         return self.seeded or generator is not None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -179,8 +193,11 @@ class _Follow(TorchDispatchMode):
         trace.meet(given)
         before = [trace.axes_of(tensor) for tensor in given]
         bound, rule = bind(func, args, kwargs), rule_for(func)
-        seeded = torch.Tag.nondeterministic_seeded in func.tags and self.draws_from_seed(bound.get("generator"))
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        seeded = draws and self.draws_from_seed(bound.get("generator"))
         result = func(*args, **kwargs)
+        if draws:
+            self.random = torch.get_rng_state()
         outputs = tensors_in(result)
         trace.touched.update(map(id, given))
         try:

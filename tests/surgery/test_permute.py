@@ -1,5 +1,7 @@
 """Permuted models compute what they did, and permuting by the inverse gives every bit back."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from library_models import LIBRARY_MODELS, library_model
 from symmetric import IMAGE, SMALL, Grouped, image, randomized, same_outputs
 from torch import nn
+from torch.nn import functional as F
 
 from surgery import SurgeryError, align, importance, load, narrow, permute, rolling, sort_by, state, widen, widths
 
@@ -123,6 +126,21 @@ def draw_anew(y):
         return y * torch.rand(y.shape[-1], dtype=y.dtype)
 
 
+def put_back(y):
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(STATE)
+        return y * torch.rand(y.shape[-1], dtype=y.dtype)
+
+
+def drop(y):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return F.dropout(y, 0.5, training=True)
+
+
+with torch.random.fork_rng(devices=[]):
+    torch.rand(3)
+    STATE = torch.get_rng_state()
 FEATURES, TABLE = torch.arange(1.0, 9, dtype=torch.float64), torch.arange(99.0, dtype=torch.float64)
 ORDERED = {
     "constant": lambda y: y * FEATURES[: y.shape[-1]],
@@ -139,6 +157,8 @@ ORDERED = {
     "generator": lambda y: y * torch.rand(y.shape[-1], generator=torch.Generator().manual_seed(0)),
     "drawn in place": lambda y: y * torch.zeros(y.shape[-1]).normal_(generator=torch.Generator().manual_seed(0)),
     "seed": draw_anew,
+    "state": put_back,
+    "apply": lambda y: y.detach().clone().apply_(lambda v, n=itertools.count(): v * (next(n) % y.shape[-1])),
 }
 
 
@@ -178,6 +198,15 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     if name not in ("linspace", "cumsum of numpy"):  # whose numbers follow from the size
         full = load(OfOrder(ORDERED[name]).double(), plan.embed(state(small))[0])
         assert same_outputs(full, small, x)
+
+
+def test_a_seed_of_the_code_shows_although_the_caller_has_set_the_same():
+    net, x = randomized(OfOrder(drop)), torch.randn(2, 4, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = {w.name: w.order for w in widths(net, example=x)}
+        assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(0).get_state())
+    assert "random numbers of a seed" in found["a.weight:0"]
 
 
 def test_parts_side_by_side_that_a_constant_numbers_stay_whole():
