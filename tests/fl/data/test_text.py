@@ -348,19 +348,11 @@ def test_a_run_on_text_goes_on(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.drawn
 def test_runs_on_text_are_compared_by_its_options(tmp_path, capsys):
-    for tokens in ("word", "byte"):
-        train(
-            tmp_path,
-            tokens,
-            "--algorithm",
-            "fedavg",
-            "--text.tokens",
-            tokens,
-            "--rounds",
-            "1",
-            "--text.vocabulary",
-            "10000",
-        )
+    once = ["--out", str(tmp_path), "--algorithm", "fedavg", "--rounds", "1"]
+    words = FLAGS.index("--text.vocabulary")  # which bytes have none of
+    for tokens, vocabulary in (("word", ["--text.vocabulary", "10000"]), ("byte", [])):
+        flags = [*FLAGS[:words], *FLAGS[words + 2 :], "--text.tokens", tokens, *vocabulary]
+        assert cli.main([*flags, *once, "--name", tokens]) == 0
     assert cli.main(["--rounds", "1", "--local-epochs", "1", "--out", str(tmp_path), "--name", "digits"]) == 0
     from fl.analysis.groups import find_runs, group
     from fl.analysis.outcome import table
