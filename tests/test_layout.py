@@ -75,6 +75,20 @@ def test_rooms_import_those_before_them():
                     assert ROOMS.index(there) <= ROOMS.index(here), f"{name}, line {line}, imports {other}"
 
 
+def test_pages_name_every_room_and_no_file_that_is_not_there():
+    there = {
+        path.name
+        for top in ("surgery", "zoo", "fl", "tests", "benchmarks", "docs")
+        for path in ROOT.glob(f"{top}/**/*.py")
+    }
+    for page in ("docs/explanation/layout.md", "CONTRIBUTING.md"):
+        text = (ROOT / page).read_text()
+        assert not [name for name in ROOMS if not re.search(rf"\b{name}/", text)], page
+    text = (ROOT / "docs/explanation/layout.md").read_text()
+    assert not set(re.findall(r"[a-z_]+\.py", text)) - there
+    assert not [path.parent.name for path in ROOT.glob("surgery/*/__init__.py") if f"{path.parent.name}/" not in text]
+
+
 def test_all_of_fl_lies_in_rooms_or_is_a_command():
     inside = {path.name for path in (ROOT / "fl").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert inside == set(ROOMS)

@@ -1,18 +1,16 @@
 """Files that are whole or not there, and errors that name the file."""
 
 import errno
-import glob
 import json
 import logging
-import os
 import re
-import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from fl.base.errors import FLError, Unwritable
+from surgery.files.whole import in_one_step, leftovers
 
 _log = logging.getLogger("fl")
 _FULL = "make room on that disk"
@@ -24,7 +22,6 @@ _WAYS_OUT = {
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
 }
-_END = f"@{socket.gethostname()}.tmp"  # on a shared disk, other machines have processes of the same number
 LARGEST = 2**28
 """Bytes of a text file that is read whole; a metrics.csv of 100,000 rounds has about a tenth of that."""
 
@@ -48,19 +45,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.
     """
-    start = f".{path.name}."
-    temporary = path.with_name(f"{start}{os.getpid()}{_END}")
     with writing(path):
-        for left in path.parent.glob(glob.escape(start) + "*" + glob.escape(_END)):
-            if is_leftover(left.name) and not _runs(int(left.name[len(start) : -len(_END)])):
-                remove_leftover(left)
-        try:
+        for left in leftovers(path.parent, path.name):
+            remove_leftover(left)
+        with in_one_step(path) as temporary:
             yield temporary
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def is_leftover(name: str) -> bool:
@@ -76,17 +65,6 @@ def remove_leftover(path: Path) -> None:
     """Delete what a killed process has left, and say so."""
     path.unlink(missing_ok=True)
     _log.warning("warning: %s is deleted, which a process left that was killed while it wrote", path)
-
-
-def _runs(process: int) -> bool:
-    """Whether this machine has such a process."""
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it is another user's
-        pass
-    return True
 
 
 def regular(path: Path, most: int | None = LARGEST) -> Path:

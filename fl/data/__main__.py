@@ -65,6 +65,11 @@ class Look(DataSettings):
             f"samples used      {table.sum():,} of {len(dataset.y):,}",
             f"samples a client  {_range(table.sum(1))}",
             *([] if dataset.text else [f"classes a client  {_range((table > 0).sum(1))}"]),
+            *(
+                [f"samples moved     {partition.parts.moved:,}, from the largest clients"]
+                if partition.parts.moved
+                else []
+            ),
             f"true clusters     {_clusters(partition.structure.numpy())}",
         ]
         return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot is not None else lines)

@@ -48,7 +48,8 @@ def checked(
     what = "tokens" if tokens else "labels"
     if least < 0:
         signs = not tokens and most == 1 and bool((y.abs() == 1).all() and (test_y.abs() == 1).all())
-        way = "give (y > 0).astype(int)" if signs else "subtract the least, as in y - y.min()"
+        every = "x, y, test_x and test_y" if tokens else "y and test_y"
+        way = "give (y > 0).astype(int)" if signs else f"add {-least} to {every}, the same to all"
         raise FLError(f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}")
     if most >= count:
         raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
@@ -61,10 +62,10 @@ def checked(
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(x.max()), int(test_x.max()))) > top:
         raise FLError(f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value")
-    if x.is_floating_point() and x.ndim == 4 and x.min() >= 0 and 64 < x.max() <= 255:
+    if x.is_floating_point() and x.min() >= 0 and 64 < x.max() <= 255 and (x.ndim == 4 or bool((x == x.round()).all())):
         _log.warning(
-            f"warning: x holds images of floats from {x.min():g} to {x.max():g}, and models get floats as they are: "
-            "divide x and test_x by 255, or give them as uint8"
+            f"warning: x holds floats from {x.min():g} to {x.max():g}, as pixels have, and models get floats as they "
+            "are: divide x and test_x by 255, or give images as uint8 [N, C, H, W]"
         )
     own, test_own = _owners(owners, test_owners, len(x), len(test_x))
     return {
@@ -117,6 +118,10 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
     way = f"number the names, as in names, {_NUMBERED.format('names')}"
     y, other = tensor(name, value, way), name.replace("y", "x")
     if y.is_floating_point():
+        if (unknown := y.isnan()).any():
+            raise FLError(
+                f"{name}[{int(unknown.nonzero()[0, 0])}] is NaN, and every sample needs a label: leave it out"
+            )
         raise FLError(f"{name} is {_said(y)}: {_whole(name, y)}")
     tokens = not x.is_floating_point() and x.ndim == 2
     if y.ndim == 2 and not (tokens and y.shape == x.shape):

@@ -1,15 +1,12 @@
 """Data folders: what a node and the server each have of a data set, in one file of tensors that is never unpickled."""
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from fl import data
+from fl.base import tensors as files
 from fl.base.errors import FLError
-from fl.base.files import replacing
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
@@ -19,7 +16,7 @@ from fl.partition import Split, hold_out
 FILE = "data.safetensors"
 SERVER = "server"
 """The server's folder among those that `deal_out` makes; a node's is named as `node_folder` says."""
-_FORMAT = "1"
+_FORMAT = "data-2"
 
 
 def node_folder(root: Path, client: int) -> Path:
@@ -84,29 +81,22 @@ def deal_out(config: Config, root: Path) -> None:
 
 
 def _write(folder: Path, dataset: Dataset, tensors: dict[str, torch.Tensor], sizes: list[int]) -> None:
-    said = {"format": _FORMAT, "sizes": sizes, "classes": dataset.classes, "top": dataset.top}
+    if not len(tensors["y"]):
+        raise FLError(f"{folder} would get no samples: give it some, or leave it out")
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / FILE) as temporary:
-        contiguous = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(contiguous, temporary, {"data": json.dumps(said)})
+    said = {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}
+    files.write(folder / FILE, _FORMAT, tensors, said)
 
 
 def _read(folder: Path) -> tuple[torch.Tensor, torch.Tensor, dict]:
     path = folder / FILE
-    try:
-        with safe_open(path, "pt") as opened:
-            said = json.loads(opened.metadata()["data"])
-            x, y = opened.get_tensor("x"), opened.get_tensor("y")
-        if said["format"] != _FORMAT or sum(said["sizes"]) != len(x) or len(x) != len(y) or not len(x):
-            raise ValueError
-    except FileNotFoundError:
+    if not path.exists():
         raise FLError(
             f"{path} is not there: write the data of server and nodes with `layer-surgery deploy --only data`, or a "
             "node's own with fl.deploy.folders.save_node"
-        ) from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise FLError(f"{path} is damaged, or of another version: {' '.join(str(error).split())}") from None
-    return x, y, said
+        )
+    tensors, said = files.read(path, _FORMAT)
+    return tensors["x"], tensors["y"], said
 
 
 def _dataset(x: torch.Tensor, y: torch.Tensor, test_x: torch.Tensor, test_y: torch.Tensor, said: dict) -> Dataset:

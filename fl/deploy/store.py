@@ -12,13 +12,14 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fl.base import tensors as files
+from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.deploy.letters import Refused
 
+_STATE, _LEVEL = "state-1", "level-1"
 LOST = "a finished level that it was sent before is gone from its disk, and is sent again in the next round"
 
 
@@ -38,9 +39,9 @@ class Store:
         folder = self._run(run)
         for path in folder.glob(f"*-{version:016x}.safetensors"):
             try:
-                return load_file(path)
-            except (SafetensorError, OSError) as error:
-                raise Refused(f"its own state cannot be read: {path} ({' '.join(str(error).split())})") from None
+                return files.read(path, _STATE)[0]
+            except FLError as error:
+                raise Refused(f"its own state cannot be read: {error}") from None
         raise Refused(f"its own state of this run is gone: put a copy of {folder} back on the node, or start a new run")
 
     def write(self, run: int, round: int, version: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
@@ -58,8 +59,7 @@ class Store:
         """
         folder = self._run(run)
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{round:06d}-{version:016x}.safetensors") as temporary:
-            save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, temporary)
+        files.write(folder / f"{round:06d}-{version:016x}.safetensors", _STATE, tensors, {})
         endings = tuple(f"-{one:016x}" for one in {*needed, version})
         for old in folder.glob("*.safetensors"):
             # a letter that comes late, after the next round's, must not delete what the server has accepted since
@@ -71,16 +71,14 @@ class Store:
         if digest not in self._levels:
             if not (len(digest) == 64 and digest.isalnum()):
                 raise Refused(f"{digest!r} names no level")
-            path = self._folder / "levels" / f"{digest}.safetensors" if self._folder else None
             if not tensors:
                 try:
-                    tensors = load_file(path)
-                except (SafetensorError, OSError, TypeError):
+                    tensors, _ = files.read(self._level(digest), _LEVEL)
+                except FLError:  # gone, damaged, or there is no folder
                     raise Refused(LOST) from None
-            elif path:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(path) as temporary:
-                    save_file({name: t.cpu().contiguous().clone() for name, t in tensors.items()}, temporary)
+            elif self._folder:
+                self._level(digest).parent.mkdir(parents=True, exist_ok=True)
+                files.write(self._level(digest), _LEVEL, tensors, {})
             self._levels[digest] = tensors
         return self._levels[digest]
 
@@ -123,6 +121,9 @@ class Store:
 
     def _run(self, run: int) -> Path:
         return self._given() / f"{run:016x}"
+
+    def _level(self, digest: str) -> Path:
+        return self._given() / "levels" / f"{digest}.safetensors"
 
     def _given(self) -> Path:
         if self._folder is None:

@@ -232,7 +232,7 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
     samples = data.x[:2].expand(2, *data.x.shape[1:]).cpu()
     inputs = data.normalise(samples, _dtype(model))
     shape = "x".join(map(str, samples.shape[1:]))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
             output = copy.deepcopy(model).cpu().train()(inputs)
         except Exception as error:  # it is the user's own code
@@ -252,3 +252,5 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
             f"{said(name)} gives probabilities (they sum to 1), and the loss takes logits: leave the Softmax at its "
             "end out"
         )
+    if type(output.grad_fn).__name__.startswith("Sigmoid"):
+        raise FLError(f"{said(name)} ends in a Sigmoid, and the loss takes logits: leave the Sigmoid out")

@@ -3,7 +3,7 @@
 import heapq
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -63,7 +63,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.
         f"warning: dirichlet{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
         f"{moved:,} of {len(y):,} samples were moved to those that had fewer, from the largest"
     )
-    return Parts.owned(owners, clients)
+    return replace(Parts.owned(owners, clients), moved=moved)
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:

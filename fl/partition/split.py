@@ -27,6 +27,7 @@ class Parts(Sequence[Tensor]):
     Attributes:
         samples: of one client after another, int64 [M], on the CPU.
         offsets: int64 [clients + 1]; client k has samples[offsets[k] : offsets[k + 1]].
+        moved: how many were taken from other clients, since the partition gave too few to some.
 
     >>> parts = Parts.of([torch.tensor([3, 1]), torch.tensor([2])])
     >>> len(parts), parts[-1], parts.sizes
@@ -35,6 +36,7 @@ class Parts(Sequence[Tensor]):
 
     samples: Tensor
     offsets: Tensor
+    moved: int = 0
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> "Parts":

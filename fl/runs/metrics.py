@@ -25,28 +25,14 @@ class Metrics:
     """The rows of a run. They are on disk as soon as they are added; what was not measured in a round is blank.
 
     Args:
-        path: the CSV file.
-        keep: how many rounds of an earlier, interrupted run to keep; later ones are dropped, since they run again.
-        wanted: row -> which of "global" and "models" are due in its round. An earlier end measured more than that,
-            which is dropped, so that an interrupted run leaves the same table as an uninterrupted one.
+        path: the CSV file, which is written anew.
+        rows: those of an earlier, interrupted run, see `kept`.
     """
 
-    def __init__(self, path: Path, keep: int = 0, wanted: Callable[[Row], set[str]] | None = None) -> None:
-        self.path = path
-        check_rows(path, keep, known=None)
-        self.rows = [row for row in _rows(path) if row["round"] <= keep] if path.exists() else []
-        if wanted is not None:
-            due = {name: column.due for name, column in columns().items()}
-            self.rows = [
-                {k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in self.rows
-            ]
+    def __init__(self, path: Path, rows: Sequence[Row] = ()) -> None:
+        self.path, self.rows = path, list(rows)
         self.kinds = {name: column.kind for name, column in columns().items()}
         self.columns = list(self.kinds)
-        if strange := [name for row in self.rows for name in row if name not in self.columns]:
-            raise FLError(
-                f"{path} has a column {strange[0]!r}, which is no metric of this run: put back the table that the run "
-                "left"
-            )
         write_csv(path, self.columns, ([row.get(name, "") for name in self.columns] for row in self.rows))
 
     def add(self, row: Row) -> None:
@@ -59,6 +45,29 @@ class Metrics:
         row = {name: kind(row[name]) for name, kind in self.kinds.items() if name in row}  # as it will be read back
         self.rows.append(row)
         _append(self.path, [[row.get(name, "") for name in self.columns]])
+
+
+def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None) -> list[Row]:
+    """The rows of an interrupted run's metrics.csv that a resumed one keeps. Nothing is written.
+
+    Args:
+        done: rounds of its checkpoint; later ones are dropped, since they run again.
+        wanted: row -> which of "global" and "models" are due in its round. An earlier end measured more than that,
+            which is dropped, so that an interrupted run leaves the same table as an uninterrupted one.
+
+    Raises:
+        FLError: for a table that lacks rounds, or has a column that is no metric.
+    """
+    check_rows(path, done, known=None)
+    rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
+    due = {name: column.due for name, column in columns().items()}
+    if wanted is not None:
+        rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
+    if strange := [name for row in rows for name in row if name not in due]:
+        raise FLError(
+            f"{path} has a column {strange[0]!r}, which is no metric of this run: put back the table that the run left"
+        )
+    return rows
 
 
 class ClientTable:

@@ -14,7 +14,7 @@ from fl.federation import Federation
 from fl.federation.elsewhere import Elsewhere
 from fl.models.own import Model
 from fl.partition import KINDS
-from fl.runs import checkpoint, given, start
+from fl.runs import checkpoint, given, metrics, start
 from fl.runs.assembly import build
 from fl.runs.checkpoint import Best
 from fl.runs.folder import begin, fixed
@@ -91,8 +91,9 @@ class Simulation:
         if used < there and not elsewhere and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done, known, best=kept)
-        run.metrics = Metrics(folder / FILE, keep=done, wanted=lambda row: run.due(row["round"]))
-        run.table = ClientTable(folder, fed, run.metrics.rows)
+        rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
+        run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
+        run.metrics = Metrics(folder / FILE, rows)
         return run
 
     @property

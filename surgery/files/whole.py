@@ -21,21 +21,31 @@ def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
     Otherwise it is deleted, and what was there stays. An OSError becomes a SurgeryError that names the path. What
     killed processes have left beside it is deleted first.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_END}")
     try:
-        _sweep(temporary.parent)
-        try:
-            if folder:
-                temporary.mkdir()
+        for left in leftovers(path.parent):
+            with suppress(OSError):  # another user's
+                _delete(left)
+                _log.warning("deleted %s, which a command that was killed had left", left)
+        with in_one_step(path, folder=folder) as temporary:
             yield temporary
-            for file in sorted(temporary.iterdir()) if folder else [temporary]:
-                with open(file, "rb+") as written:
-                    os.fsync(written.fileno())
-            os.replace(temporary, path)
-        finally:
-            _delete(temporary)
     except OSError as error:
         raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def in_one_step(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """As `replacing`, but an OSError stays one, and what killed processes have left stays, too."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_END}")
+    try:
+        if folder:
+            temporary.mkdir()
+        yield temporary
+        for file in sorted(temporary.iterdir()) if folder else [temporary]:
+            with open(file, "rb+") as written:
+                os.fsync(written.fileno())
+        os.replace(temporary, path)
+    finally:
+        _delete(temporary)
 
 
 def check_absent(path: Path, *, folder: bool = False) -> None:
@@ -55,17 +65,22 @@ def check_absent(path: Path, *, folder: bool = False) -> None:
         raise SurgeryError(f"{path}: there is no folder {path.parent}")
 
 
-def _sweep(folder: Path) -> None:
-    """Delete what processes of this host that are no more have left in a folder, and say so."""
+def leftovers(folder: Path, name: str | None = None) -> list[Path]:
+    """What processes of this host that are no more have left in a folder, where they wrote a file of this name, or any.
+
+    >>> leftovers(Path("there is none"))
+    []
+    """
     found: list[Path] = []
     with suppress(OSError):  # a folder that may be written to and not read
         found += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
-    for path in found:
-        process = path.name.removesuffix(_END).rpartition(".")[2]
-        if path.name.startswith(".") and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process)):
-            with suppress(OSError):  # another user's
-                _delete(path)
-                _log.warning("deleted %s, which a command that was killed had left", path)
+
+    def is_left(path: Path) -> bool:
+        start, _, process = path.name.removesuffix(_END).rpartition(".")
+        mine = start == f".{name}" if name else start.startswith(".")
+        return mine and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process))
+
+    return [path for path in found if is_left(path)]
 
 
 def _is_dead(process: int) -> bool:

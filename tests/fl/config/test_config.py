@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import stat
 
 import pytest
@@ -70,7 +71,10 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     assert "digits: 1,437 training and 360 test samples of 1x8x8, 10 classes" in out
     assert "classes a client  3\n" in out
     assert "true clusters     2 on level 1, 5 on level 2\n" in out
+    assert "moved" not in out
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert main(["--clients", "50", "--alpha", "0.05"]) == 0
+    assert re.search(r"samples moved     \d+, from the largest clients\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

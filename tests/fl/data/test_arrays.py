@@ -79,7 +79,10 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"x": -TABLE.astype(int)}, r"tables are floats, x.astype\('float32'\)"),
         ({"y": LABELS[:, None]}, r"y is int64 \[4, 1\]: labels are \[N\]; give y.ravel\(\)"),
         ({"y": np.eye(4, dtype=int)}, r"give y.argmax\(1\), if this is one-hot"),
-        ({"y": LABELS - 1}, "labels go from -1 to 2"),
+        ({"y": LABELS - 1}, "labels go from -1 to 2, and they begin at 0: add 1 to y and test_y, the same to all"),
+        ({"y": LABELS - 1, "test_y": LABELS - 3}, "labels go from -3 to 1, .*: add 3 to y and test_y, the same to all"),
+        ({"x": TOKENS, "test_x": TOKENS, "y": TOKENS - 2, "test_y": TOKENS}, "add 2 to x, y, test_x and test_y"),
+        ({"y": np.where(LABELS == 1, np.nan, LABELS)}, r"y\[1\] is NaN, and every sample needs a label: leave it out"),
         ({"classes": 2}, "labels go from 0 to 2, and with 2 classes they go from 0 to 1"),
         ({"test_y": LABELS * 9, "classes": 3}, "labels go from 0 to 18"),
         ({"y": 0 * LABELS, "test_y": 0 * LABELS}, "classes must be a whole number from 2 on, got 1"),
@@ -103,6 +106,7 @@ def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
     [
         (TOKENS, (), r"does not take samples of 3 tokens: .*; is this a table\? give floats, x.astype\('float32'\)"),
         (TABLE[:, :3], (nn.Softmax(1),), "gives probabilities .*: leave the Softmax at its end out"),
+        (TABLE[:, :3], (nn.Sigmoid(),), "ends in a Sigmoid, and the loss takes logits: leave the Sigmoid out"),
     ],
 )
 def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
@@ -112,13 +116,21 @@ def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
         fl.build(config, data, nn.Sequential(nn.Linear(3, data.classes), *last))
 
 
-def test_images_of_floats_that_are_pixels_are_told(caplog):
-    for x in (IMAGES / 255, IMAGES - 128.0, IMAGES, TABLE * 50 + 150):
+def test_floats_that_are_pixels_are_told(caplog):
+    bright = IMAGES.astype(np.float32)
+    for x in (IMAGES / 255, IMAGES - 128.0, IMAGES, TABLE * 50 + 150, bright.reshape(4, -1) * 2, bright[:, 0] / 2):
         Dataset.from_arrays(x, LABELS, x, LABELS)
     assert not caplog.text
-    bright = IMAGES.astype(np.float32)
-    Dataset.from_arrays(bright, LABELS, bright, LABELS)
-    assert "divide x and test_x by 255, or give them as uint8" in caplog.text
+    for x in (bright, bright / 2, bright.reshape(4, -1), bright[:, 0]):
+        Dataset.from_arrays(x, LABELS, x, LABELS)
+        assert "divide x and test_x by 255, or give images as uint8 [N, C, H, W]" in caplog.text
+        caplog.clear()
+
+
+def test_a_sigmoid_within_a_model_is_no_end():
+    data = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS)
+    config = fl.Config(clients=2, participants=1, partition="iid", min_samples=1)
+    fl.build(config, data, nn.Sequential(nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 3)))
 
 
 def test_a_data_set_prints_as_a_few_lines():

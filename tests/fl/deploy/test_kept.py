@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.base.errors import FLError
+from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.remote import Waiting
 from fl.deploy.serve import serve
+from fl.deploy.store import Store
 
 slow = pytest.mark.slow
 HELD_OUT = {"local_valid": 0.1, "local_test": 0.1}
@@ -27,6 +29,27 @@ def kept(root, client):
 def scores(folder):
     header, *_, last = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
     return {name: float(value) for name, value in zip(header, last) if name.startswith("local_") and value}
+
+
+def test_what_a_disk_has_altered_is_not_taken(tmp_path):
+    dealt(settings("ditto", clients=2, participants=1), tmp_path)
+    store, level = Store(tmp_path / "kept"), {"w": torch.arange(4.0)}
+    store.write(7, 1, 11, level, needed=[])
+    assert store.level("a" * 64, level) == level
+    paths = [*tmp_path.rglob("*.safetensors")]
+    assert len(paths) == 5  # the data of the server and two nodes, a state, a level
+    for path in paths:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for call in (
+        lambda: store.read(7, 11),
+        lambda: Store(tmp_path / "kept").level("a" * 64, {}),
+        lambda: Store(None).level("a" * 64, {}),
+        lambda: read_node(node_folder(tmp_path, 1)),
+        lambda: read_server(tmp_path / SERVER),
+    ):
+        with pytest.raises(FLError, match=r"is damaged|is gone from its disk"):
+            call()
 
 
 @pytest.mark.parametrize(

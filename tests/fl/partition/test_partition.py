@@ -98,7 +98,7 @@ def test_samples_move_to_small_clients_from_the_largest_and_this_is_told(caplog)
     rng = np.random.default_rng(3)
     before = [dirichlet(y, many, 0.05, 0, rng) for _ in range(200)][-1]  # as it was drawn
     lost = [len(set(old.tolist()) - set(new.tolist())) for old, new in zip(before, parts)]
-    assert sum(lost) == moved == (10 - before.sizes).clamp(min=0).sum()
+    assert sum(lost) == moved == parts.moved == (10 - before.sizes).clamp(min=0).sum()
     for old, new, gone in zip(before, parts, lost):
         assert len(new) == max(len(old) - gone, 10)
         assert not gone or len(new) >= parts.sizes.max() - 1  # only the largest give

@@ -259,6 +259,14 @@ def test_a_table_belongs_to_its_checkpoint(kept, tmp_path, data, name):
     assert simulate(replace(config, rounds=5), shutil.copytree(kept[0], tmp_path / "whole"), True, data)["rounds"] == 5
 
 
+def test_all_tables_are_read_before_one_is_changed(tmp_path, data):
+    config, folder = replace(CONFIG, local_valid=0.2), tmp_path / "a"
+    simulate(config, folder, dataset=data)
+    cells(lambda rows: [*rows, rows[0] | {"round": "2"}])(folder, None)
+    os.truncate(folder / "clients.csv", 40)
+    refused(folder, data, r"clients\.csv does not hold the clients of all evaluated rounds: put the table back", config)
+
+
 def test_what_a_kill_leaves_and_an_end_measured_is_no_damage(kept, tmp_path, data):
     """Rounds after the checkpoint, other seconds, and evaluations that a resumed run has dropped, may be."""
     folder = shutil.copytree(kept[0], tmp_path / "a")
