@@ -25,7 +25,8 @@ def average(
         models: a stack, tensors [K, *S], or a list of K states or modules.
         weights: non-negative, not all zero; they need not sum to one. None gives all models the same weight. Weights
             [K] give a state; weights [C, K] give a stack of C means (clustering: row c has the weights of the members
-            of cluster c). A model of weight 0 is ignored, even if it holds NaN. Give weights on the CPU: they are read
+            of cluster c). A model of weight 0 is ignored, even if it holds NaN; NaN of any other model passes through
+            to the mean (`surgery.merge` refuses it). Give weights on the CPU: they are read
             on the host, which would have to wait for an accelerator.
         mask: boolean tensors [K, *S] (or a shape that broadcasts to it), True where model k covers the element. The
             mean of an element is taken over the models that cover it. Tensors without a mask are covered entirely.

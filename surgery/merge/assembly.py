@@ -1,6 +1,7 @@
 """A network made of blocks of others, as mergekit's passthrough makes language models."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
-from surgery.lazy import LazyState, metas, pieces_of
+from surgery.lazy import LazyState, Pieces, metas, pieces_of
 from surgery.lazy_plans import extract
 from surgery.names import is_inside, joined
 from surgery.states import State, as_state, load
@@ -22,12 +23,30 @@ Blocks = Mapping[str, Sequence[tuple[int, int]]]
 def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
     """All tensors of several models in one state, under "K.NAME" for model K: the full model of `passthrough`'s plan.
 
+    To read a tensor that holds NaN is a SurgeryError. Infinities, which masks of attention hold, stay.
+
     >>> import torch
     >>> list(union([{"w": torch.zeros(2)}, {"w": torch.zeros(3)}]))
     ['0.w', '1.w']
     """
     states = [values if isinstance(values, LazyState) else as_state(values) for values in models]
-    return LazyState({f"{k}.{name}": pieces_of(values, name) for k, values in enumerate(states) for name in values})
+    return LazyState(
+        {
+            f"{k}.{name}": _checked(pieces_of(values, name), name, k)
+            for k, values in enumerate(states)
+            for name in values
+        }
+    )
+
+
+def _checked(pieces: Pieces, name: str, k: int) -> Pieces:
+    def read(start: int, stop: int) -> Tensor:
+        values = pieces.read(start, stop)
+        if not values.is_meta and bool(values.isnan().any()):
+            raise SurgeryError(f"{name!r} of model {k} (from 0) holds NaN: mend that model, or leave it out")
+        return values
+
+    return replace(pieces, read=read)
 
 
 def passthrough(
@@ -51,7 +70,8 @@ def passthrough(
         The network, a module if the first model is one, and the plan that cuts its state out of `union(models)`.
 
     Raises:
-        SurgeryError: for sections, models and blocks that are not there, and for tensors of other shapes.
+        SurgeryError: for sections, models and blocks that are not there, for tensors of other shapes, and for NaN in
+            those that are taken.
 
     >>> import torch
     >>> one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}

@@ -25,7 +25,7 @@ def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: 
         weights: of the models, the paper's lambda.
 
     Raises:
-        SurgeryError: for information of other shapes, negative information, or of some models only.
+        SurgeryError: for information of other shapes, negative, NaN or infinite, or of some models only.
 
     >>> models = [{"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 5.0])}]
     >>> fisher(models, fishers=[{"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([1.0, 0.0])}])
@@ -68,8 +68,10 @@ def _fisher(group: Group, information: list | None) -> Reader:
         for i, (share, known) in enumerate(zip(shares, information)):
             value = group.value(i, start, stop)
             weight = share * known.read(start, stop).to(value)
-            if bool((weight < 0).any()):
-                raise SurgeryError(f"the Fisher information of {group.name!r} is negative in model {group.places[i]}")
+            if not bool((weight >= 0).all() & weight.isfinite().all()):
+                raise SurgeryError(
+                    f"the Fisher information of {group.name!r} is negative, NaN or infinite in model {group.places[i]}"
+                )
             total, below, plain = total + weight * value, below + weight, plain + share * value
         return torch.where(below > 0, total / below.masked_fill(below == 0, 1), plain)
 

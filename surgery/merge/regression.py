@@ -30,7 +30,7 @@ def regmean(
         alpha: in [0, 1], or by patterns of tensor names; below 1 the sum can be inverted.
 
     Raises:
-        SurgeryError: for inner products that do not fit, or whose sum cannot be inverted.
+        SurgeryError: for inner products that do not fit, hold NaN or infinity, or whose sum cannot be inverted.
 
     >>> models = [{"w": torch.tensor([[1.0, 1.0]])}, {"w": torch.tensor([[5.0, 5.0]])}]
     >>> grams = [{"w": torch.tensor([3.0, 0.0]).diag()}, {"w": torch.tensor([1.0, 0.0]).diag()}]
@@ -72,6 +72,8 @@ def _regmean(group: Group, alpha: float, products: list[Tensor] | None) -> Reade
                 f"the inner products for {group.name!r} have shape {tuple(one.shape)} in model {k}: its inputs need "
                 f"{(inputs, inputs)}"
             )
+        if not bool(one.isfinite().all()):
+            raise SurgeryError(f"the inner products for {group.name!r} hold NaN or infinity in model {k}")
     left = torch.zeros(inputs, inputs, dtype=torch.float64)
     right = torch.zeros(inputs, out, dtype=torch.float64)
     dead = sum(one.diagonal().abs() for one in products) == 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -61,7 +62,8 @@ class Ledger:
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         foreign: (axis, why) for each axis of a tensor that the model does not hold; positions of it keep their order.
-        constants: tensors made of neither parameters nor the input.
+        constants: what is made of neither parameters nor the input, where an operation took it with some of these: a
+            copy, its axes, and those of the results.
         written: axes whose sizes a reshape says where it leaves another one open.
     """
 
@@ -73,7 +75,8 @@ class Ledger:
         self.made: list[tuple[str, Axis]] = []
         self.ordered: list[tuple[Axis, str]] = []
         self.foreign: list[tuple[Axis, str]] = []
-        self.constants: list[Tensor] = []
+        self.constants: list[tuple[Tensor, Axes, list[Axes]]] = []
+        self._made = WeakIdKeyDictionary()  # what is made of neither parameters nor the input
         self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
         self.written: list[Axis] = []
         self._told = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
@@ -90,8 +93,7 @@ class Ledger:
         self.use(tensors)
         for tensor in tensors:
             if tensor not in self._axes:
-                self.constants.append(tensor)
-                self._foreign[tensor] = True
+                self._made[tensor] = self._foreign[tensor] = True
                 self.foreign += [(axis, _FOREIGN) for axis in self.axes_of(tensor)]
 
     def keep_order(self, tensors: Iterable[Tensor], why: str) -> None:
@@ -125,15 +127,22 @@ class Ledger:
     def derive(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
         """Note that the outputs were computed from the inputs."""
         foreign = [tensor for tensor in inputs if tensor in self._foreign]
-        if any(tensor in self._data for tensor in inputs):
+        data, learned = (any(tensor in of for tensor in inputs) for of in (self._data, self._learned))
+        if data or learned:
+            self._fill(outputs, inputs)
+            found = [self.axes_of(tensor) for tensor in outputs]
+            self.constants += [(t.detach().clone(), self.axes_of(t), found) for t in inputs if t in self._made]
             self.keep_order(foreign, _FOREIGN)
-            self.give(outputs)
-        elif any(tensor in self._learned for tensor in inputs):
-            self.keep_order(foreign, _FOREIGN)
-            self.learn(outputs)
+            self.give(outputs) if data else self.learn(outputs)
         else:
             self._foreign.update(dict.fromkeys(outputs, True) if foreign else {})
-            self.constants += outputs
+            self._made.update(dict.fromkeys(outputs, True))
+
+    def _fill(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
+        """Note that what shares memory with tensors changed in place is no constant any more."""
+        changed = {_memory(tensor) for tensor in outputs if any(tensor is one for one in inputs)}
+        for tensor in [one for one in self._made if _memory(one) in changed] if changed else ():
+            del self._made[tensor]
 
     def assign(self, tensor: Tensor, found: Sequence[Axis], replace: bool = False) -> None:
         """Set the axes of a result.
@@ -151,3 +160,7 @@ class Ledger:
                 axes.unify(old, new)
         else:
             self._axes[tensor] = tuple(found)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -59,12 +59,14 @@ def narrow(
         output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
             states.
         heads: `inside` keeps all heads of an attention and slices inside each of them; `drop` keeps the first heads,
-            and is refused where constants that the code makes for each head are others with fewer of them (BLOOM's).
+            and is refused where constants and scales that the code makes for heads are others with fewer of them
+            (BLOOM's).
         rounding: from rate * C to the number of positions kept, which is at least one and at most C. `zoo.divisor8`
             gives multiples of 8.
         strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no
-            pass has used although it is as long as a width that shrinks. Otherwise such widths are logged as a warning
-            with the reasons, and an error only if nothing shrinks; such tensors are logged, too.
+            pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
+            order matters that is not the first positions of the full model's. Otherwise such widths are logged as a
+            warning with the reasons, and an error only if nothing shrinks; such tensors and constants are logged, too.
         like: deprecated; use `corner`.
 
     Returns:
@@ -112,6 +114,10 @@ def narrow(
     small = plan.build(model)
     if strict and (wide := search.too_wide(small)):
         raise SurgeryError(wide)
+    if others := search.told_others():
+        if strict:
+            raise SurgeryError(others)
+        _log.warning(others)
     if unused := search.untouched(small):
         if strict:
             raise SurgeryError(unused)

@@ -1,18 +1,18 @@
 """The search for a choice of positions with which the narrow model runs as the algebra of axes predicts."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surgery.edits import clone
-from surgery.errors import SurgeryError
-from surgery.forward import copied, ghost_of
+from surgery.errors import SurgeryError, first_line
+from surgery.forward import copied, tensors_in
 from surgery.states import state
 from surgery.submodel import Submodel
 from surgery.width.axes import SHUFFLED, fix
@@ -23,7 +23,7 @@ from surgery.width.demand import Demand
 from surgery.width.plan import plan_of
 from surgery.width.repair import Stuck, repaired, splits_interleaved
 from surgery.width.scores import Followed, Scores, best, named_widths, scores_of
-from surgery.width.solved import atoms, digits, size_of, solve
+from surgery.width.solved import Atom, Axes, Axis, atoms, digits, size_of, solve
 from surgery.width.target import CLOSE, Target, Unreachable, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 from surgery.width.unchanged import repeated
@@ -99,7 +99,7 @@ class Search:
     def steps_of_first_pass(self) -> int:
         """How many steps the forward pass in evaluation mode has; one in training mode may follow."""
         once = len(self.trace.modes) == 1
-        return len((self.trace if once else Trace(ghost_of(self.model), self.example, output=self.output)).steps)
+        return len((self.trace if once else Trace(clone(self.ghost), copied(self.example), output=self.output)).steps)
 
     def missed(self) -> str:
         """How far the target was missed; "" if it was not."""
@@ -123,38 +123,70 @@ class Search:
         while isinstance(outcome, Stuck):
             further = self.coupled_further(outcome) or self.other_digit(outcome)
             outcome = further or self.left_whole(outcome, first.message)
-        if not self.heads_stay(outcome):
-            raise SurgeryError(
-                f"{type(self.model).__name__} makes constants for each head (slopes of positions, say), which are "
-                "others with fewer heads, or not known (meta device): the heads that stay would not do what they did. "
-                "Take heads='inside', or register the constants as a buffer of their module"
-            )
+        self.compare_constants(outcome)
         return outcome
 
-    def heads_stay(self, plan: Submodel) -> bool:
-        """Whether constants that the code makes for each head are the same for those that stay of fewer heads.
+    def compare_constants(self, plan: Submodel) -> None:
+        """Note in `others` constants of the code along a width whose kept positions are others in the narrow model.
 
-        Their numbers show in passes of both models where these are. A model without numbers does not show them.
+        Raises:
+            SurgeryError: if such constants lie along heads that are dropped, or other numbers are used there.
         """
-        kept = {name: self.chosen.choice.get(atom) for name, atom in named_widths(self.solution).items()}
-        if not any(atom.grouping == "heads" and atom.order for atom in self.chosen.choice):
-            return True
+        choice, axis_of, self.others = self.chosen.choice, self.solution.axis_of, []
+        heads, what = {atom for atom in choice if atom.grouping == "heads"}, ""
+        small = Trace(plan.build(self.ghost), copied(self.example), self.trace.modes, self.output) if heads else None
+        for old, new in zip(self.solution.steps, small.steps) if small else ():
+            plain = {key: value for key, value in old.scalars.items() if key not in old.numbers}
+            if heads & among(old.axes()) and any(new.scalars.get(key) != value for key, value in plain.items()):
+                what = f"computes with other numbers ({old.name} in {old.module or 'the model itself'}) for fewer heads"
+        looked: dict[int, tuple[Axes, set[Atom]]] = {}  # by place of a constant its axes, and the widths to look at
+        for place, (constant, along, results) in enumerate(self.trace.constants):
+            axes = tuple(map(axis_of, along))
+            cut = choice.keys() & among(axes)
+            if constant.numel() == 1:
+                cut = heads & among([axis_of(axis) for found in results for axis in found])
+            if cut & heads or any(atom.order for atom in cut):
+                looked[place] = axes, cut
+        (full, small), unknown = self.constants_of_both(plan) if looked else (([], []), "")
+        for place, (axes, cut) in looked.items():
+            if not unknown and close(repeated(full[place][0], axes, choice), small[place][0]):
+                continue
+            if cut & heads and (axes or not unknown):
+                what = "makes constants for each head (slopes of positions, say), which are others with fewer heads"
+                what += f", or not known ({unknown})" if unknown else ""
+            elif not unknown:
+                self.others += [name for name, atom in named_widths(self.solution).items() if atom in cut]
+        if what:
+            raise SurgeryError(
+                f"{type(self.model).__name__} {what}: the heads that stay would not do what they did. Take "
+                "heads='inside', or register what is computed from their number as a buffer of its module"
+            )
+
+    def told_others(self) -> str:
+        """Along which widths constants of the code are others in the narrow model; "" if there are none."""
+        if not self.others:
+            return ""
+        where = ", ".join(dict.fromkeys(self.others))
+        return (
+            f"{type(self.model).__name__} makes constants whose numbers depend on how many there are (linspace, say) "
+            f"along {where}: the narrow model's are not the first of the full one's, so it does not compute what these "
+            "positions do there. Register the constants as a buffer of their module, or keep=[...] the width whole"
+        )
+
+    def constants_of_both(self, plan: Submodel) -> tuple[tuple[list, list], str]:
+        """The constants of passes of both models where these are; or why their numbers are not known."""
+        if any(tensor.is_meta for tensor in (*self.values.values(), *tensors_in(self.given))):
+            return ([], []), "meta device"
         try:
             full, small = (
-                Trace(copy, copied(self.given), self.trace.modes, self.output)
+                Trace(copy, copied(self.given), self.trace.modes, self.output).constants
                 for copy in (clone(self.model), plan.build(self.model))
             )
-        except Exception:  # it does not run there
-            return False
-        solution = solve(full)
-        choice = {a: kept[name] for name, a in named_widths(solution).items() if kept.get(name) is not None}
-        heads = {atom for atom in choice if atom.grouping == "heads"}
-        for old, new in zip(full.constants, small.constants):
-            axes = [solution.axis_of(axis) for axis in full.axes_of(old)]
-            along = any(atom in heads for axis in axes for atom in atoms(axis))
-            if along and (old.is_meta or not torch.equal(repeated(old, axes, choice), new)):
-                return False
-        return len(full.constants) == len(small.constants) and bool(heads)
+        except Exception as error:  # whatever the code raises there
+            return ([], []), first_line(error)
+        if not len(full) == len(small) == len(self.trace.constants):
+            return ([], []), "the code makes others on the meta device"
+        return (full, small), ""
 
     def attempt(self) -> Submodel | Stuck:
         """What comes of the present choice."""
@@ -210,6 +242,18 @@ class Search:
         if not self.chosen.choice:
             raise SurgeryError(message)
         return self.attempt()
+
+
+def among(axes: Iterable[Axis]) -> set[Atom]:
+    """The atoms of some axes."""
+    return {atom for axis in axes for atom in atoms(axis)}
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers but for rounding."""
+    exact = torch.promote_types(a.dtype, torch.float64)
+    same = a.shape == b.shape and a.dtype == b.dtype
+    return same and torch.allclose(a.to(exact), b.to(exact), equal_nan=True)
 
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:

@@ -271,34 +271,33 @@ def _described(func: Any, rule: Rule | None) -> str:
 def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
 
-    If the model does something else in training mode (auxiliary classifiers, moving averages), a second pass follows.
+    If the model does something else in training mode (auxiliary classifiers, moving averages), a second pass follows;
+    where it cannot run on the meta device, both run where the model is.
 
     Args:
         output: what of the model's output has to keep its shape; all of it if it is not given.
     """
-    ran = []  # the copies that ran
-
-    def watch(copy: nn.Module, example: Any) -> Trace:
-        ran.append(copy)
-        return Trace(copy, example, output=output)
-
-    seen = observed(model, example, watch)
-    try:
-        if not _trains_otherwise(ran[-1], copied(seen.example), seen.found):
-            _follow_copies(model, seen.found)
-            return seen
-        copy = ghost_of(model) if seen.on_meta else clone(model)
-        both = Trace(copy, copied(seen.example), modes=(False, True), output=output)
-    except InternalError:
-        raise
-    except Exception as error:  # the model cannot train on this example: the pass in evaluation mode has to do
-        seen.found.untrained = first_line(error)
-        name = type(model).__name__
-        _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
-        _follow_copies(model, seen.found)
-        return seen
-    _follow_copies(model, both)
-    return seen._replace(found=both)
+    seen = observed(model, example, lambda copy, given: Trace(copy, given, output=output))
+    ways = [seen]
+    if seen.on_meta and not any(t.is_meta for t in (*tensors_in(example), *(t for _, t in named_tensors(model)))):
+        ways.append(seen._replace(model=model, example=copied(example), on_meta=False))  # it may look at numbers
+    for one in ways:
+        copy_of = ghost_of if one.on_meta else clone
+        try:
+            if _trains_otherwise(copy_of(model), copied(one.example), seen.found):
+                seen = one._replace(
+                    found=Trace(copy_of(model), copied(one.example), modes=(False, True), output=output)
+                )
+            seen.found.untrained = ""
+            break
+        except InternalError:
+            raise
+        except Exception as error:  # if it cannot train on this example the pass in evaluation mode has to do
+            seen.found.untrained = first_line(error)
+            name = type(model).__name__
+            _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
+    _follow_copies(model, seen.found)
+    return seen
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:

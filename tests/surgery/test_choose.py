@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import surgery
-from surgery import SurgeryError, narrow, state
+from surgery import SurgeryError, Target, narrow, state
 from surgery.width import choose, search
 from surgery.width.choose import exact_covers
 from surgery.width.demand import matches
@@ -358,6 +358,28 @@ def test_the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone
     assert small.average.shape == (8,)
     assert model.training
     assert not model.average.any()
+
+
+@pytest.mark.parametrize("options", [{"rate": 0.5}, {"target": Target(macs=0.5)}])
+def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_with_its_numbers(options):
+    class Counts(Average):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            if self.training and self.n >= 0:
+                self.n += 1
+                return super().forward(x)
+            return self.c(self.a(x))
+
+    model, x = Counts(), torch.randn(4, 8)
+    small, _ = narrow(model, **options, example=x, strict=True)
+    assert small.average.shape == (small.a.out_features,) < (16,)
+    assert model.n == 0
+    assert not model.average.any()
+    with pytest.raises(SurgeryError, match=r"does not run in training mode \(.*meta tensors"):  # it has no numbers
+        narrow(model.to("meta"), **options, example=x.to("meta"), strict=True)
 
 
 class Branch(nn.Module):

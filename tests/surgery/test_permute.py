@@ -123,13 +123,13 @@ def test_what_has_an_order_is_refused_with_the_reason(name, why):
 def draw_anew(y):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed())
-        return y * torch.rand(y.shape[-1], dtype=y.dtype)
+        return y * torch.rand(y.shape[-1], device=y.device, dtype=y.dtype)
 
 
 def put_back(y):
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(STATE)
-        return y * torch.rand(y.shape[-1], dtype=y.dtype)
+        return y * torch.rand(y.shape[-1], device=y.device, dtype=y.dtype)
 
 
 def drop(y):
@@ -193,7 +193,10 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
         with pytest.raises(SurgeryError, match="does not run with narrow widths"):
             narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
         return
-    small, plan = narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
+    if name == "linspace":  # so are the constants
+        with pytest.raises(SurgeryError, match="constants whose numbers depend on how many there are"):
+            narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
+    small, plan = narrow(net, rate=0.5, example=x, keep_top=scores, strict=name != "linspace")
     assert plan.entries["b.weight"][0].index == (((4, 8),), ((0, 4),))
     if name not in ("linspace", "cumsum of numpy"):  # whose numbers follow from the size
         full = load(OfOrder(ORDERED[name]).double(), plan.embed(state(small))[0])
@@ -253,6 +256,134 @@ def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best
                 with pytest.raises(SurgeryError, match=r"others with fewer heads.* Take heads='inside'"):
                     narrow(net, rate=0.5, example=given, heads="drop", keep_top=scores)
         assert narrow(net, rate=0.5, example=x, keep_top=scores)[0].heads == 4
+
+
+class Shared(nn.Module):
+    """Attention whose heads are scaled by what the code computes from their number."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.qkv, self.out, self.heads, self.scale = nn.Linear(12, 96), nn.Linear(32, 3), 4, scale
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        y = (weights @ v).transpose(1, 2)
+        return self.out((y * self.scale(self.heads, y)).reshape(b, n, -1))
+
+
+@pytest.mark.parametrize("best", [True, False])
+@pytest.mark.parametrize(
+    ("scale", "refused"),
+    [
+        (lambda h, y: torch.full((h, 1), 1 / h, device=y.device, dtype=y.dtype), "constants for each head"),
+        (lambda h, y: torch.ones(h, 1, device=y.device, dtype=y.dtype) * (1 / h), "constants for each head"),
+        (lambda h, y: torch.ones(h, 1, device=y.device, dtype=y.dtype) * h, "constants for each head"),
+        (lambda h, y: torch.tensor(1 / h, device=y.device, dtype=y.dtype), "constants for each head"),
+        (lambda h, y: h**-0.5, "computes with other numbers"),
+        (lambda h, y: h, "computes with other numbers"),
+        (lambda h, y: torch.full((h, 1), 0.5, device=y.device, dtype=y.dtype), ""),
+        (lambda h, y: torch.tensor(y.shape[-1] ** 0.5, device=y.device, dtype=y.dtype), ""),
+        (lambda h, y: y.shape[-1] ** 0.5, ""),
+    ],
+)
+def test_heads_scaled_by_their_number_are_not_dropped(scale, refused, best):
+    net, x = randomized(Shared(scale)), torch.randn(2, 5, 12, dtype=torch.float64)
+    scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
+    options = {"rate": 0.5, "example": x, "keep_top": scores, "strict": True}
+    if refused:
+        with pytest.raises(SurgeryError, match=f"Shared .*{refused}.* Take heads='inside'"):
+            narrow(net, heads="drop", **options)
+    else:
+        small, plan = narrow(net, heads="drop", **options)
+        assert same_outputs(load(Shared(scale).double(), plan.embed(state(small))[0]), small, x)
+    assert narrow(net, **options)[0].heads == 4
+
+
+def ordinary_attention(name):
+    if name in ("BertForMaskedLM", "LlamaForCausalLM"):
+        transformers = pytest.importorskip("transformers")
+        config = getattr(transformers, name.partition("For")[0] + "Config")(
+            vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+        )
+        return getattr(transformers, name)(config), torch.randint(0, 50, (2, 7))
+    timm = pytest.importorskip("timm")
+    options = {"depth": 2, "num_heads": 4} if "vit" in name else {"depths": (2, 2), "num_heads": (2, 4)}
+    return timm.create_model(name, img_size=64, embed_dim=32, num_classes=5, **options), torch.randn(1, 3, 64, 64)
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "LlamaForCausalLM", "BertForMaskedLM"]
+)
+def test_heads_of_ordinary_attention_are_dropped(name, on_meta):
+    net, x = ordinary_attention(name)
+    device = "meta" if on_meta else "cpu"
+    narrow(net.to(device), rate=0.5, example=x.to(device), heads="drop", strict=True)
+
+
+def test_constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason():
+    class Looks(Shared):
+        def forward(self, x):
+            if not x.is_meta and self.heads == 2:
+                raise ValueError("no two heads")
+            return super().forward(x)
+
+    net, x = (
+        randomized(Looks(lambda h, y: torch.full((h, 1), 0.5, device=y.device))),
+        torch.randn(2, 5, 12, dtype=torch.float64),
+    )
+    with pytest.raises(SurgeryError, match=r"not known \(no two heads\)"):
+        narrow(net, rate=0.5, example=x, heads="drop")
+
+
+class Ramp(nn.Module):
+    """Features multiplied by a constant that the code makes along them."""
+
+    def __init__(self, ramp):
+        super().__init__()
+        self.a, self.c, self.ramp = nn.Linear(4, 8), nn.Linear(8, 3), ramp
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.c(y * self.ramp(y.shape[-1], {"dtype": x.dtype, "device": x.device}))
+
+
+@pytest.mark.parametrize(
+    ("ramp", "refused"),
+    [
+        (lambda n, kind: torch.linspace(0, 1, n, **kind), True),
+        (lambda n, kind: torch.arange(n, **kind) / n, True),
+        (lambda n, kind: torch.arange(n, 0, -1, **kind), True),
+        (lambda n, kind: torch.arange(n, **kind).exp(), False),
+        (lambda n, kind: torch.tensor([3.0, 1, 4, 1, 5, 9, 2, 6][:n], **kind), False),
+    ],
+)
+def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, refused, caplog):
+    net, x = randomized(Ramp(ramp)), torch.randn(2, 4, dtype=torch.float64)
+    small, plan = narrow(net, rate=0.5, example=x)
+    full = load(Ramp(ramp).double(), plan.embed(state(small))[0])
+    assert same_outputs(full, small, x) != refused
+    assert refused == any("constants whose numbers depend" in message for message in caplog.messages)
+    if refused:
+        with pytest.raises(SurgeryError, match=r"Ramp makes constants .* along a.weight:0: .* as a buffer"):
+            narrow(net, rate=0.5, example=x, strict=True)
+    else:
+        narrow(net, rate=0.5, example=x, strict=True)
+
+
+def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
+    class Fills(Ramp):
+        def forward(self, x):
+            y = self.a(x)
+            both = torch.zeros(y.shape, device=x.device) + torch.linspace(
+                0, 1, y.shape[-1], dtype=x.dtype, device=x.device
+            )
+            both[:, :] = y
+            return self.c(both)
+
+    narrow(randomized(Fills(None)), rate=0.5, example=torch.randn(2, 4, dtype=torch.float64), strict=True)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 1, 2], [0.5, 1, 2, 3], "0123", None, [True, False, True, False]])

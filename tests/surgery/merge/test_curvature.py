@@ -1,5 +1,7 @@
 """Means weighted by curvature or inputs, and greedy soups."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -120,7 +122,13 @@ def test_what_does_not_fit_is_named():
     for call, text in [
         (lambda: merge.fisher(models, fishers=[one]), "1 models have Fisher information, and model 1 has none"),
         (lambda: merge.fisher(models, fishers=[one, {}]), "model 1 has no Fisher information of 'w'"),
-        (lambda: merge.fisher(models, fishers=[one, {"w": -one["w"]}]), "'w' is negative in model 1"),
+        (lambda: merge.fisher(models, fishers=[one, {"w": -one["w"]}]), "'w' is negative, NaN or infinite in model 1"),
+        (
+            lambda: merge.fisher(models, fishers=[one, {"w": one["w"] / 0}]),
+            "'w' is negative, NaN or infinite in model 1",
+        ),
+        (lambda: merge.fisher(models, fishers=[{"w": one["w"] * math.nan}, one]), "NaN or infinite in model 0"),
+        (lambda: merge.regmean(models, grams=[eye, {"w": eye["w"] / 0}]), "'w' hold NaN or infinity in model 1"),
         (lambda: merge.fisher(models, fishers=[one, eye]), r"'w' is \(3, 3\) in model 1: need \(2, 3\)"),
         (lambda: merge.fisher(models, fishers=[{"v": one["w"]}] * 2), "'v', but the models have no such tensor"),
         (lambda: merge.regmean(models, grams=[eye, {"w": torch.eye(2)}]), r"'w' have shape \(2, 2\) in model 1"),

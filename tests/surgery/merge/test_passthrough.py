@@ -75,3 +75,15 @@ def test_what_is_not_there_is_named():
     ]:
         with pytest.raises(SurgeryError, match=text):
             call()
+
+
+def test_nan_is_an_error_of_the_tensors_that_are_taken():
+    one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}
+    one["0.a.weight"][0] = -torch.inf
+    two = {name: tensor * torch.nan if name == "1.a.weight" else tensor for name, tensor in one.items()}
+    net, _ = merge.passthrough([one, two], blocks={"": [(0, 0), (0, 1), (1, 2)]})
+    assert net["0.a.weight"].isinf().any()
+    with pytest.raises(SurgeryError, match=r"'1.a.weight' of model 1 \(from 0\) holds NaN"):
+        merge.passthrough([one, two], blocks={"": [(0, 0), (1, 1), (1, 2)]})
+    with pytest.raises(SurgeryError, match=r"'1.a.weight' of model 1 \(from 0\) holds NaN"):
+        dict(merge.union([one, two]))
