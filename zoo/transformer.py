@@ -52,10 +52,11 @@ class Embedding(nn.Module):
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[N, T, channels x heads] -> [N, heads, T, channels], contiguous on a GPU, as its fused kernels need it.
 
-    On the CPU it stays a view, so that attention is plain matrix products: the fused kernel has no rule for vmap.
+    On the CPU it stays a view, so that attention is plain matrix products: the fused kernel has no rule for vmap. But
+    torch.compile takes that kernel all the same, and torch 2.14 then mixes up the axes of a view.
     """
     result = rearrange(x, "n t (channel head) -> n head t channel", head=heads)
-    return result.contiguous() if x.is_cuda else result
+    return result.contiguous() if x.is_cuda or torch.compiler.is_compiling() else result
 
 
 @torch.fx.wrap

@@ -132,7 +132,9 @@ class Ledger:
             self._fill(outputs, inputs)
             found = [self.axes_of(tensor) for tensor in outputs]
             self.constants += [(t.detach().clone(), self.axes_of(t), found) for t in inputs if t in self._made]
-            self.keep_order(foreign, _FOREIGN)
+            for tensor in foreign:  # along an axis that was expanded all positions are the same
+                steps = tensor.stride() if tensor.layout is torch.strided else [1] * tensor.ndim
+                self.ordered += [(axis, _FOREIGN) for axis, step in zip(self.axes_of(tensor), steps) if step]
             self.give(outputs) if data else self.learn(outputs)
         else:
             self._foreign.update(dict.fromkeys(outputs, True) if foreign else {})

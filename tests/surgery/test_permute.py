@@ -411,3 +411,18 @@ def test_plans_of_models_without_weights():
     other, plan = permute(net, {"norm.bias:0:0": [2, 0, 1]}, example=IMAGE)
     assert other.stem.weight.is_meta
     assert plan.entries["stem.bias"][0].index == (((8, 12), (0, 8)),)
+
+
+def test_an_axis_along_which_a_constant_is_expanded_has_no_order():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            y = self.a(x)
+            return self.b(y * torch.tensor([[1.0], [2.0]]).expand(2, y.shape[1]))
+
+    net, x = Masked(), torch.randn(2, 8)
+    mixed, _ = permute(net, {"a.weight:0": torch.randperm(16)}, example=x)
+    torch.testing.assert_close(mixed(x), net(x))
