@@ -81,6 +81,7 @@ def test_every_command_is_in_the_table():
     assert {module for module, _ in cli.COMMANDS.values()} == modules | {"surgery.__main__", "zoo.__main__"}
 
 
+@pytest.mark.slow
 def test_a_command_is_also_a_module():
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-m", "fl.runs", "--help"],

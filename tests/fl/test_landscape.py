@@ -142,6 +142,7 @@ def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
     assert row["loss"] == pytest.approx(read(folder / "metrics.csv")[-1]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_several_runs_stand_side_by_side(tmp_path, capsys):
     folder = train(tmp_path, "pair", "--algorithm", "fedavg,fedmr")
     rows = look(tmp_path, folder, "--points", 3, "--radius", 0.5, "--samples", 50, "--part", "train")

@@ -351,6 +351,7 @@ def test_a_sweep_file_that_was_changed_is_refused(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_attacks_are_swept_with_every_method(tmp_path, monkeypatch):
     drawn: list[Figure] = []

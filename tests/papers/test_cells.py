@@ -39,6 +39,7 @@ def test_all_tables_and_figures_with_results_have_a_cell():
             "Figs. 7 to 9"} <= places["fedfa"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_settings_of_all_runs_pass_the_checks():
     """Each once: runs of one table are alike but for their method."""
     seen = set()

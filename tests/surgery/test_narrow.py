@@ -519,6 +519,7 @@ def test_rate_one_changes_nothing(net):
 # Another implementation of the same analysis
 
 
+@pytest.mark.slow
 def test_coupled_widths_are_those_of_torch_pruning():
     tp = pytest.importorskip("torch_pruning")
     for model in (torchvision.models.resnet18(num_classes=5), torchvision.models.vgg11_bn(num_classes=5)):

@@ -313,6 +313,7 @@ def ordinary_attention(name):
     return timm.create_model(name, img_size=64, embed_dim=32, num_classes=5, **options), torch.randn(1, 3, 64, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_meta", [False, True])
 @pytest.mark.parametrize(
     "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "LlamaForCausalLM", "BertForMaskedLM"]

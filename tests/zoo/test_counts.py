@@ -180,6 +180,7 @@ def test_to_count_builds_nothing_and_draws_nothing():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_every_architecture_can_be_counted():
     for name in zoo.names():
         count = Spec(name).count(32 if "transformer" in name else None)

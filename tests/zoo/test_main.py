@@ -36,6 +36,7 @@ def test_flags_reach_the_specs(capsys):
     assert (row["input"], row["sections"], row["width"]) == ([1, 16, 16], [2, 2, 2], [0.5, 0.5, 1])
 
 
+@pytest.mark.slow
 def test_models_that_do_not_take_a_flag_are_left_out(capsys):
     code, out, _ = run(capsys, "--norm", "group", "--depth", "2", "--json")
     names = [json.loads(line)["name"] for line in out.splitlines()]

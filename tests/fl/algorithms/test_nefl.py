@@ -134,6 +134,7 @@ def test_blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read()
             nefl(fed, NeFLOptions(keep=("101", pattern)))
 
 
+@pytest.mark.slow
 def test_the_deployed_model_of_a_run_can_be_loaded(tmp_path):
     flags = "--algorithm nefl --model preresnet18 --width 0.05 --depth 2 --architectures.widths 0.5,1"
     flags += " --architectures.depths 1,2 --architectures.choose cycle --clients 4 --participants 4 --rounds 1"

@@ -180,6 +180,7 @@ def test_heterofls_and_nefls_own():
     assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_digits_run(tmp_path):
     flags = [*TINY, "--rounds", "1", "--samples", "200", "--algorithm", "fedfa", "--local-valid", "0"]

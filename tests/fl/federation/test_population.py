@@ -231,6 +231,7 @@ def cost_of_a_round(clients):
     return watch.operations, watch.largest, calls_of(lambda: work(2)), min(peak_of(lambda: work(2)) for _ in range(2))
 
 
+@pytest.mark.slow
 def test_a_round_costs_the_same_among_a_million_clients():
     few, many = cost_of_a_round(100), cost_of_a_round(MILLION)
     assert many[0] == few[0]

@@ -85,6 +85,7 @@ def test_zico_is_the_naive_loop(norm, count):
     assert zico(net, images(count)) == pytest.approx(naive(net, images(count)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_zico_of_a_language_model():
     net = Spec("transformer", 11, tokens=6, width=0.25, depth=1, dropout=0).build(seeded()).double()
     tokens = torch.randint(11, (2, 3, 4, 6), generator=seeded())
@@ -385,6 +386,7 @@ def test_the_largest_within_a_budget(space):
             largest_within(space, least - 1, unit)
 
 
+@pytest.mark.slow
 def test_the_largest_of_a_grid_too_large_to_count():
     space = Space(Spec("lenet"), (0.25, 0.5, 0.75, 1), mixed=True)
     sizes = {spec: size(spec, "parameters") for spec in space}

@@ -122,6 +122,7 @@ def test_the_run_tells_the_structure(trained):
     assert (folder / "structure.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_text_adds_up_too(tmp_path):
     flags = ["--dataset", "pydoc", "--partition", "iid", "--text.tokens", "byte", "--model", "transformer"]
     flags += ["--samples", "120", "--clients", "3", "--participants", "3", "--rounds", "3", "--local-epochs", "1"]
