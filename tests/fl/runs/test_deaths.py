@@ -110,7 +110,7 @@ def test_runs_that_are_killed_for_good(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "kills-cpu.json").read_text())
     assert (found["trials"], found["lost"]) == (2, 0)
-    assert found["second process refused"] > 0
+    assert found["second process"] == 1  # refused or, where the first had ended already, without anything to do
 
 
 def test_a_loss_that_is_nan_is_told_by_summary_and_exit_code(tmp_path, monkeypatch, capsys):
