@@ -5,7 +5,7 @@
 >>> fed, algorithm = build(config)
 >>> server = algorithm.init()
 >>> rng = Rng(seed=0, round=1)
->>> server, trained = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
+>>> server, update = algorithm.round(server, algorithm.choose(server, rng), rng)
 >>> algorithm.predict(server, fed.data.test_x, None).shape
 torch.Size([360, 10])
 """

@@ -67,6 +67,6 @@ def kind_of(name: str) -> str:
     return "mixed" if is_mixed(name) else getattr(ALGORITHMS[name], "clients", "one")
 
 
-# `from fl.algorithms import fedmr, FedMROptions`: the functions that make methods, and their options.
-globals().update({name: method.make for name, method in ALGORITHMS.items()})
+# `from fl.algorithms import fedmr, FedMROptions`: the methods, which are called with a federation, and their options.
+globals().update(ALGORITHMS)
 globals().update({type(options).__name__: type(options) for options in OPTIONS.values()})

@@ -1,19 +1,25 @@
-"""What a federated method is: a few plain functions."""
+"""What a federated method is: a client function and a server function."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from fl.base.rng import Rng
-from fl.federation import Federation
-from fl.federation.own import Own
-from fl.federation.trained import Trained
-from fl.federation.visit import Mine, Visit
-from surgery import Stack, State, Submodel
+from fl.base.torch_private import tree_leaves
+from fl.federation import Federation, traffic
+from fl.federation.client_models import ClientModels, given, personal, predict, shared
+from fl.federation.clients import CLIENTS, Client, Message, run_clients
+from fl.federation.update import ClientUpdate
+from surgery import Stack, State, Submodel, broadcast, state
 
 Server: TypeAlias = dict[str, State | Stack]
-"""What the server keeps from round to round, by name. It is saved and restored as it is, and always has "global"."""
+"""What the server stores from round to round, by name. It is saved and restored as it is, and always has "global"; its
+part "clients", if there is one, is what clients keep for themselves, see `fl.federation.Federation.client_states`."""
+
+Step: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUpdate]
+"""What happens to the clients' update on its way to the server: (update, message, clients, rng) -> update."""
 
 
 class Levels(NamedTuple):
@@ -31,38 +37,93 @@ class Levels(NamedTuple):
     trained: int
 
 
-class Algorithm(NamedTuple):
-    """A federated method.
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated method. Its functions do not know where clients are: here, over ranks, or on machines of their own.
 
     Attributes:
+        fed: the federation that it was made for.
         init: () -> server, before the first round.
-        round: (server, clients, rng) -> (server, trained): train the clients and apply the server's rule. A
-            function of its arguments alone; the given server is not changed. Rounds count from 1 (`rng.round`).
-        predict: (server, images, client) -> logits [N, classes] of the deployed model for uint8 images, or of
-            the model that one client would use (None: any client).
+        client: (message, own, clients, rng) -> update: what the clients of a round do with what they receive and with
+            their own states [K, ...], all of them at once. It must treat each client as if it were alone.
+        server: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
+            columns of its own. A function of its arguments alone; the given server is not changed. Rounds count from 1
+            (`rng.round`).
+        send: (server, clients, rng) -> the message to each of the clients, see `fl.federation.clients.Message`. None:
+            the global model.
+        steps: what happens between client and server, in this order.
+        models: server -> the models that clients predict with. None: the global one.
+        personalize: (models, own, clients, rng) -> the models [K, ...] that clients make of those that `models` says
+            and of their own states, to predict with. None: they take them as they are.
+        keeps: server -> whether the clients of a round need their own states. None: if the server has such a part.
         sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct clients, drawn
             uniformly by `Federation.sample`.
         plan: client -> where its model lies in the global one, for methods whose clients always have the same part of
             it; None for others.
-        own: server -> the models behind `predict`, so that all clients can be evaluated in a few passes. None: each
-            client is evaluated on its own, through `predict`.
         levels: server -> which client has which model, for methods that look for clusters of clients; None for others.
-        visits: what the method does at its clients beside plain training. Rounds call them through
-            `fl.federation.visit.visit`; nodes on other machines find them here, by the function's name.
-        mine: how a client makes the model that it predicts with, for methods whose clients keep something; `own` calls
-            it through `fl.federation.visit.predicting`.
     """
 
+    fed: Federation
     init: Callable[[], Server]
-    round: Callable[[Server, list[int], Rng], tuple[Server, Trained]]
-    predict: Callable[[Server, Tensor, int | None], Tensor]
+    client: Client
+    server: Callable[[Server, Sequence[int], ClientUpdate, Rng], Server | tuple[Server, dict[str, float]]]
+    send: Callable[[Server, Sequence[int], Rng], Message] | None = None
+    steps: Sequence[Step] = ()
+    models: Callable[[Server], ClientModels] | None = None
+    personalize: Callable[[Stack, Stack, Sequence[int], Rng], Stack] | None = None
+    keeps: Callable[[Server], bool] | None = None
     sample: Callable[[Server, Rng], list[int]] | None = None
     plan: Callable[[int], Submodel] | None = None
-    own: Callable[[Server], Own] | None = None
     levels: Callable[[Server], Levels] | None = None
-    visits: Sequence[Visit] = ()
-    mine: Mine | None = None
 
-    def choose(self, fed: Federation, server: Server, rng: Rng) -> list[int]:
+    def choose(self, server: Server, rng: Rng) -> list[int]:
         """The clients of a round."""
-        return self.sample(server, rng) if self.sample else fed.sample(rng)
+        return self.sample(server, rng) if self.sample else self.fed.sample(rng)
+
+    def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
+        """One round: the server's message, the clients' update, the steps between, the server's rule.
+
+        If no update arrives, the server stays as it was.
+        """
+        message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
+        keeps = self.keeps(server) if self.keeps else CLIENTS in server
+        run = self.fed.remote.run if self.fed.remote else run_clients
+        update, own = run(self, message, server[CLIENTS] if keeps else {}, clients, rng)
+        update = update._replace(metrics={**self._traffic(message, update, clients), **update.metrics})
+        for step in self.steps:
+            update = step(update, message, clients, rng)
+        if not any(update.sizes):
+            return server, update
+        result = self.server({**server, CLIENTS: own} if keeps else server, clients, update, rng)
+        server, metrics = result if isinstance(result, tuple) else (result, {})
+        return server, update._replace(metrics={**update.metrics, **metrics})
+
+    def client_models(self, server: Server) -> ClientModels:
+        """The models that clients predict with. Clients on other machines make theirs themselves."""
+        n = len(self.fed.clients)
+        models = self.models(server) if self.models else shared(server["global"], n)
+        if self.personalize is None:
+            return models
+        own, everybody = server.get(CLIENTS, {}), list(range(n))
+        if self.fed.remote:
+            return models._replace(own=own)
+        return personal(self.personalize(given(models, everybody), own, everybody, models.rng), n)
+
+    def predict(self, server: Server, images: Tensor, client: int | None = None) -> Tensor:
+        """Logits [N, classes] of the deployed model for uint8 images, or of what one client predicts with."""
+        if client is None:
+            return self.fed.predict(server["global"], images)
+        models = self.client_models(server)
+        return predict(self.fed.predict, models.levels, client, images, models.mean)
+
+    def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:
+        """What went over the network, see `fl.federation.traffic`."""
+        fed, known = self.fed, {}
+        models: list[Any] = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
+        for model in models:
+            known[id(model)] = known.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
+        received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
+        mean = sum(known[id(model)] for model in models) / len(models)
+        return traffic.count(
+            update.sizes, mean, sum(tensor.nbytes for tensor in received), traffic.nbytes(update.received)
+        )

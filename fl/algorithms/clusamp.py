@@ -3,6 +3,7 @@ Federated Learning" (ICML 2021), algorithm 2: clients that learn alike are clust
 """
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.client_sampling import distributions, draw_each, similarity_tree
 from fl.base.errors import FLError
 from fl.federation import Federation
-from surgery import broadcast
 from surgery.transfer import upload
 
 
@@ -38,38 +38,35 @@ def clusamp(fed: Federation) -> Algorithm:
     Raises:
         FLError: if that is more than the memory of the device.
     """
-    METHOD.check(fed)
-    learnt = fed.trainable
-    n, numbers = len(fed.clients), sum(p.numel() for p in learnt.values())
-    needed, there = 2 * 4 * n * numbers + 4 * 8 * n * n, memory(fed.data.x.device)
-    if needed > there:
-        raise FLError(
-            f"CluSamp keeps a gradient of every client: for {n} clients x {numbers:,} parameters it needs "
-            f"{needed / 2**30:,.1f} GiB, and {fed.data.x.device} has {there / 2**30:,.1f}; take fewer clients, a "
-            "narrower model (--width), or leave clusamp out of --algorithm"
-        )
+    learnt, n = fed.trainable, len(fed.clients)
     sizes = np.array([len(fed.clients.train[c]) for c in range(n)], dtype=np.int64)
 
     def init():
+        numbers, device = sum(p.numel() for p in learnt.values()), fed.data.x.device
+        needed, there = 2 * 4 * n * numbers + 4 * 8 * n * n, memory(device)
+        if needed > there:
+            raise FLError(
+                f"CluSamp keeps a gradient of every client: for {n} clients x {numbers:,} parameters it needs "
+                f"{needed / 2**30:,.1f} GiB, and {device} has {there / 2**30:,.1f}; take fewer clients, a narrower "
+                "model (--width), or leave clusamp out of --algorithm"
+            )
         gradients = {name: torch.zeros(n, *p.shape, device=p.device) for name, p in learnt.items()}
         return {"global": fed.initial(), "gradients": gradients}
 
-    def sample(server, rng):
-        return draw_each(distributions(sizes, similarity_tree(server["gradients"]), fed.participants), rng)
+    def sample(state, rng):
+        return draw_each(distributions(sizes, similarity_tree(state["gradients"]), fed.participants), rng)
 
-    def round(server, clients, rng):
-        start = server["global"]
-        trained = fed.train(broadcast(start, len(clients)), clients, rng)
-        received, kept = trained.received, [size > 0 for size in trained.sizes]
+    def server(state, clients, update, rng):
+        received, kept = update.received, [size > 0 for size in update.sizes]
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.x.device)
         gradients = {}
-        for name, before in server["gradients"].items():
-            change = received[name].index_select(0, entries) - start[name]
+        for name, before in state["gradients"].items():
+            change = received[name].index_select(0, entries) - state["global"][name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
-        return {"global": fed.average(received, kept), "gradients": gradients}, trained
+        return {"global": fed.average(received, kept), "gradients": gradients}
 
-    return fedavg(fed)._replace(init=init, round=round, sample=sample)
+    return replace(fedavg(fed), init=init, server=server, sample=sample)
 
 
 def memory(device: torch.device) -> int:

@@ -1,16 +1,14 @@
 """Ditto: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization" (ICML 2021), algorithm 1."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import trained_or_same
+from fl.algorithms.parts.personal import trained_or_same, with_own_models
 from fl.base.settings import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
-from fl.federation.visit import Visit, visit
-from surgery import broadcast
+from fl.federation.clients import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -32,21 +30,17 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
 
     lam = 0 is FedAvg beside Local.
     """
-    METHOD.check(fed, options)
     objective = proximal(options.lam)
 
-    def at_client(received, mine, clients, rng):
-        trained = fed.train(received, clients, rng)
-        return trained, trained_or_same(fed, mine, clients, rng, objective, {"anchor": received})
+    def client(message, own, clients, rng):
+        start = message["model"]
+        update = fed.train(start, clients, rng)
+        return update._replace(own=trained_or_same(fed, own, clients, rng, objective, {"anchor": start}))
 
-    both = Visit("both", at_client)
+    def server(state, clients, update, rng):
+        return {"global": fed.average(update.received, update.sizes), CLIENTS: state[CLIENTS]}
 
-    def round(server, clients, rng):
-        start = broadcast(server["global"], len(clients))
-        trained, personal = visit(fed, both, start, server["personal"], fed.initial(), clients, rng)
-        return {"global": fed.average(trained.received, trained.sizes), "personal": personal}, trained
-
-    return on_their_own(fed)._replace(round=round, visits=(both,))
+    return replace(with_own_models(fed), client=client, server=server)
 
 
 METHOD = Method(ditto, DittoOptions(), clients="own")

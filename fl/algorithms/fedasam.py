@@ -2,7 +2,7 @@
 section 4.2, with the adaptive sharpness of Kwon et al., "ASAM" (ICML 2021), equation 5.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from fl.algorithms.method import Method
 from fl.base.settings import AtLeast0
 from fl.engine.objectives import Ascent
 from fl.federation import Federation
-from surgery import State, broadcast
+from surgery import State
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,12 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
     Each step takes two passes over its batch. Batch-norm statistics are those of the first pass, at the weights
     themselves. The paper also combines it with an average of the weights over rounds (FedASAM + SWA); that is left out.
     """
-    METHOD.check(fed, options)
     ascent = adaptive_ascent(options.rho, options.eta)
 
-    def round(server, clients, rng):
-        trained = fed.train(broadcast(server["global"], len(clients)), clients, rng, ascent=ascent)
-        return {"global": fed.average(trained.received, trained.sizes)}, trained
+    def client(message, own, clients, rng):
+        return fed.train(message["model"], clients, rng, ascent=ascent)
 
-    return fedavg(fed)._replace(round=round)
+    return replace(fedavg(fed), client=client)
 
 
 def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:

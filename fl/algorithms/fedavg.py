@@ -5,8 +5,6 @@
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.federation import Federation
-from fl.federation.own import shared
-from surgery import broadcast
 
 
 def fedavg(fed: Federation) -> Algorithm:
@@ -18,14 +16,13 @@ def fedavg(fed: Federation) -> Algorithm:
     def init():
         return {"global": fed.initial()}
 
-    def round(server, clients, rng):
-        trained = fed.train(broadcast(server["global"], len(clients)), clients, rng)
-        return {"global": fed.average(trained.received, trained.sizes)}, trained
+    def client(message, own, clients, rng):
+        return fed.train(message["model"], clients, rng)
 
-    def predict(server, images, client=None):
-        return fed.predict(server["global"], images)
+    def server(state, clients, update, rng):
+        return {"global": fed.average(update.received, update.sizes)}
 
-    return Algorithm(init, round, predict, own=lambda server: shared(server["global"], len(fed.clients)))
+    return Algorithm(fed, init, client, server)
 
 
 METHOD = Method(fedavg)

@@ -8,7 +8,6 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.plus import fine_tuned
 from fl.base.settings import Natural
 from fl.federation import Federation
-from surgery import broadcast
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,7 @@ class FedAvgPlusOptions:
 
 def fedavg_plus(fed: Federation, options: FedAvgPlusOptions = FedAvgPlusOptions()) -> Algorithm:
     """FedAvg; a client predicts with the global model fine-tuned on its own data, see `fine_tuned`."""
-    METHOD.check(fed, options)
-    return fine_tuned(fed, fedavg(fed), options.epochs, lambda server: broadcast(server["global"], len(fed.clients)))
+    return fine_tuned(fed, fedavg(fed), options.epochs)
 
 
 METHOD = Method(fedavg_plus, FedAvgPlusOptions(), clients="own")

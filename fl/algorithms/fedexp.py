@@ -3,7 +3,7 @@ algorithm 1; its released code where the paper is silent.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -41,28 +41,27 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
 
     A round reports its `server_step` among the metrics.
     """
-    METHOD.check(fed, options)
     learnt = fed.trainable
 
     def init():
         start = fed.initial()
         return {"global": start, "iterate": start}
 
-    def round(server, clients, rng):
-        start = server["iterate"]
-        trained = fed.train(broadcast(start, len(clients)), clients, rng)
-        mean = fed.average(trained.received, trained.sizes)
-        params = {name: start[name] for name in learnt}
-        step = server_step(params, trained.received, trained.sizes, mean, options.eps)
+    def send(state, clients, rng):
+        return {"model": broadcast(state["iterate"], len(clients))}
+
+    def server(state, clients, update, rng):
+        mean = fed.average(update.received, update.sizes)
+        params = {name: state["iterate"][name] for name in learnt}
+        step = server_step(params, update.received, update.sizes, mean, options.eps)
         if options.max_step:
             step = min(step, options.max_step)
         iterate = mean | {name: torch.lerp(tensor, mean[name], step) for name, tensor in params.items()}
         both = options.last_two and rng.round > 1
-        deployed = average(stack([start, iterate])) if both else iterate
-        trained = trained._replace(metrics={**trained.metrics, "server_step": step})
-        return {"global": deployed, "iterate": iterate}, trained
+        deployed = average(stack([state["iterate"], iterate])) if both else iterate
+        return {"global": deployed, "iterate": iterate}, {"server_step": step}
 
-    return fedavg(fed)._replace(init=init, round=round)
+    return replace(fedavg(fed), init=init, send=send, server=server)
 
 
 def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: State, eps: float) -> float:

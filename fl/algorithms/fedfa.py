@@ -2,12 +2,13 @@
 (Two other methods are called FedFA: feature anchors, and feature augmentation.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
+from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
@@ -46,7 +47,6 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
 
     With one architecture and scale="none" this is FedAvg.
     """
-    METHOD.check(fed, options)
     fleet = fed.fleet_or_uniform
     kinds = [kind.plan if options.graft else ungrafted(kind.plan) for kind in fleet.architectures]
     learnt = dict(fed.model.named_parameters())
@@ -55,22 +55,20 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     def plan(client):
         return kinds[fleet.owned[client]]
 
-    def init():
-        return {"global": fed.initial()}
+    def send(state, clients, rng):  # line 6
+        return {"model": extract_all(state["global"], [plan(client) for client in clients])}
 
-    def round(server, clients, rng):
-        plans = [plan(client) for client in clients]
-        trained = train_submodels(fed, server["global"], plans, clients, rng)  # lines 6-10
-        factors = None
+    def server(state, clients, update, rng):
+        plans, factors = [plan(client) for client in clients], None
         if options.scale != "none":  # lines 12 and 18
             factors = submodel_factors(
-                trained.received, plans, q=options.quantile, groups=groups, weights=trained.sizes, measure=options.scale
+                update.received, plans, q=options.quantile, groups=groups, weights=update.sizes, measure=options.scale
             )
-        mean = fed.average_submodels(trained.received, plans, server["global"], trained.sizes, factors)  # lines 14-24
-        return {"global": mean}, trained
+        return {
+            "global": fed.average_submodels(update.received, plans, state["global"], update.sizes, factors)
+        }  # 14-24
 
-    parts = SubmodelPredictor(fed, plan)
-    return Algorithm(init, round, parts.predict, plan=plan, own=parts.own)
+    return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)
 
 
 METHOD = Method(fedfa, FedFAOptions(), clients="mixed")

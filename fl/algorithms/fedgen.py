@@ -2,7 +2,7 @@
 algorithm 1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -77,7 +77,6 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.
     """
-    METHOD.check(fed, options)
     weight, bias = _head(fed)
     like = dict(fed.model.named_parameters())[weight]
     device, classes, objective = like.device, fed.data.classes, distilling(weight, bias)
@@ -89,40 +88,44 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         memory = Adam().memory([generator[name] for name in LEARNED])
         return {"global": fed.initial(), "generator": generator, **_moments(memory)}
 
-    def round(server, clients, rng):
-        generator, factor = server["generator"], options.decay ** (rng.round - 1)
-        trained_before = generator["seen"].any().to(like.dtype)  # a tensor: nothing waits for the device
-        common = {
-            "labels": generator["seen"].int().argsort(descending=True, stable=True),
-            "known": generator["seen"].sum(),
+    def send(state, clients, rng):
+        k = len(clients)
+        return {"model": broadcast(state["global"], k), "generator": broadcast(state["generator"], k)}
+
+    def client(message, own, clients, rng):
+        generator, factor = message["generator"], options.decay ** (rng.round - 1)
+        trained_before = generator["seen"].any(1).to(like.dtype)  # a tensor: nothing waits for the device
+        context = {
+            "generator": generator,
+            "labels": generator["seen"].int().argsort(dim=1, descending=True, stable=True),
+            "known": generator["seen"].sum(1),
             "alpha": options.alpha * factor * trained_before,
             "beta": options.beta * factor * trained_before,
         }
-        k = len(clients)
-        context = {"generator": broadcast(generator, k), **broadcast(common, k)}
-        trained = fed.train(broadcast(server["global"], k), clients, rng, objective, context)
+        return fed.train(message["model"], clients, rng, objective, context)
 
-        sent = torch.tensor([size > 0 for size in trained.sizes])  # dropped clients send nothing
+    def server(state, clients, update, rng):
+        sent = torch.tensor([size > 0 for size in update.sizes])  # dropped clients send nothing
         counts = torch.stack([torch.bincount(labels[fed.clients.train[c]], minlength=classes) for c in clients])
         counts = counts * sent[:, None]
         drawn = _drawn(counts.sum(0), options, rng)
         generator, memory = train_generator(
-            generator,
-            {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
-            Adam(options.lr * factor, weight_decay=options.weight_decay),
-            (trained.received[weight], trained.received[bias] if bias else None),
+            state["generator"],
+            {kind: list(state[f"generator_{kind}"].values()) for kind in _MEMORY},
+            Adam(options.lr * options.decay ** (rng.round - 1), weight_decay=options.weight_decay),
+            (update.received[weight], update.received[bias] if bias else None),
             upload((counts / counts.sum(0).clamp(min=1)).to(like.dtype), device),
             upload(drawn[0].to(like.dtype), device),
             upload(drawn[1], device),
             options.diversity,
         )
         generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
-        down = sum(tensor.nbytes for tensor in generator.values())
-        trained = traffic.add_bytes(trained, down, up=counts[0].nbytes * sent.sum().item() / k)
-        mean = fed.average(trained.received, trained.sizes)
-        return {"global": mean, "generator": generator, **_moments(memory)}, trained
+        mean = fed.average(update.received, update.sizes)
+        model = sum(tensor.nbytes for tensor in mean.values())
+        metrics = traffic.more(update.metrics, model, up=counts[0].nbytes * sent.sum().item() / len(clients))
+        return {"global": mean, "generator": generator, **_moments(memory)}, metrics
 
-    return fedavg(fed)._replace(init=init, round=round)
+    return replace(fedavg(fed), init=init, send=send, client=client, server=server)
 
 
 def distilling(weight: str, bias: str | None) -> Objective:

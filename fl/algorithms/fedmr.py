@@ -2,18 +2,17 @@
 (KDD 2024), algorithm 1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.alignment import aligned, aligner_of
-from fl.algorithms.parts.secure_round import recombine
-from fl.base.errors import FLError, naming
+from fl.algorithms.parts.alignment import alignment_steps
+from fl.algorithms.parts.secure_round import secure_steps
+from fl.base.errors import naming
 from fl.base.settings import Natural, Share, number, one_of
 from fl.federation import Federation
-from fl.federation.own import shared
-from fl.secure import require
 from surgery import broadcast, layers, permutations, segments, shuffle
 
 
@@ -54,61 +53,29 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     one (`surgery.align`): layers of models whose features lie in another order do not fit together. Metrics of clients'
     models describe the models as they were trained.
     """
-    METHOD.check(fed, options)
     with naming("--fedmr.unit"):
         every = layers(fed.model, unit=options.unit)
     with naming("--fedmr.fraction"):
         pieces = segments(every, fraction=options.fraction)
-    _check_secure(options, fed.participants, len(pieces))
-    with naming("--fedmr.align"):
-        aligner = aligner_of(fed) if options.align else None
 
     def init():
         start = fed.initial()
         return {"global": start, "slots": broadcast(start, fed.participants)}
 
-    def round(server, clients, rng):
-        if options.secure and fed.elsewhere:
-            trained = fed.elsewhere.recombine(server["slots"], clients, pieces, options.secure, rng)
-        else:
-            trained = fed.train(server["slots"], clients, rng)
-        if options.secure:
-            if not fed.elsewhere:
-                trained = recombine(trained, server["slots"], clients, pieces, options.secure, rng)
-            if not any(trained.sizes):  # nobody could upload: a warning said why, and the next round may do better
-                return server, trained
-        models = trained.received
-        if aligner:
-            models = aligned(models, trained.sizes, aligner)
-        mean = fed.average(models, [size > 0 for size in trained.sizes])  # without those that were dropped
+    def send(state, clients, rng):
+        return {"model": state["slots"]}
+
+    def server(state, clients, update, rng):
+        mean = fed.average(update.received, [size > 0 for size in update.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
         else:
             shuffles = permutations(len(pieces), len(clients), generator=rng.torch("recombine"))
-            slots = shuffle(models, segments=pieces, permutations=shuffles)
-        return {"global": mean, "slots": slots}, trained
+            slots = shuffle(update.received, segments=pieces, permutations=shuffles)
+        return {"global": mean, "slots": slots}
 
-    def predict(server, images, client=None):
-        return fed.predict(server["global"], images)
-
-    return Algorithm(init, round, predict, own=lambda server: shared(server["global"], len(fed.clients)))
-
-
-def _check_secure(options: FedMROptions, participants: int, pieces: int) -> None:
-    if not options.secure:
-        return
-    if options.align:
-        raise FLError(
-            "--fedmr.align needs the clients' models as they trained them, which --fedmr.secure hides: drop one"
-        )
-    if participants < 2:
-        raise FLError("--fedmr.secure needs two or more --participants: a single model cannot be hidden among others")
-    if pieces < 2:
-        raise FLError(
-            "--fedmr.secure needs models of two or more pieces: in one piece they would only change hands; "
-            f"take a smaller --fedmr.fraction than {options.fraction} or another --fedmr.unit"
-        )
-    require()
+    steps = [*secure_steps(fed, pieces, options.secure, options.align), *alignment_steps(fed, options.align)]
+    return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
 
 
 METHOD = Method(fedmr, FedMROptions())

@@ -1,6 +1,6 @@
 """FedMut: Hu et al., "FedMut: Generalized Federated Learning via Stochastic Mutation" (AAAI 2024), algorithm 1."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -40,7 +40,6 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
     model has to take a step first. The average is weighted by the number of samples, as in FedAvg (in the released code
     it is not).
     """
-    METHOD.check(fed, options)
     learnt = fed.trainable
     with naming("--fedmut.unit"):
         groups = [[name for name in layer.tensors if name in learnt] for layer in layers(fed.model, unit=options.unit)]
@@ -49,8 +48,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         start = fed.initial()
         return {"global": start, "previous": start}
 
-    def round(server, clients, rng):
-        here, before = server["global"], server["previous"]
+    def send(state, clients, rng):
+        here, before = state["global"], state["previous"]
         past = max(rng.round - 2, 0)  # rounds with mutants
         beta = options.beta * (1 - min(past / options.beta_rounds, 1))  # equation 5
         drawn = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
@@ -60,10 +59,12 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
             for name in names:
                 shift = here[name] - before[name]
                 starts[name] = here[name] + row.to(shift).view(-1, *[1] * shift.ndim) * shift
-        trained = fed.train(starts, clients, rng)
-        return {"global": fed.average(trained.received, trained.sizes), "previous": here}, trained
+        return {"model": starts}
 
-    return fedavg(fed)._replace(init=init, round=round)
+    def server(state, clients, update, rng):
+        return {"global": fed.average(update.received, update.sizes), "previous": state["global"]}
+
+    return replace(fedavg(fed), init=init, send=send, server=server)
 
 
 def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """FedProx: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), algorithm 2."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
@@ -8,7 +8,6 @@ from fl.algorithms.method import Method
 from fl.base.settings import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
-from surgery import broadcast
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,13 @@ class FedProxOptions:
 
 def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algorithm:
     """FedAvg whose clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
-    METHOD.check(fed, options)
     objective = proximal(options.mu)
 
-    def round(server, clients, rng):
-        start = broadcast(server["global"], len(clients))
-        trained = fed.train(start, clients, rng, objective, {"anchor": start})
-        return {"global": fed.average(trained.received, trained.sizes)}, trained
+    def client(message, own, clients, rng):
+        start = message["model"]
+        return fed.train(start, clients, rng, objective, {"anchor": start})
 
-    return fedavg(fed)._replace(round=round)
+    return replace(fedavg(fed), client=client)
 
 
 METHOD = Method(fedprox, FedProxOptions())

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import classifier, row, trained_only
+from fl.algorithms.parts.personal import classifier, trained_only
 from fl.base.errors import FLError
-from fl.base.rng import Rng
 from fl.base.settings import AtLeast1
-from fl.federation import Federation, traffic
-from fl.federation.visit import Visit, kept, predicting, visit
+from fl.federation import Federation
+from fl.federation.client_models import shared
+from fl.federation.clients import CLIENTS
 from surgery import broadcast
 
 
@@ -39,9 +39,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     Raises:
         FLError: for a model of which the head, or all but the head, has nothing to train.
     """
-    METHOD.check(fed, options)
-    head = classifier(fed.model)
-    learnt = set(fed.trainable)
+    head, learnt, names = classifier(fed.model), set(fed.trainable), list(fed.initial())
     if learnt.isdisjoint(head) or learnt.issubset(head):
         raise FLError(
             f"FedRep trains the last linear layer apart from the rest, and of {type(fed.model).__name__} only one of "
@@ -50,54 +48,40 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     of_head = replace(fed.with_local(epochs=options.head_epochs), model=trained_only(fed.model, head))
     of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))
 
-    names = list(fed.initial())
+    def body_of(state):
+        return {name: tensor for name, tensor in state.items() if name not in head}
 
     def joined(body, heads):
         return {name: heads[name] if name in heads else body[name] for name in names}
 
-    def first_head():
-        return {name: tensor for name, tensor in fed.initial().items() if name in head}
-
-    def body_of(models):
-        return {name: tensor for name, tensor in models.items() if name not in head}
-
     def init():
-        return {"global": fed.initial(), "heads": kept(fed, first_head())}
+        start = fed.initial()
+        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in start if name in head})}
 
-    def at_client(received, mine, clients, rng):
-        start = joined(received, mine)
+    def send(state, clients, rng):
+        return {"model": broadcast(body_of(state["global"]), len(clients))}
+
+    def client(message, own, clients, rng):
+        start = joined(message["model"], own)
         first = of_head.train(start, clients, rng.apart("head"))
         heads = {name: first.states[name] for name in head}
-        trained = of_body.train({**start, **heads}, clients, rng)
-        sizes = tuple(size if before else 0 for before, size in zip(first.sizes, trained.sizes))
-        return trained._replace(sizes=sizes), heads
+        update = of_body.train({**start, **heads}, clients, rng)
+        sizes = tuple(size if before else 0 for before, size in zip(first.sizes, update.sizes))
+        return update._replace(sizes=sizes, received=body_of(update.received), own=heads)
 
-    head_then_body = Visit("head_then_body", at_client, withheld=head)
+    def server(state, clients, update, rng):
+        models = {**update.received, **update.own}
+        known = {name: state["global"][name] for name in models}  # each may have failed in one of the two
+        mean = fed.average(models, update.sizes, fallback=known)
+        return {"global": {**state["global"], **mean}, CLIENTS: state[CLIENTS]}
 
-    def round(server, clients, rng):
-        k, before = len(clients), server["global"]
-        body = broadcast(body_of(before), k)
-        trained, heads = visit(fed, head_then_body, body, server["heads"], first_head(), clients, rng)
-        sizes = trained.sizes
-        trained = trained._replace(metrics=traffic.count(broadcast(before, k), sizes))
-        kept_back = sum(before[name].nbytes for name in head)
-        trained = traffic.add_bytes(trained, down=-kept_back, up=-kept_back * sum(size > 0 for size in sizes) / k)
-        known = {name: before[name] for name in trained.received}  # each may have failed in one of the two
-        return {"global": {**before, **fed.average(trained.received, sizes, fallback=known)}, "heads": heads}, trained
+    def models(state):
+        return shared(body_of(state["global"]), len(fed.clients))
 
-    def predict(server, images, client=None):
-        if client is None:
-            return fed.predict(server["global"], images)
-        return fed.predict({**server["global"], **row(server["heads"], client)}, images)
+    def personalize(models, own, clients, rng):
+        return joined(models, own)
 
-    def mine(received, kept, clients, rng):
-        return joined(received, kept)
-
-    def own(server):
-        body = broadcast(body_of(server["global"]), len(fed.clients))
-        return predicting(fed, mine, body, server["heads"], first_head(), Rng(0))
-
-    return Algorithm(init, round, predict, own=own, visits=(head_then_body,), mine=mine)
+    return Algorithm(fed, init, client, server, send, models=models, personalize=personalize)
 
 
 METHOD = Method(fedrep, FedRepOptions(), clients="own")

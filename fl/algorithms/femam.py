@@ -9,16 +9,15 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm, Levels, Server
 from fl.algorithms.method import Method
 from fl.algorithms.parts.additive import Cache, Validation
-from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate, centre
+from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate
 from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, PersonalLevel, handed_out
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import AtLeast0, Lengths, Names, number, one_of
 from fl.engine.objectives import with_logits
 from fl.federation import Federation
-from fl.federation.own import AtClients, Level, Own, count
-from fl.federation.own import predict as own_logits
-from fl.federation.visit import Visit, is_elsewhere, visit
+from fl.federation.client_models import ClientModels, Level, count
+from fl.federation.clients import CLIENTS, at_nodes
 from surgery import State
 from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d
@@ -81,15 +80,13 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
     With the only level `global` this is FedAvg, with `personal` Local, with a number of clusters (and lam 0) FeSEM.
     """
-    METHOD.check(fed, options)
     _check(fed, options)
     clustering = Clustering.make(fed, options.clustering, options.compare, "femam")
     kinds = [_kind(fed, options, clustering, name) for name in options.levels]
-    names, last = [f"level{number}" for number in range(1, len(kinds) + 1)], len(kinds) - 1
+    names, last = [part_of(at, name) for at, name in enumerate(options.levels)], len(kinds) - 1
     n, mean = len(fed.clients), options.combine == "mean"
     cache = Cache(fed) if last else None
     validation = Validation(fed, cache, mean) if validates(options) else None
-    visits = [_training(fed, kind, at, name, cache) for at, (kind, name) in enumerate(zip(kinds, names))]
 
     def init():
         start, used, unused = fed.initial(), kinds[0].start(), torch.full((last, n), -1)
@@ -97,123 +94,100 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         structure = {"pathways": torch.cat([used[None], unused])}
         return {"global": start, **levels, "structure": structure, "progress": _begun(0, used, options)}
 
-    def round(server, clients, rng):
-        """Algorithm 2: lines 4 to 13 on the newest level, and at its end also lines 14 to 17."""
-        progress, pathways = server["progress"], server["structure"]["pathways"]
-        at = int(progress["level"])
-        kind, below = kinds[at], levels_of(server)[:at]
-        level = Level(server[names[at]], progress["members"])  # with the model that each client trains
-        if at and not progress["rounds"]:  # line 2; the first level begins in `init`
-            level = level._replace(models=kind.begin(new_model(server, at, rng)))
+    def training(state) -> tuple[int, Level]:
+        """The newest level, with the model that each client trains."""
+        at = int(state["progress"]["level"])
+        return at, Level(state[names[at]], state["progress"]["members"])
 
-        starts, context = kind.distribute(level, clients), kind.context(clients)  # line 5
+    def send(state, clients, rng):
+        """Line 5: the model of the newest level, and once those of the levels below."""
+        at, level = training(state)
+        message = {"levels": levels_of(state)[:at], **kinds[at].message(level, clients)}
         if at and mean:
-            context["share"] = upload(1 / (1 + count(below, n)[clients]), fed.data.x.device)
-        begin = new_model(server, at, rng) if own_level(kind) and fed.elsewhere else {}
-        mine, more = level.models if own_level(kind) else {}, {"context": context, "levels": below}
-        trained, mine = visit(fed, visits[at], starts, mine, begin, clients, rng, **more)  # lines 6 to 9
-        level = kind.collect(level._replace(models=mine or level.models), clients, trained, rng)  # lines 10 to 12
+            message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.x.device)
+        return message
 
-        progress = {**progress, "rounds": progress["rounds"] + 1, "members": level.used}
+    def client(message, own, clients, rng):
+        """Lines 6 to 9: train what the levels below leave over."""
+        at = len(message["levels"])
+        kind, starts = kinds[at], message.get("model", own)
+        objective = with_logits(kind.objective()) if at else kind.objective()
+        context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
+        logits = cache.table(message["levels"]) if at else None
+        return kind.sent(fed.train(starts, clients, rng, objective, context, per_sample=logits))
+
+    def server(state, clients, update, rng):
+        """Lines 10 to 13 on the newest level, and at its end also lines 14 to 17 and line 2 for the next."""
+        (at, level), pathways, metrics = training(state), state["structure"]["pathways"], {}
+        kind, below = kinds[at], levels_of(state)[:at]
+        level = kind.collect(level, clients, update, rng)  # lines 10 to 12
+        progress = {**state["progress"], "rounds": state["progress"]["rounds"] + 1, "members": level.used}
         if at < last and not options.level_rounds:
             accuracy = torch.tensor([validation.accuracy(below, level)])
             progress["accuracy"] = torch.cat([progress["accuracy"][1:], accuracy])
         over = at < last and _over(at, progress, options)
         prunes = options.prune and at > 0
         kept = pruned(kind, level, below) if prunes and (over or at == last) else level  # lines 14 and 15
-        trained = kind.counted(trained)
         if over:
-            trained = handed_out(trained, level, kept, offers=len(kind.offers(level)) if prunes else 0)
-            kept = kept._replace(models=aggregate(fed, kept.models, kept.used, clients, trained))  # line 16
-            progress = _begun(at + 1, torch.full((n,), -1), options)
-
+            offers = len(kind.offers(level)) if prunes else 0
+            metrics = handed_out(update.metrics, len(clients), level, kept, offers)
+            kept = kept._replace(models=aggregate(fed, kept.models, kept.used, clients, update))  # line 16
+        first = {"global": kind.mean(kept, otherwise=state["global"])} if at == 0 else {}
         pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
-        known = at == 0 and not is_elsewhere(kept.models)  # or else the server has only the initial model
-        first = {"global": centre(fed, kept.models, kept.used)} if known else {}
-        columns = {"level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
-        server = {**server, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
-        return server, trained._replace(metrics={**trained.metrics, **columns})
+        state = {**state, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
+        if over:  # line 2
+            state[names[at + 1]] = kinds[at + 1].begin(new_model(state, at + 1, rng))
+            state["progress"] = _begun(at + 1, torch.full((n,), -1), options)
+        return state, {**metrics, "level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
 
-    def new_model(server, at: int, rng: Rng) -> State:
-        """What a level begins from (line 2): the same model for all of its clusters or clients."""
-        if at == 0:
-            return fed.initial()
-        return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
+    def new_model(state, at: int, rng: Rng) -> State:
+        """What a level begins from: the same model for all of its clusters or clients."""
+        return state["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
     def pruned(kind: Kind, level: Level, below: list[Level]) -> Level:
         """With the model that each client keeps (equation 9), -1 for those that are as well off without."""
         missed, offers = level.used < 0, kind.offers(level)
         if missed.any() and len(offers):
-            losses = validation.losses(below, [level._replace(used=torch.where(missed, k, -1)) for k in offers])
-            missed &= ~silent(losses)
-            level = level._replace(used=torch.where(missed, offers[losses.argmin(0)], level.used))
-        losses = validation.losses(below, [None, at_clients(kind, level)])
-        keeps = (losses[0] - losses[1] > options.epsilon) | silent(losses)
+            each = [level._replace(used=torch.where(missed, k, -1)) for k in offers]
+            losses, answered = validation.ask_losses(below, each)
+            level = level._replace(used=torch.where(missed & answered, offers[losses.argmin(0)], level.used))
+        losses, answered = validation.ask_losses(below, [None, level])
+        keeps = (losses[0] - losses[1] > options.epsilon) | ~answered
         return level._replace(used=torch.where(keeps, level.used, -1))
 
-    def silent(losses: Tensor) -> Tensor:
-        """The clients on other machines that did not answer: they stay where they are."""
-        return losses.isnan().all(0) & (fed.elsewhere is not None)
-
-    def at_clients(kind: Kind, level: Level) -> Level:
-        """The same, with models that clients on other machines keep as such."""
-        if not (own_level(kind) and fed.elsewhere):
-            return level
-        start = fed.initial() if not last else {}  # with levels below, only those who have trained it use it
-        return level._replace(models=AtClients({}, level.models, start, Rng(0)))
-
-    def predict(server, images, client=None):
-        logits = None if client is None else own_logits(fed.predict, levels_of(server), client, images, mean)
-        return fed.predict(server["global"], images) if logits is None else logits
-
-    def own(server):
-        levels = [at_clients(kind, level) for kind, level in zip(kinds, levels_of(server))]
+    def models(state):
+        levels = levels_of(state)
         strangers = torch.where(count(levels, n) == 0, 0, -1)
-        return Own([*levels, Level([server["global"]], strangers)], mean)
+        return ClientModels([*levels, Level([state["global"]], strangers)], mean)
 
-    def found(server):
-        progress = server["progress"]
+    def levels(state):
+        progress = state["progress"]
         trained = int(progress["level"]) + bool(progress["rounds"])
-        return Levels(list(options.levels), server["structure"]["pathways"].tolist(), trained)
+        return Levels(list(options.levels), state["structure"]["pathways"].tolist(), trained)
 
-    def mine(received, kept, clients, rng):
-        return kept
+    def keeps(state):
+        return names[int(state["progress"]["level"])] == CLIENTS
 
-    return Algorithm(init, round, predict, own=own, levels=found, visits=visits, mine=mine)
-
-
-def own_level(kind: Kind) -> bool:
-    """Whether each client has a model of its own on such a level."""
-    return isinstance(kind, PersonalLevel)
+    return Algorithm(fed, init, client, server, send, models=models, keeps=keeps, levels=levels)
 
 
-def _training(fed: Federation, kind: Kind, at: int, name: str, cache: Cache | None) -> Visit:
-    """What participants do while a level trains; those of a personal level keep their models."""
-    objective = with_logits(kind.objective()) if at else kind.objective()
-    own = own_level(kind)
-
-    def run(received, mine, clients, rng, context, levels):
-        starts = mine if own else received
-        logits = cache.table(levels) if at else None
-        context = {**kind.anchor(starts), **context}
-        trained = fed.train(starts, clients, rng, objective, context, per_sample=logits)
-        return trained, trained.states if own else {}
-
-    return Visit(name, run, withheld=list(fed.initial()) if own else ())
+def part_of(at: int, kind: str) -> str:
+    """The server's part with the models of a level."""
+    return CLIENTS if kind == "personal" else f"level{at + 1}"
 
 
-def levels_of(server: Server) -> list[Level]:
+def levels_of(state: Server) -> list[Level]:
     """The levels of a server, with the model that each client predicts with."""
-    pathways = server["structure"]["pathways"]
-    return [Level(server[f"level{number}"], used) for number, used in enumerate(pathways, 1)]
+    pathways = state["structure"]["pathways"]
+    return [Level(state.get(f"level{at}", state.get(CLIENTS)), used) for at, used in enumerate(pathways, 1)]
 
 
-def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], Own]:
+def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], ClientModels]:
     """What each level holds, and the models that clients add up; see `Method.pathways`. Without a personal level that
     clients on other machines keep.
     """
-    levels = [level for level in levels_of(server) if not is_elsewhere(level.models)]
-    return options.levels[: len(levels)], Own(levels, options.combine == "mean")
+    levels = [level for level in levels_of(server) if not at_nodes(level.models)]
+    return options.levels[: len(levels)], ClientModels(levels, options.combine == "mean")
 
 
 def validates(options: FeMAMOptions) -> bool:

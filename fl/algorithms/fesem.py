@@ -1,18 +1,18 @@
 """FeSEM: Xie et al., "Multi-Center Federated Learning" (2021); FeMAM's paper compares with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 
 from fl.algorithms.algorithm import Algorithm, Levels
+from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, centre, starts_of
-from fl.algorithms.parts.personal import row
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast1, one_of
 from fl.federation import Federation
-from fl.federation.own import Level, Own
+from fl.federation.client_models import ClientModels, Level
 from surgery import broadcast, unstack
 
 
@@ -41,7 +41,6 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     Args:
         flags: the name of the method in the options' flags.
     """
-    METHOD.check(fed, options)
     if options.clusters > len(fed.clients):
         raise FLError(f"--{flags}.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
     clustering = Clustering.make(fed, options.clustering, options.compare, flags)
@@ -51,26 +50,25 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
         nobody = torch.full((1, len(fed.clients)), -1)
         return {"global": start, "clusters": broadcast(start, options.clusters), "structure": {"pathways": nobody}}
 
-    def round(server, clients, rng):
-        (mapping,), clusters = server["structure"]["pathways"], server["clusters"]
-        trained = fed.train(starts_of(clusters, mapping, clients, server["global"]), clients, rng)
-        clusters, mapping = clustering.update(clusters, mapping, clients, trained, rng)
+    def send(state, clients, rng):
+        (mapping,) = state["structure"]["pathways"]
+        return {"model": starts_of(state["clusters"], mapping, clients, state["global"])}
+
+    def server(state, clients, update, rng):
+        (mapping,), clusters = state["structure"]["pathways"], state["clusters"]
+        clusters, mapping = clustering.update(clusters, mapping, clients, update, rng)
         mean = centre(fed, clusters, mapping)
-        return {"global": mean, "clusters": clusters, "structure": {"pathways": mapping[None]}}, trained
+        return {"global": mean, "clusters": clusters, "structure": {"pathways": mapping[None]}}
 
-    def predict(server, images, client=None):
-        mine = -1 if client is None else int(server["structure"]["pathways"][0, client])
-        return fed.predict(server["global"] if mine < 0 else row(server["clusters"], mine), images)
-
-    def own(server):
-        mapping = server["structure"]["pathways"][0]
+    def models(state):
+        mapping = state["structure"]["pathways"][0]
         used = torch.where(mapping < 0, options.clusters, mapping)
-        return Own([Level([*unstack(server["clusters"]), server["global"]], used)])
+        return ClientModels([Level([*unstack(state["clusters"]), state["global"]], used)])
 
-    def found(server):
-        return Levels([str(options.clusters)], server["structure"]["pathways"].tolist(), 1)
+    def levels(state):
+        return Levels([str(options.clusters)], state["structure"]["pathways"].tolist(), 1)
 
-    return Algorithm(init, round, predict, own=own, levels=found)
+    return replace(fedavg(fed), init=init, send=send, server=server, models=models, levels=levels)
 
 
 METHOD = Method(fesem, FeSEMOptions(), clients="own")

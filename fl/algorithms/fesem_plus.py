@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fesem import FeSEMOptions, fesem
 from fl.algorithms.method import Method
-from fl.algorithms.parts.clustering import starts_of
 from fl.algorithms.parts.plus import fine_tuned
 from fl.base.settings import Natural
 from fl.federation import Federation
@@ -23,13 +22,7 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
     """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`. A client that
     never took part fine-tunes the mean of the cluster models.
     """
-    METHOD.check(fed, options)
-    everybody = list(range(len(fed.clients)))
-
-    def starts(server):
-        return starts_of(server["clusters"], server["structure"]["pathways"][0], everybody, server["global"])
-
-    return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs, starts)
+    return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs)
 
 
 METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="own")

@@ -3,14 +3,15 @@ Architectures" (WWW 2023), section 4.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
 from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
+from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.base.errors import FLError
 from fl.base.settings import one_of
 from fl.federation import Federation
@@ -45,17 +46,10 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
     Raises:
         FLError: if architectures have no first layer in common, or nobody has the largest.
     """
-    METHOD.check(fed, options)
     fleet = fed.fleet_or_uniform
     largest = _largest(fed, fleet)
     plans = _plans(fleet, options.strategy)
     deployed = plans[largest]
-
-    def plan(client):
-        return plans[client]
-
-    def tree(server):
-        return server["tree"]
 
     def init():
         start, kept = fed.initial(), {}
@@ -65,14 +59,16 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
                 kept |= {mine.entries[name][0].name: small[name] for name in missing}
         return {"global": deployed.extract(kept), "tree": kept}
 
-    def round(server, clients, rng):
-        each = [plan(client) for client in clients]
-        trained = train_submodels(fed, server["tree"], each, clients, rng)
-        after = fed.average_submodels(trained.received, each, server["tree"], trained.sizes)
-        return {"global": deployed.extract(after), "tree": after}, trained
+    def send(state, clients, rng):
+        return {"model": extract_all(state["tree"], [plans[client] for client in clients])}
 
-    parts = SubmodelPredictor(fed, plan, tree)
-    return Algorithm(init, round, parts.predict, own=parts.own)
+    def server(state, clients, update, rng):
+        each = [plans[client] for client in clients]
+        after = fed.average_submodels(update.received, each, state["tree"], update.sizes)
+        return {"global": deployed.extract(after), "tree": after}
+
+    models = models_of(fed, lambda client: plans[client], lambda state: state["tree"])
+    return replace(fedavg(fed), init=init, send=send, server=server, models=models)
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:

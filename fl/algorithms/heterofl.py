@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier
-from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
+from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
 from surgery import Submodel, state
@@ -66,23 +67,22 @@ def heterofl(
                 kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
         return [kept[client] for client in clients]
 
-    def init():
-        return {"global": fed.initial()}
+    def send(state, clients, rng):
+        return {"model": extract_all(state["global"], [window(client, rng.round) for client in clients])}
 
-    def round(server, clients, rng):
+    def server(state, clients, update, rng):
         plans = [window(client, rng.round) for client in clients]
-        trained = train_submodels(fed, server["global"], plans, clients, rng)
-        states, weights = trained.received, trained.sizes
+        states, weights = update.received, update.sizes
         if options.own_rows:
             own = rows(clients)
             states = [inner.extract(state) if inner else state for inner, state in zip(own, states)]
             plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, own)]
         if not options.weighted:
-            weights = [float(size > 0) for size in trained.sizes]
-        return {"global": fed.average_submodels(states, plans, server["global"], weights)}, trained
+            weights = [float(size > 0) for size in update.sizes]
+        return {"global": fed.average_submodels(states, plans, state["global"], weights)}
 
-    parts = SubmodelPredictor(fed, lambda client: window(client, 0))
-    return Algorithm(init, round, parts.predict, plan=fixed, own=parts.own)
+    models = models_of(fed, lambda client: window(client, 0))
+    return replace(fedavg(fed), send=send, server=server, models=models, plan=fixed)
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:

@@ -2,13 +2,13 @@
 Federated Learning" (2024), section C.1.
 """
 
+from dataclasses import replace
+
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import row
-from fl.base.rng import Rng
-from fl.federation import Federation, traffic
-from fl.federation.visit import Visit, kept, predicting, visit
-from surgery import average
+from fl.algorithms.parts.personal import with_own_models
+from fl.federation import Federation
+from fl.federation.clients import CLIENTS
 
 
 def local(fed: Federation) -> Algorithm:
@@ -18,42 +18,19 @@ def local(fed: Federation) -> Algorithm:
     weighted by their numbers of training samples; nobody trains from it. With clients on other machines, who do not
     send their models, it stays the initial model.
     """
-    METHOD.check(fed)
-    return on_their_own(fed)
 
+    def send(state, clients, rng):
+        return {}
 
-def on_their_own(fed: Federation) -> Algorithm:
-    """The same, as a part of methods that do send something."""
+    def client(message, own, clients, rng):
+        update = fed.train(own, clients, rng)
+        return update._replace(received={}, own=update.states)
 
-    def at_client(received, mine, clients, rng):
-        trained = fed.train(mine, clients, rng)
-        return trained, trained.states
+    def server(state, clients, update, rng):
+        mean = fed.mean_of_clients(state[CLIENTS], otherwise=state["global"])
+        return {"global": mean, CLIENTS: state[CLIENTS]}
 
-    alone = Visit("alone", at_client, withheld=list(fed.initial()))
-
-    def init():
-        start = fed.initial()
-        return {"global": start, "personal": kept(fed, start)}
-
-    def round(server, clients, rng):
-        trained, personal = visit(fed, alone, {}, server["personal"], fed.initial(), clients, rng)
-        mean = server["global"]
-        if not fed.elsewhere:
-            mean = fed.keep_frozen(personal, average(personal, weights=fed.clients.train.sizes))
-        return {"global": mean, "personal": personal}, traffic.no_traffic(trained)
-
-    def predict(server, images, client=None):
-        if client is None:
-            return fed.predict(server["global"], images)
-        return fed.predict(row(server["personal"], client), images)
-
-    def mine(received, kept, clients, rng):
-        return kept
-
-    def own(server):
-        return predicting(fed, mine, {}, server["personal"], fed.initial(), Rng(0))
-
-    return Algorithm(init, round, predict, own=own, visits=(alone,), mine=mine)
+    return replace(with_own_models(fed), send=send, client=client, server=server)
 
 
 METHOD = Method(

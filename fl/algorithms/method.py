@@ -10,7 +10,7 @@ from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
 from fl.federation import Federation
 from fl.federation.asked import ASKED
-from fl.federation.own import Own
+from fl.federation.client_models import ClientModels
 
 KINDS = ("one", "own", "mixed")
 
@@ -40,7 +40,7 @@ class Method:
     clients: Literal["one", "own", "mixed"] = "one"
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
-    pathways: Callable[[Any, Server], tuple[Sequence[str], Own]] | None = None
+    pathways: Callable[[Any, Server], tuple[Sequence[str], ClientModels]] | None = None
     validates: Callable[[Any], bool] = lambda options: False
     labels: Callable[[Any], bool] = lambda options: False
 
@@ -71,7 +71,7 @@ class Method:
         """What it is called on the command line.
 
         >>> from fl.algorithms import fedavg
-        >>> Method(fedavg).name
+        >>> fedavg.name
         'fedavg'
         """
         return self.make.__name__
@@ -83,10 +83,7 @@ class Method:
         return self.make(fed) if self.options is None else self.make(fed, options)
 
     def check(self, fed: Federation, options: Any = None) -> None:
-        """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits.
-
-        The function that makes a method begins with this line, so that it says so from Python as well.
-        """
+        """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits."""
         self.refuse(fed.asked)
         if options is not None:
             if not isinstance(options, type(self.options)):

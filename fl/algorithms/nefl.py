@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import SubmodelPredictor, train_submodels
+from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.base.errors import FLError
 from fl.base.settings import Names
 from fl.base.torch_private import BatchOrInstanceNorm
@@ -67,8 +68,8 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     def within(client):
         return plans[fleet.owned[client]]
 
-    def everything(server):
-        return {**server["global"], **server["own"]}
+    def everything(state):
+        return {**state["global"], **state["own"]}
 
     def init():
         start, own = fed.initial(), {}
@@ -77,15 +78,16 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
             own |= {mine: small[name] for name, mine in names.items()}
         return {"global": start, "own": own}
 
-    def round(server, clients, rng):
-        before, each = everything(server), [plan(client) for client in clients]
-        trained = train_submodels(fed, before, each, clients, rng)
-        after = fed.average_submodels(trained.received, each, before, trained.sizes)
-        parts = {part: {name: after[name] for name in server[part]} for part in server}
-        return parts, trained
+    def send(state, clients, rng):
+        return {"model": extract_all(everything(state), [plan(client) for client in clients])}
 
-    parts = SubmodelPredictor(fed, plan, everything)
-    return Algorithm(init, round, parts.predict, plan=within, own=parts.own)
+    def server(state, clients, update, rng):
+        each = [plan(client) for client in clients]
+        after = fed.average_submodels(update.received, each, everything(state), update.sizes)
+        return {part: {name: after[name] for name in state[part]} for part in state}
+
+    models = models_of(fed, plan, everything)
+    return replace(fedavg(fed), init=init, send=send, server=server, models=models, plan=within)
 
 
 def _chooser(patterns: tuple[str, ...]):

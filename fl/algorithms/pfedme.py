@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.local import on_their_own
 from fl.algorithms.method import Method
 from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
+from fl.algorithms.parts.personal import with_own_models
 from fl.base.settings import Above0, AtLeast0, AtLeast1
-from fl.federation import Federation, traffic
-from fl.federation.visit import Visit, visit
-from surgery import broadcast
+from fl.federation import Federation
+from fl.federation.clients import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -51,30 +50,24 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     the copies, which are sent; the loss is that of the personal models, with all terms. A client needs the memory of
     two models to train. With outer_lr lam = 1, one inner step and mu = 0 this is FedAvg.
     """
-    METHOD.check(fed, options)
     pair = Pair(fed.model)
     pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
     optimizer = Envelope(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
     both = replace(fed.with_local(optimizer=optimizer, repeats=options.inner_steps), model=pair)
     objective = enveloped(options.lam, options.mu)
 
-    def at_client(received, mine, clients, rng):
-        trained = both.train(pair.starting_from(received), clients, rng, objective)
+    def client(message, own, clients, rng):
+        trained = both.train(pair.starting_from(message["model"]), clients, rng, objective)
         sent = pair.copy_of(trained.received)
-        return trained._replace(states=sent, received=sent), pair.personal_of(trained.states)
+        return trained._replace(states=sent, received=sent, own=pair.personal_of(trained.states))
 
-    paired = Visit("paired", at_client)
-
-    def round(server, clients, rng):
-        start = broadcast(server["global"], len(clients))
-        trained, personal = visit(fed, paired, start, server["personal"], fed.initial(), clients, rng)
-        mean = fed.average(trained.received, trained.sizes)
+    def server(state, clients, update, rng):
+        mean = fed.average(update.received, update.sizes)
         for name in pair.learnt:
-            mean[name] = torch.lerp(server["global"][name], mean[name], options.mixing)
-        trained = trained._replace(metrics=traffic.count(start, trained.sizes))
-        return {"global": mean, "personal": personal}, trained
+            mean[name] = torch.lerp(state["global"][name], mean[name], options.mixing)
+        return {"global": mean, CLIENTS: state[CLIENTS]}
 
-    return on_their_own(fed)._replace(round=round, visits=(paired,))
+    return replace(with_own_models(fed), client=client, server=server)
 
 
 METHOD = Method(pfedme, PFedMeOptions(), clients="own")

@@ -16,7 +16,7 @@ from fl.config.command_line import parse
 from fl.deploy.flower import Grid, GridLink, Message, answered
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.node import Node
-from fl.deploy.remote import Waiting
+from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.deploy.settings import RunSettings
 from fl.runs.summary import describe

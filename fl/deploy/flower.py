@@ -55,7 +55,7 @@ def unpacked(content: RecordDict, limit: int | None = None) -> Letter:
 
 
 class GridLink:
-    """Letters over a Flower grid, see `fl.deploy.remote.Link`. Nodes are Flower's random node ids."""
+    """Letters over a Flower grid, see `fl.deploy.nodes.Link`. Nodes are Flower's random node ids."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -68,7 +68,7 @@ class GridLink:
     def ask(
         self, letters: Sequence[tuple[int, Letter]], timeout: float, limits: Sequence[int]
     ) -> tuple[list[Letter | str], list[tuple[int, str]]]:
-        """See `fl.deploy.remote.Link`."""
+        """See `fl.deploy.nodes.Link`."""
         from flwr.app import Message
 
         sent: dict[str, int] = {}

@@ -7,24 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.additive import Cache, Validation
 from fl.algorithms.parts.secure_round import to_bytes
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
+from fl.base.torch_private import tree_map
 from fl.config import Config
 from fl.data import Dataset
 from fl.deploy.letters import Letter, Refused, fields, flat, nested, repeated
 from fl.deploy.letters import whole as whole_numbers
-from fl.deploy.objectives import heard
 from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
 from fl.federation import Federation
-from fl.federation.cohort import Cohort
-from fl.federation.local_training import LocalObjective
-from fl.federation.own import Level, Own, predict
+from fl.federation.client_models import ClientModels, Level
+from fl.federation.cohort import per_client
 from fl.models import own
 from fl.models.create import create
 from fl.models.fleet import make_fleet
@@ -89,21 +87,36 @@ class Node:
             header["labels"] = torch.bincount(data.y[train], minlength=data.classes).tolist()
         return Letter(header, {})
 
-    def _train(self, letter: Letter) -> Letter:
-        asked, fed, model, tensors = self._opened(letter, {"objective": dict, "ascent": (dict, type(None))})
-        start = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
-        objective = LocalObjective(heard(asked["objective"]), [nested(tensors, "context")], heard(asked["ascent"]))
-        cohort = Cohort([self.number], [model], [start])
+    def _update(self, letter: Letter) -> Letter:
+        """Run the method's client function, keep the client's own state, and send the rest."""
+        wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool}
+        asked, fed, tensors = self._opened(letter, wanted)
+        algorithm, rng, keeps = self._method(asked, fed), Rng(asked["seed"], asked["round"]), asked["keeps"]
+        message, own = _row(nested(tensors, "message")), self._own(tensors, keeps, fed)
+        if asked["list"]:
+            message["model"] = [nested(tensors, "message")["model"]]
+        message["levels"] = self._levels(tensors, asked["levels"], fed)
+        self._store.forget([digest for digest in asked["levels"] if digest])
+        fed.meter.read()
         try:
-            trained = fed.train_cohort(cohort, objective, Rng(asked["seed"], asked["round"]))
+            update = algorithm.client(message, own, [self.number], rng)
         except Diverged:
             raise Refused("training diverged: loss or weights became infinite or not a number") from None
+        if not update.sizes[0]:
+            raise Refused("training diverged: loss or weights became infinite or not a number")
+        if keeps is not None:
+            new = update.own or own
+            kept = {name: tensor[0] for name, tensor in new.items()}
+            self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
+        more = {"loss": update.loss[0]}
         if "secure" in letter.header:
-            return self._join(letter, asked, trained.loss[0], _row(trained.states[0]))
-        return self._answer("trained", asked, {**flat(trained.states[0], "state"), "loss": trained.loss[0]})
+            more |= self._join(letter, update.received)
+        else:
+            more |= flat(per_client(update.received)[0] if update.received else {}, "state")
+        return self._answer("updated", asked, more, flops=int(fed.meter.read()))
 
-    def _join(self, letter: Letter, asked: dict[str, Any], loss: torch.Tensor, states: Stack) -> Letter:
-        """Keep the trained model for an exchange in secret, and send a public key."""
+    def _join(self, letter: Letter, states: Stack) -> dict[str, torch.Tensor]:
+        """Keep the trained model for an exchange in secret; returns a public key."""
         wanted = {"pieces": list, "server": str, "repeats": int}
         secure = fields(fields(letter.header, {"secure": dict})["secure"], wanted)
         names = sorted(name for piece in secure["pieces"] for name in piece)
@@ -112,8 +125,7 @@ class Node:
         (pieces,) = to_bytes(states, secure["pieces"])
         client = Client(self.number, pieces, bytes.fromhex(secure["server"]), secure["repeats"])
         self._store.hold(client.dump())
-        public = torch.tensor(list(client.public), dtype=torch.uint8)
-        return self._answer("joined", asked, {"public": public, "loss": loss})
+        return {"public": torch.tensor(list(client.public), dtype=torch.uint8)}
 
     def _exchange(self, letter: Letter) -> Letter:
         """Take part in a phase of an exchange in secret."""
@@ -136,56 +148,35 @@ class Node:
         """The source of the client's choices in an exchange: the operating system, which no server can know."""
         return None
 
-    def _visit(self, letter: Letter) -> Letter:
-        """Do what the method does at its clients, keep what is kept, and send the rest."""
-        wanted = {"visit": str, "keeps": (dict, type(None)), "levels": (list, type(None))}
-        asked, fed, _, tensors = self._opened(letter, wanted)
-        visits = {visit.name: visit for visit in self._method(asked, fed).visits}
-        if asked["visit"] not in visits:
-            raise Refused(f"{asked['method']} has no visit {asked['visit']!r}: server and nodes need the same version")
-        visit, keeps, more = visits[asked["visit"]], asked["keeps"], {}
-        if keeps is not None:
-            fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
-            if not whole_numbers(keeps["needed"]):
-                raise Refused("the versions that are still needed are no numbers")
-        received, mine = _row(nested(tensors, "received")), self._own(tensors, keeps, fed)
-        if asked["levels"] is not None:
-            more = {"context": _row(nested(tensors, "context")), "levels": self._levels(tensors, asked["levels"], fed)}
-            self._store.forget([digest for digest in asked["levels"] if digest])
-        fed.meter.read()
-        try:
-            trained, new = visit.run(received, mine, [self.number], Rng(asked["seed"], asked["round"]), **more)
-        except Diverged:
-            raise Refused("training diverged: loss or weights became infinite or not a number") from None
-        if not trained.sizes[0]:
-            raise Refused("training diverged: loss or weights became infinite or not a number")
-        if keeps is not None:
-            kept = {name: tensor[0] for name, tensor in new.items()}
-            self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
-        sent = {f"state/{name}": t[0] for name, t in trained.received.items() if name not in visit.withheld}
-        return self._answer("visited", asked, {**sent, "loss": trained.loss[0]}, flops=int(fed.meter.read()))
-
     def _score(self, letter: Letter) -> Letter:
         """Say how well the models that this client predicts with do on its own held-out samples."""
-        wanted = {"parts": list, "mean": bool, "mine": (dict, type(None)), "levels": list}
-        asked, fed, model, tensors = self._opened(letter, wanted)
+        wanted = {"parts": list, "mean": bool, "keeps": (dict, type(None)), "levels": list}
+        asked, fed, tensors = self._opened(letter, wanted)
         states = [level.state(0) for level in self._levels(tensors, asked["levels"], fed)]
-        if asked["mine"] is not None:
-            states.append(self._made_of(asked, fed, tensors))
+        algorithm, own = self._method(asked, fed), self._own(tensors, asked["keeps"], fed)
+        if algorithm.personalize:
+            rng = Rng(asked["seed"], asked["round"])
+            made = algorithm.personalize(_row(states[0]), own, [self.number], rng)
+            states = [{name: tensor[0] for name, tensor in made.items()}]
+        elif own:
+            states.append({name: tensor[0] for name, tensor in own.items()})
+        model = fed.fleet[self.number].model if fed.fleet else fed.model
         alone = Federation(model, fed.data, [self.split], 1, fed.local)
-        own = Own([Level([state], torch.zeros(1, dtype=torch.int64)) for state in states], asked["mean"])
-        scores = score_clients(alone, lambda x, _: predict(alone.predict, own.levels, 0, x, own.mean), lambda: own)
+        levels = [Level([state], torch.zeros(1, dtype=torch.int64)) for state in states]
+        scores = score_clients(alone, lambda: ClientModels(levels, asked["mean"]))
         return self._answer("scored", asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
 
     def _judge(self, letter: Letter) -> Letter:
         """Say what this client's validation samples say of levels."""
-        wanted = {"what": str, "mean": bool, "levels": list, "more": list, "mine": (dict, type(None))}
-        asked, fed, _, tensors = self._opened(letter, wanted)
+        wanted = {"what": str, "mean": bool, "levels": list, "more": list, "keeps": (dict, type(None))}
+        asked, fed, tensors = self._opened(letter, wanted)
         if asked["what"] not in ("losses", "accuracies"):
             raise Refused(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
         levels, more = self._levels(tensors, asked["levels"], fed), []
         for number, kind in enumerate(asked["more"]):
-            state = self._made_of(asked, fed, tensors) if kind == "mine" else nested(tensors, f"more{number}")
+            state = nested(tensors, f"more{number}")
+            if kind == "own":
+                state = {name: tensor[0] for name, tensor in self._own(tensors, asked["keeps"], fed).items()}
             more.append(self._level(state, fed) if kind else None)
         if self._validation is None:
             self._validation = Validation(fed, Cache(fed), asked["mean"])
@@ -210,30 +201,22 @@ class Node:
         device = fed.data.x.device
         return Level([{name: tensor.to(device) for name, tensor in state.items()}], used)
 
-    def _made_of(self, asked: dict[str, Any], fed: Federation, tensors: dict[str, torch.Tensor]) -> State:
-        """The model that this client makes of what it has received and kept."""
-        keeps = fields(asked["mine"], {"keeps": (dict, type(None))})["keeps"]
-        mine = self._own(tensors, fields(keeps, {"run": int, "from": int}) if keeps else None, fed)
-        rng = Rng(asked["seed"], asked["round"])
-        made = self._method(asked, fed).mine(_row(nested(tensors, "received")), mine, [self.number], rng)
-        return {name: tensor[0] for name, tensor in made.items()}
-
     def _opened(
         self, letter: Letter, more: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Federation, nn.Module, dict[str, torch.Tensor]]:
-        """The header of a letter about models, this node's part of the federation, the model, and the tensors."""
-        wanted = {"config": str, "method": str, "model": (dict, type(None)), "full": dict, "clients": int}
-        wanted |= {"client": int, "batch": int, "seed": int, "round": int, "same": dict, "ticket": str}
-        asked = fields(letter.header, {**wanted, **more})
+    ) -> tuple[dict[str, Any], Federation, dict[str, torch.Tensor]]:
+        """The header of a letter about models, this node's part of the federation, and the tensors."""
+        wanted = {"config": str, "method": str, "model": dict, "fleet": (dict, type(None)), "clients": int}
+        wanted |= {"participants": int, "client": int, "batch": int, "seed": int, "round": int, "same": dict}
+        asked = fields(letter.header, {**wanted, "ticket": str, **more})
         if asked["client"] != self.number:
             raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
-        key = (asked["config"], asked["full"], asked["model"], asked["clients"], asked["batch"])
+        key = {name: asked[name] for name in ("config", "model", "fleet", "clients", "participants", "batch")}
         if self._made[0] != key:
-            self._made, self._algorithm, self._validation = (key, self._federation(*key)), None, None
-        fed, model = self._made[1]
+            self._made, self._algorithm, self._validation = (key, self._federation(**key)), None, None
+        fed = self._made[1]
         device = fed.data.x.device
         tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, asked["same"]).items()}
-        return asked, fed, model, tensors
+        return asked, fed, tensors
 
     def _method(self, asked: dict[str, Any], fed: Federation) -> Algorithm:
         if self._algorithm is None:
@@ -241,9 +224,15 @@ class Node:
         return self._algorithm
 
     def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None, fed: Federation) -> Stack:
-        """What this client has kept [1, ...]: the version that the letter names, or the start that came with it."""
-        again = keeps is not None and keeps["from"]
-        found = self._store.read(keeps["run"], keeps["from"]) if again else nested(tensors, "kept")
+        """What this client has kept [1, ...]: the version that the letter names, or the start that came with it; empty
+        for methods whose clients keep nothing.
+        """
+        if keeps is None:
+            return {}
+        fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
+        if not whole_numbers(keeps["needed"]):
+            raise Refused("the versions that are still needed are no numbers")
+        found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "own")
         return _row({name: tensor.to(fed.data.x.device) for name, tensor in found.items()})
 
     def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> Letter:
@@ -251,9 +240,9 @@ class Node:
         return Letter(header | {name: asked[name] for name in ("round", "seed", "ticket")}, tensors)
 
     def _federation(
-        self, config: str, full: dict, spec: dict | None, clients: int, batch: int
-    ) -> tuple[Federation, Any]:
-        """This node's part of the federation, and the model that it trains.
+        self, config: str, model: dict, fleet: dict | None, clients: int, participants: int, batch: int
+    ) -> Federation:
+        """This node's part of the federation.
 
         The other clients are there only as numbers: each has as many samples as a step, so that steps are as large as
         where all clients are, and none of them is ever read.
@@ -261,8 +250,8 @@ class Node:
         settings = Config.from_yaml(config)
         device = pick_device(settings.device)
         data, local = training(settings, self.data.to(device))
-        whole = model_spec(settings, data) if own.is_own(settings.model) else _spec(full)
-        model = create(torch.Generator(), whole).to(device)
+        spec = model_spec(settings, data) if own.is_own(settings.model) else _spec(model)
+        net = create(torch.Generator(), spec).to(device)
         parts = []
         for mine in self.split:
             sizes = torch.full((clients,), batch)
@@ -271,8 +260,16 @@ class Node:
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
             samples[offsets[self.number] : offsets[self.number + 1]] = mine
             parts.append(Parts(samples, offsets))
-        fed = Federation(model, data, Splits(*parts), 1, local, spec=whole, create=lambda rng: create(rng, whole))
-        return fed, model if spec is None else make_fleet(model, whole, [_spec(spec)])[0].model
+        splits, architectures = Splits(*parts), None
+        if fleet:
+            fields(fleet, {"specs": list, "owned": list})
+            kinds = [_spec(one) for one in fleet["specs"]]
+            if not whole_numbers(fleet["owned"]) or max(fleet["owned"]) >= len(kinds):
+                raise Refused("the architectures of the clients are not numbered")
+            architectures = make_fleet(net, spec, [kinds[k] for k in fleet["owned"]])
+        return Federation(
+            net, data, splits, participants, local, spec=spec, create=lambda rng: create(rng, spec), fleet=architectures
+        )
 
 
 def _spec(values: dict) -> Spec:
@@ -282,15 +279,14 @@ def _spec(values: dict) -> Spec:
         raise FLError(f"the letter describes no model: {error}") from None
 
 
-def _row(state: Mapping[str, torch.Tensor]) -> Stack:
+def _row(tree: Any) -> Any:
     """A stack of one."""
-    return {name: tensor[None] for name, tensor in state.items()}
+    return tree_map(lambda tensor: tensor[None], tree)
 
 
 _KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
     "hello": Node._hello,
-    "train": Node._train,
-    "visit": Node._visit,
+    "update": Node._update,
     "score": Node._score,
     "judge": Node._judge,
     "exchange": Node._exchange,

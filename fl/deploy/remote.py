@@ -1,114 +1,74 @@
-"""The way to clients on other machines, for a federation: their training is a letter to each and its answer."""
+"""Clients on other machines, for a federation: a method's client function is a letter to each node and its answer."""
 
 import dataclasses
-import logging
+import hashlib
+import math
 import secrets
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl.algorithms import ALGORITHMS
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.parts.secure_round import SecureRecombination
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.base.torch_private import tree_map
 from fl.config import Config
 from fl.data import Dataset
 from fl.deploy import secret
-from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, once, shapes, whole
-from fl.deploy.objectives import told
-from fl.deploy.visits import Visits
+from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, once, raw, shapes
+from fl.deploy.nodes import HEADER, Link, Nodes, Waiting
 from fl.federation import Federation
-from fl.federation.cohort import Cohort, States, per_client, select
-from fl.federation.local_training import LocalObjective
-from fl.federation.own import Level, Own
-from fl.federation.trained import Trained
-from fl.federation.visit import Visit
+from fl.federation.client_models import ClientModels, Level
+from fl.federation.clients import Message, at_nodes
+from fl.federation.update import ClientUpdate
 from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
-from surgery import Stack, State, stack
+from surgery import State, stack
 from zoo import Spec
 
-_log = logging.getLogger("fl")
-
-Address: TypeAlias = Any
-"""Where a node is, as the link knows it."""
-
-_HEADER = 1 << 20  # bytes that an answer may have beside its tensors
-
-
-class Link(Protocol):
-    """Who carries letters, see `fl.deploy.flower`."""
-
-    def nodes(self) -> Sequence[Address]:
-        """The nodes that are connected."""
-
-    def ask(
-        self, letters: Sequence[tuple[Address, Letter]], timeout: float, limits: Sequence[int]
-    ) -> tuple[list[Letter | str], list[tuple[Address, str]]]:
-        """Send the letters and wait for the answers; an answer that cannot be used is the reason.
-
-        Args:
-            timeout: seconds.
-            limits: bytes of each answer that may be read.
-
-        Returns:
-            An answer for each letter, and what else came from which node: a second answer, or one to an earlier letter.
-        """
-
-
-class Waiting(NamedTuple):
-    """How long the server waits for whom.
-
-    Attributes:
-        round: seconds for the answers of a round.
-        quorum: how many of a round's clients have to answer.
-        nodes: how many nodes there have to be before the first round.
-        start: seconds to wait for these.
-    """
-
-    round: float = 600.0
-    quorum: int = 1
-    nodes: int = 1
-    start: float = 120.0
+_MOST = 1 << 63  # what a node says it has measured is below this
+_START = "start."  # before the names of the state of clients that have no version yet
 
 
 class Remote:
-    """See `fl.federation.elsewhere.Elsewhere`.
+    """See `fl.federation.clients.RemoteClients`.
+
+    A client's own state never leaves its node, which keeps a version of it for each round that the server may still
+    name. The server stores the numbers: of the run, and of each client's version [clients], 0 for a client that has
+    none yet; and the state that such a client begins with.
 
     Attributes:
+        nodes: who is there.
+        splits: how many samples each client has.
         dataset: stands in for the data of all clients, and has the test set that the server was given.
-        bytes_down, bytes_up: what the tensors of all letters and answers took so far.
+        config: the settings of the run, with the number of clients.
+        federation: the clients as the server knows them, once it has been built.
     """
 
+    federation: Federation
+
     def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting = Waiting()) -> None:
-        """Wait for the nodes, and learn what they have."""
         (name,) = config.algorithm
-        self._link, self._waiting = link, waiting
-        method = ALGORITHMS[name]
-        self.labels = bool(
-            config.masked_loss or getattr(method, "labels", lambda options: False)(getattr(config, name, None))
-        )
-        self._places: dict[int, Address] = {}
-        self._said: dict[int, dict[str, Any]] = {}
-        self._strange: dict[Address, str] = {}
-        self._text: str = ""
-        self._fed: Federation | None = None
-        self._visits = Visits(self)
-        self.bytes_down = self.bytes_up = 0
-        self._test = test
-        self._wait()
-        here = [self._said[client] for client in range(len(self._said))]
+        self.labels = ALGORITHMS[name].labels(getattr(config, name, None))
+        self.nodes = Nodes(link, waiting, test, self.labels)
+        here = [self.nodes.reported[client] for client in range(len(self.nodes.reported))]
         self.splits = _splits([said["sizes"] for said in here])
-        self.dataset = self._stand_in(here)
+        self.dataset = self._stand_in(test, here)
         self.config = dataclasses.replace(config, clients=len(here), models_every=0)
+        self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
+        self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
+        self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
+        self._keys: dict[int, bytes] = {}  # of the clients that are about to recombine their models in secret
 
     def specs(self, space: Space) -> list[Spec] | None:
         """The architecture of each client, by the width and depth, or the budget, that its node reported."""
-        budgets = [self._said[client]["budget"] for client in sorted(self._said)]
+        budgets = [self.nodes.reported[client]["budget"] for client in sorted(self.nodes.reported)]
         if not any(budgets):
             return None
         if lacking := [client for client, budget in enumerate(budgets) if not budget]:
@@ -122,148 +82,218 @@ class Remote:
                 specs += announced(space, [row], f"what client {client} reported")
         return specs
 
-    def meet(self, fed: Federation) -> None:
-        """The federation is complete."""
+    def begin(self, fed: Federation) -> None:
+        """See `RemoteClients.begin`."""
         if fed.attack:
             raise FLError("--attack simulates malicious clients: with real ones leave it out")
-        self._fed = fed
-        settings = dataclasses.replace(self.config, name=None, resume=None)
-        self._text = settings.to_yaml()
+        self.federation = fed
 
-    def train(
-        self, fed: Any, cohort: Cohort, objective: LocalObjective, rng: Rng
-    ) -> tuple[States, Tensor, Sequence[int]]:
-        """See `Elsewhere.train`."""
-        self._check(fed, objective)
-        letters, starts = [], []
-        for k in range(len(cohort.clients)):
-            letter, start = self.letter(cohort, objective, rng, k)
-            letters.append(letter)
-            starts.append(start)
-        limits = [_HEADER + 8 + sum(tensor.nbytes for tensor in start.values()) for start in starts]
+    def client_states(self, start: State) -> State:
+        """See `RemoteClients.client_states`."""
+        begin = {f"{_START}{name}": tensor for name, tensor in start.items()}
+        return {"run": torch.tensor(_number()), "version": torch.zeros(len(self.splits), dtype=torch.int64), **begin}
 
-        def read(k: int, answer: Letter) -> tuple[State, Tensor]:
-            return self.trained(answer, letters[k], starts[k], "trained")
+    def run(
+        self, algorithm: Algorithm, message: Message, own: State, clients: Sequence[int], rng: Rng
+    ) -> tuple[ClientUpdate, State]:
+        """See `RemoteClients.run`."""
+        fed, secure = self.federation, next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
+        if own and fed.defence.clip:
+            raise FLError(
+                "--defence.clip clips what clients send, and with models of their own on other machines a method sends "
+                "only a part of what it trains: leave it out"
+            )
+        if own:
+            self._snapshot(own, rng)
+        begin = secret.begin(self, secure, message, clients) if secure else {}
+        models, letters, seen = [], [], {}
+        for k, client in enumerate(clients):
+            row = {name: _row(part, k) for name, part in message.items() if name != "levels"}
+            keeps, tensors = self._keeps(own, client) if own else (None, {})
+            levels, below = self._levels(message.get("levels", ()), client, seen)
+            packed, same = once({**tensors, **flat(row, "message"), **below})
+            header = {**self.header("update", client, rng), **begin, "keeps": keeps, "levels": levels, "same": same}
+            letters.append(Letter({**header, "list": isinstance(message.get("model"), list)}, packed))
+            models.append(row.get("model", {}))
+        sent = [{}] * len(clients) if secure else models
 
-        came = self.exchange(cohort.clients, letters, limits, read, rng.round)
-        return self._assembled(cohort, starts, came)
+        def read(k: int, answer: Letter) -> tuple[State, Tensor, bytes]:
+            answer, key = secret.key_of(answer) if secure else (answer, b"")
+            state, loss = self.trained(answer, letters[k], sent[k])
+            flops = fields(answer.header, {"flops": int})["flops"]
+            if not 0 <= flops < _MOST:
+                raise Refused(f"it says that it computed {str(flops)[:20]} operations")
+            fed.meter.flops += flops
+            self._has[clients[k]] = {digest for digest in letters[k].header["levels"] if digest}
+            return state, loss, key
 
-    def kept(self) -> State:
-        """See `Elsewhere.kept`."""
-        return self._visits.kept(len(self.splits))
+        limits = [HEADER + 8 + sum(tensor.nbytes for tensor in state.values()) for state in sent]
+        came = self.nodes.exchange(clients, letters, limits, read, rng.round)
+        self._forget(clients, came)
+        self._keys = {clients[k]: key for k, (_, _, key) in came.items()}
+        if own:
+            new = own["version"].clone()
+            for k in came:
+                new[clients[k]] = letters[k].header["keeps"]["as"]
+            own = {**own, "version": new}
+        return self._update(message, models, came, clients, bool(secure)), own
 
-    def visit(
-        self, one: Visit, received: Stack, mine: State, start: State, clients: Sequence[int], rng: Rng, **more: Any
-    ) -> tuple[Trained, State]:
-        """See `Elsewhere.visit`."""
-        return self._visits.visit(self._fed, one, received, mine, start, clients, rng, **more)
+    def _update(
+        self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int], secure: bool
+    ) -> ClientUpdate:
+        """The update of a round; clients whose answer did not come keep their start, and have the size 0."""
+        fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
+        lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.x.device)
+        loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
+        states = [came[k][0] if k in came and not secure else model for k, model in enumerate(models)]
+        sizes = tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
+        start = message.get("model", {})
+        trained = states if isinstance(start, list) else stack(states) if start else {}
+        return ClientUpdate(trained, loss, sizes, fed.clipped(trained, start, sizes))
 
     def recombine(
-        self, starts: Stack, clients: Sequence[int], pieces: Sequence[Sequence[str]], repeats: int, rng: Rng
-    ) -> Trained:
-        """See `Elsewhere.recombine`."""
-        return secret.recombine(self, starts, clients, pieces, repeats, rng)
-
-    @property
-    def federation(self) -> Federation:
-        """The clients, as the server knows them."""
-        return self._fed
+        self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: SecureRecombination, rng: Rng
+    ) -> ClientUpdate:
+        """See `RemoteClients.recombine`."""
+        return secret.recombine(self, self._keys, update, message["model"], clients, secure, rng)
 
     def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
-        """See `Elsewhere.judge`."""
-        return self._visits.judge(self._fed, what, levels, more, mean)
+        """See `RemoteClients.judge`."""
+        clients, letters, seen = range(len(self.splits)), [], {}
+        for client in clients:
+            digests, tensors = self._levels(levels, client, seen)
+            keeps, kinds = None, []
+            for number, level in enumerate(more):
+                used = level is not None and int(level.used[client]) >= 0
+                own = used and at_nodes(level.models)
+                if own:
+                    keeps, first = self._keeps(level.models, client)
+                    tensors |= first
+                elif used:
+                    tensors |= flat(level.state(int(level.used[client])), f"more{number}")
+                kinds.append("own" if own else "sent" if used else "")
+            packed, same = once(tensors)
+            header = self.header("judge", client, Rng(0))
+            header |= {"what": what, "mean": mean, "levels": digests, "more": kinds, "keeps": keeps, "same": same}
+            letters.append(Letter(header, packed))
 
-    def score(self, own: Own) -> dict[str, list[dict[str, float]]]:
-        """See `Elsewhere.score`."""
-        return self._visits.score(self._fed, own, held_out(self._fed))
+        def read(k: int, answer: Letter) -> list[float]:
+            said = fields(answer.header, {"kind": str, "ticket": str, "values": list})
+            if said["kind"] != "judged" or said["ticket"] != letters[k].header["ticket"] or answer.tensors:
+                raise Refused("it did not answer what was asked")
+            if len(said["values"]) != len(more) or not all(map(_sound, said["values"])):
+                raise Refused("what it says of its levels are no numbers")
+            self._has[k] = {digest for digest in letters[k].header["levels"] if digest}
+            return said["values"]
 
-    def exchange(
-        self,
-        clients: Sequence[int],
-        letters: Sequence[Letter],
-        limits: Sequence[int],
-        read: Callable[[int, Letter], Any],
-        round: int | None,
-        what: str = "evaluation",
-    ) -> dict[int, Any]:
-        """Send each client its letter and read the answers, by the clients' positions; those that could not be used
-        are missing, and named in one line.
+        came = self.nodes.exchange(clients, letters, [HEADER] * len(letters), read, None)
+        self._forget(clients, came)
+        silent = [math.nan] * len(more)
+        return torch.tensor([came.get(k, silent) for k in clients], dtype=torch.float64).T
 
-        Args:
-            limits: bytes of each answer.
-            read: (position, answer) -> what it says. Raises Refused for one that cannot be used.
-            round: of the training, which needs a quorum; None: anything else, which does not.
-            what: what else.
+    def score(self, models: ClientModels) -> dict[str, list[dict[str, float]]]:
+        """See `RemoteClients.score`."""
+        fed, seen = self.federation, {}
+        parts, clients = held_out(fed), range(len(self.splits))
+        whats = ["accuracy", "loss", "perplexity" if fed.data.text else "f1"]
+        letters = [self._question(models, client, parts, seen) for client in clients]
 
-        Raises:
-            FLError: if fewer than the quorum are left.
+        def read(k: int, answer: Letter) -> dict[str, dict[str, float]]:
+            said = fields(answer.header, {"kind": str, "client": int, "ticket": str, "scores": dict})
+            wrong = said["kind"] != "scored" or said["ticket"] != letters[k].header["ticket"] or answer.tensors
+            if wrong or set(said["scores"]) != set(parts):
+                raise Refused("it did not answer what was asked")
+            for row in said["scores"].values():
+                if not isinstance(row, dict) or list(row) != whats or not all(map(_sound, row.values())):
+                    raise Refused("its scores are no numbers")
+                if any(row[what] < 0 or row[what] > 1 for what in ("accuracy", "f1") if what in row):
+                    raise Refused("its scores are no shares")
+            return said["scores"]
+
+        came = self.nodes.exchange(clients, letters, [HEADER] * len(letters), read, None)
+        self._forget(clients, came)
+        silent = dict.fromkeys(whats, math.nan)
+        return {part: [came[k][part] if k in came else silent for k in clients] for part in parts} if came else {}
+
+    def _question(self, models: ClientModels, client: int, parts: Sequence[str], seen: dict) -> Letter:
+        """The letter that asks a node for the scores of its client's models."""
+        own, used = models.own, []
+        for level in models.levels:
+            if (k := int(level.used[client])) >= 0:
+                if at_nodes(level.models):
+                    own = level.models
+                else:
+                    used.append(level.state(k))
+        keeps, tensors = self._keeps(own, client) if own else (None, {})
+        digests = []
+        for number, state in enumerate(used):
+            digest = _digest(state, seen)
+            known = digest in self._has.get(client, ())
+            digests.append(digest if known else "")
+            tensors |= {} if known else flat(state, f"level{number}")
+        packed, same = once(tensors)
+        header = {**self.header("score", client, models.rng), "parts": list(parts), "mean": models.mean}
+        return Letter({**header, "keeps": keeps, "levels": digests, "same": same}, packed)
+
+    def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
+        """The digests of a client's models on finished levels, "" for none, and those of the models that its node has
+        not got yet.
         """
-        self._look_around(clients)
-        known = [k for k, client in enumerate(clients) if client in self._places]
-        sendable = [(self._places[clients[k]], letters[k]) for k in known]
-        answers, notes = ([], [])
-        if known:
-            answers, notes = self._link.ask(sendable, self._waiting.round, [limits[k] for k in known])
-        came, lost = {}, {k: "its node is not connected" for k in range(len(clients)) if k not in known}
-        for k, answer in zip(known, answers):
-            try:
-                if isinstance(answer, str):
-                    raise Refused(answer)
-                came[k] = read(k, answer)
-            except Refused as error:
-                lost[k] = str(error)
-        self.bytes_down += sum(letter.size for _, letter in sendable)
-        self.bytes_up += sum(answer.size for answer in answers if isinstance(answer, Letter))
-        self._report(clients, lost, notes, round, what)
-        return came
+        digests, tensors = [], {}
+        for number, level in enumerate(levels):
+            k = int(level.used[client])
+            state = level.state(k) if k >= 0 else {}
+            digests.append(_digest(state, seen) if state else "")
+            if state and digests[-1] not in self._has.get(client, ()):
+                tensors |= flat(state, f"level{number}")
+        return digests, tensors
 
-    def _check(self, fed: Any, objective: LocalObjective) -> None:
-        if fed.model is not self._fed.model or fed.local != self._fed.local:
-            raise FLError(
-                "this method trains another model than the clients have, or in another way, which cannot be told to "
-                "other machines: take another --algorithm"
-            )
-        if objective.per_sample is not None:
-            raise FLError("this method gives clients a value for each of their samples: take another --algorithm")
+    def _forget(self, clients: Sequence[int], came: Collection[int]) -> None:
+        """A node that did not answer as it should may have lost its levels: it is sent all of them again."""
+        for k, client in enumerate(clients):
+            if k not in came:
+                self._has.pop(client, None)
 
-    def letter(self, cohort: Cohort, objective: LocalObjective, rng: Rng, k: int) -> tuple[Letter, State]:
-        """What the k-th client of the cohort is sent, and the state that it starts from."""
-        fed, client = self._fed, cohort.clients[k]
-        start = per_client(cohort.states)[k]
-        context = objective.context or {}
-        mine = context[k] if isinstance(context, list) else _first(select(context, [k]))
-        tensors, same = once({**flat(start, "state"), **flat(mine, "context")})
-        more = {"objective": told(objective.objective), "ascent": told(objective.ascent), "same": same}
-        spec = fed.fleet[client].spec if fed.fleet else None
-        return Letter({**self.header("train", client, rng, spec), **more}, tensors), start
-
-    def header(self, kind: str, client: int, rng: Rng, spec: Spec | None = None) -> dict[str, Any]:
-        """What every letter about models says.
-
-        Args:
-            spec: of the client's model; None: it is the global one.
+    def _keeps(self, own: State, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Which version of its state a client takes, and under which number it keeps a new one; and the start for one
+        that has none yet.
         """
-        fed = self._fed
+        run, version = int(own["run"]), int(own["version"][client])
+        needed = {version, int(self._saved.get(run, own["version"])[client])} - {0}
+        start = {name.removeprefix(_START): tensor for name, tensor in own.items() if name.startswith(_START)}
+        keeps = {"run": run, "from": version, "as": _number(), "needed": sorted(needed)}
+        return keeps, {} if version else flat(start, "own")
+
+    def _snapshot(self, own: State, rng: Rng) -> None:
+        """Remember the versions of the last checkpoint: a run that is resumed from it will ask for these."""
+        run = int(own["run"])
+        if run not in self._saved or (rng.round - 1) % self.config.checkpoint_every == 0:
+            self._saved = {**self._saved, run: own["version"].clone()}
+
+    def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:
+        """What every letter about models says."""
+        fed = self.federation
+        specs = [dataclasses.asdict(kind.spec) for kind in fed.fleet.architectures] if fed.fleet else []
         return {
             "kind": kind,
-            "config": self._text,
+            "config": self._settings,
             "method": self.config.algorithm[0],
             "round": rng.round,
             "seed": rng.seed,
             "client": client,
             "clients": len(fed.clients),
+            "participants": fed.participants,
             "batch": fed.local.size_of_batches(fed.clients.train),
-            "model": None if spec is None else dataclasses.asdict(spec),
-            "full": dataclasses.asdict(fed.spec),
+            "model": dataclasses.asdict(fed.spec),
+            "fleet": {"specs": specs, "owned": list(fed.fleet.owned)} if fed.fleet else None,
             "ticket": secrets.token_hex(8),
         }
 
-    def trained(self, answer: Letter, letter: Letter, start: State, kind: str) -> tuple[State, Tensor]:
+    def trained(self, answer: Letter, letter: Letter, start: State) -> tuple[State, Tensor]:
         """(state, loss) of an answer. Raises Refused for one that cannot be used.
 
         Args:
             start: the tensors as they were sent; the answer has the same names, shapes and dtypes.
-            kind: what the answer calls itself.
         """
         said = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
         for name in ("round", "client", "ticket"):
@@ -271,139 +301,21 @@ class Remote:
                 if name == "ticket":
                     raise Refused("it answers another letter")
                 raise Refused(f"it answers for {name} {said[name]}, and {letter.header[name]} was asked")
-        if said["kind"] != kind:
+        if said["kind"] != "updated":
             raise Refused(f"it sent {said['kind']!r} instead of a trained model")
-        if said["samples"] != self._said[said["client"]]["sizes"][0]:
-            raise Refused(
-                f"it trained on {said['samples']} samples, and reported {self._said[said['client']]['sizes'][0]} at "
-                "the start"
-            )
+        if said["samples"] != self.nodes.reported[said["client"]]["sizes"][0]:
+            reported = self.nodes.reported[said["client"]]["sizes"][0]
+            raise Refused(f"it trained on {said['samples']} samples, and reported {reported} at the start")
         tensors = dict(answer.tensors)
         loss = tensors.pop("loss", None)
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
             raise Refused("its loss is infinite, not a number, or missing")
         before = flat(start, "state")
         check_tensors(tensors, shapes(before), {name: tensor.cpu() for name, tensor in before.items()})
-        device = self._fed.data.x.device
+        device = self.federation.data.x.device
         return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
 
-    def quorum(self, clients: Sequence[int]) -> int:
-        """How many of these have to answer."""
-        return max(1, min(self._waiting.quorum, len(clients)))
-
-    def _report(
-        self,
-        clients: Sequence[int],
-        lost: dict[int, str],
-        notes: Sequence[tuple[Address, str]],
-        round: int | None,
-        what: str = "evaluation",
-    ) -> None:
-        """Log the outcome of a round in one line if anything went wrong; raise FLError if too few clients are left."""
-        what = what if round is None else f"round {round}"
-        names = {place: client for client, place in self._places.items()}
-        reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
-        reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
-        left = len(clients) - len(lost)
-        quorum = self.quorum(clients)
-        if left < quorum and round is not None:
-            raise FLError(
-                f"round {round}: {left} of {len(clients)} clients answered, fewer than --quorum {quorum}: "
-                f"{'; '.join(reasons)}. What came before is saved: see to these nodes and go on with --resume"
-            )
-        if reasons:
-            _log.warning("warning: %s: %d of %d clients answered: %s", what, left, len(clients), "; ".join(reasons))
-
-    def _assembled(
-        self, cohort: Cohort, starts: Sequence[State], came: dict[int, tuple[State, Tensor]]
-    ) -> tuple[States, Tensor, Sequence[int]]:
-        dtype = next(loss.dtype for _, loss in came.values())
-        nothing = torch.full((), torch.nan, dtype=dtype, device=self._fed.data.x.device)
-        each = [came.get(k, (start, nothing)) for k, start in enumerate(starts)]
-        states = [state for state, _ in each]
-        sizes = [len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(cohort.clients)]
-        return (
-            stack(states) if isinstance(cohort.states, dict) else states,
-            torch.stack([loss.to(dtype) for _, loss in each]),
-            sizes,
-        )
-
-    def _wait(self) -> None:
-        """Until enough nodes have said what they have."""
-        wanted, end = self._waiting.nodes, time.monotonic() + self._waiting.start
-        while True:
-            self._greet(min(self._waiting.start, self._waiting.round))
-            if len(self._said) >= wanted and set(self._said) == set(range(len(self._said))):
-                return
-            if time.monotonic() > end:
-                strange = "".join(f"; a node was refused: {reason}" for reason in self._strange.values())
-                raise FLError(
-                    f"after {self._waiting.start:g} s there are the nodes of clients "
-                    f"{', '.join(map(str, sorted(self._said))) or '(none)'}, and {wanted} are needed, numbered from 0 "
-                    f"on{strange}: start the others, or give fewer --nodes"
-                )
-            time.sleep(0.2)
-
-    def _look_around(self, clients: Sequence[int]) -> None:
-        """Greet nodes that were started since, if some clients' nodes are gone."""
-        there = set(self._link.nodes())
-        self._places = {client: place for client, place in self._places.items() if place in there}
-        if any(client not in self._places for client in clients):
-            self._greet(min(30.0, self._waiting.round))
-
-    def _greet(self, timeout: float) -> None:
-        """Ask the nodes that are not known yet what they have."""
-        known = set(self._places.values()) | set(self._strange)
-        new = [place for place in self._link.nodes() if place not in known]
-        if not new:
-            return
-        hello = Letter({"kind": "hello", "labels": self.labels}, {})
-        answers, _ = self._link.ask([(place, hello) for place in new], timeout, [_HEADER] * len(new))
-        for place, answer in zip(new, answers):
-            try:
-                said = self._introduced(answer)
-            except Refused as error:
-                if isinstance(answer, Letter):  # silence may pass
-                    self._strange[place] = str(error)
-                    _log.warning("warning: a node is refused: %s", error)
-                continue
-            self._places[said["client"]], self._said[said["client"]] = place, said
-
-    def _introduced(self, answer: Letter | str) -> dict[str, Any]:
-        """What a node says of itself. Raises Refused if it does not fit the test set, or what it said before."""
-        if isinstance(answer, str):
-            raise Refused(answer)
-        wanted = {"kind": str, "client": int, "sizes": list, "sample": list, "target": list, "classes": int, "top": int}
-        said = fields(answer.header, {**wanted, "budget": dict})
-        client, data = said["client"], self._test
-        if said["kind"] != "here" or client < 0 or not whole(said["sizes"]) or len(said["sizes"]) != 3:
-            raise Refused("it did not say which client it is and what it has")
-        if not said["sizes"][0]:
-            raise Refused(f"client {client} has no training samples")
-        if client in self._places:
-            raise Refused(f"two nodes say that they are client {client}: give each a partition-id of its own")
-        ours = [str(data.test_x.dtype).removeprefix("torch."), *data.test_x.shape[1:]]
-        for name, here in (
-            ("sample", ours),
-            ("target", list(data.test_y.shape[1:])),
-            ("classes", data.classes),
-            ("top", data.top),
-        ):
-            if said[name] != here:
-                raise Refused(f"client {client}'s data have {name} {said[name]}, and the server's test set {here}")
-        if self.labels and not (
-            whole(said.get("labels"))
-            and len(said["labels"]) == data.classes
-            and sum(said["labels"]) == said["sizes"][0]
-        ):
-            raise Refused(f"client {client} did not say how many samples of each class it has")
-        if self._fed and (client >= len(self.splits) or said["sizes"] != self._said[client]["sizes"]):
-            raise Refused(f"client {client} is no client of this run, or has other data than at the start")
-        if not all(isinstance(said["budget"].get(key, 1), int | float | list) for key in said["budget"]):
-            raise Refused(f"client {client}'s budget is {said['budget']}")
-        return said
-
-    def _stand_in(self, here: Sequence[dict[str, Any]]) -> Dataset:
+    def _stand_in(self, test: Dataset, here: Sequence[dict[str, Any]]) -> Dataset:
         """Data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory."""
         count = sum(sum(said["sizes"]) for said in here)
         sample, target = here[0]["sample"], here[0]["target"]
@@ -413,7 +325,7 @@ class Remote:
             order = [torch.arange(len(said["labels"])).repeat_interleave(torch.tensor(said["labels"])) for said in here]
             rest = torch.zeros(count - sum(map(len, order)), dtype=torch.int64)  # validation and test samples
             y = torch.cat([*order, rest])
-        return dataclasses.replace(self._test, x=x, y=y)
+        return dataclasses.replace(test, x=x, y=y)
 
 
 def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
@@ -427,8 +339,32 @@ def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
     return Splits(*parts)
 
 
-def _first(context: Any) -> Any:
-    """An objective's input of one client, without the leading axis."""
-    if isinstance(context, dict):
-        return {name: _first(value) for name, value in context.items()}
-    return context[0]
+def _row(part: Any, k: int) -> Any:
+    """What a message has for one client."""
+    return part[k] if isinstance(part, list) else tree_map(lambda tensor: tensor[k], part)
+
+
+def _number() -> int:
+    """That no other run or version has: 63 bits."""
+    return secrets.randbits(62) + 1
+
+
+def _sound(value: Any) -> bool:
+    """Whether this is a number that can be averaged. A loss may be nan: a model that has diverged honestly has that.
+
+    >>> [_sound(value) for value in (0.5, 3, math.nan, math.inf, 10**400, True, "1")]
+    [True, True, True, False, False, False, False]
+    """
+    return type(value) in (int, float) and not abs(value) >= _MOST
+
+
+def _digest(state: State, seen: dict) -> str:
+    """Of the names and numbers of a model. `seen` remembers those of one round, in which nothing changes."""
+    key = tuple((tensor.data_ptr(), tuple(tensor.shape)) for tensor in state.values())
+    if key not in seen:
+        hashed = hashlib.sha256()
+        for name, tensor in state.items():
+            hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+            hashed.update(raw(tensor))
+        seen[key] = hashed.hexdigest()
+    return seen[key]

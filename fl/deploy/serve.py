@@ -7,7 +7,8 @@ from fl import data
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.data import Dataset
-from fl.deploy.remote import Link, Remote, Waiting
+from fl.deploy.nodes import Link, Waiting
+from fl.deploy.remote import Remote
 from fl.runs.one_run import simulate
 
 
@@ -26,4 +27,4 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
     config = replace(config, dataset=data.GIVEN, crop=config.crop, pool=False, pad=0, samples=0)
     remote = Remote(link, config, test, waiting)
     resume = (folder / "config.yaml").exists()
-    return simulate(remote.config, folder, resume, remote.dataset, elsewhere=remote)
+    return simulate(remote.config, folder, resume, remote.dataset, remote=remote)

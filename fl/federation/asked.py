@@ -31,7 +31,6 @@ ASKED = {
     "presence": Ask(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),
-    "elsewhere": Ask("`deploy`", lambda config: False, lambda fed: fed.elsewhere),
     "architectures": Ask(
         "--architectures",
         lambda config: config.architectures != ArchitectureOptions(),

@@ -17,23 +17,22 @@ from fl.engine import Group, Job, progress, train
 from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
-from fl.federation import traffic
 from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.classes import classes_held
+from fl.federation.clients import RemoteClients
 from fl.federation.cohort import Cohort, States, joined, per_client, select, select_stacked, with_entry
 from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
-from fl.federation.elsewhere import Elsewhere
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.presence import Presence
-from fl.federation.trained import Trained
+from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
-from surgery import Stack, State, Submodel, stack_size
+from surgery import Stack, State, Submodel, broadcast, stack_size
 from surgery.transfer import upload
 from zoo import Spec
 
@@ -56,7 +55,8 @@ class Federation:
         presence: the rounds in which each client takes part; None: all are there in every round.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
-        elsewhere: the way to clients on other machines, who train there; None: all clients are here.
+        remote: the clients, if they are on other machines and train there; None: all are simulated here. Methods do not
+            look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
         meter: adds up what the clients compute.
@@ -83,7 +83,7 @@ class Federation:
     presence: Presence | None = None
     start: Start | None = None
     truth: Tensor | None = None
-    elsewhere: Elsewhere | None = None
+    remote: RemoteClients | None = None
     attack: Attack | None = None
     defence: Defence = Defence()
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
@@ -201,77 +201,87 @@ class Federation:
         Raises:
             FLError: for clients on other machines who were not asked for their labels.
         """
-        if self.elsewhere and not self.elsewhere.labels:
+        if self.remote and not self.remote.labels:
             raise FLError("the labels of clients on other machines are not known: leave what needs them out")
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
         return torch.stack([self._classes[client] for client in clients])
 
+    def client_states(self, start: State) -> Stack:
+        """What the server stores of clients' own states before any of them took part: in a simulation the start, a row
+        for each client of the population. It belongs into the server's part `fl.federation.clients.CLIENTS`.
+        """
+        return self.remote.client_states(start) if self.remote else broadcast(start, len(self.clients))
+
+    def mean_of_clients(self, states: Stack, otherwise: State) -> State:
+        """The mean of all clients' own models by their numbers of samples, for a stranger; nobody trains from it.
+
+        Args:
+            states: the server's part `fl.federation.clients.CLIENTS`.
+            otherwise: taken where clients are on other machines and never send these models.
+        """
+        if self.remote:
+            return otherwise
+        return self.keep_frozen(states, surgery.average(states, weights=self.clients.train.sizes))
+
     def train(
         self,
-        starts: Stack,
+        starts: States,
         clients: Sequence[int],
         rng: Rng,
         objective: Objective = cross_entropy,
         context: Any = None,
         ascent: Ascent | None = None,
         per_sample: Tensor | None = None,
-    ) -> Trained:
+    ) -> ClientUpdate:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
         A client whose loss or weights are no longer finite is dropped from the round: it keeps its start, its size
-        counts as 0, and a warning is logged.
+        counts as 0, and a warning is logged. Malicious clients train a second time, on spoilt data, and send a mixture
+        of the two results. Updates are clipped if the defence says so.
 
         Args:
-            objective, context, ascent: see `fl.engine.objectives`; the context's tensors have a leading axis K.
+            starts: a stack [K, ...]; or a list of K states, each of its client's architecture in the fleet.
+            objective, ascent: see `fl.engine.objectives`.
+            context: the objective's input: tensors with a leading axis K; for a list of starts a list of K contexts.
             per_sample: [N, ...], values for each of the training samples, given to the objective with it.
 
         Raises:
-            FLError: if all clients have to be dropped, or have models of several architectures.
+            Diverged: if all clients have to be dropped.
+            FLError: for a stack if clients have models of several architectures.
         """
-        if self.fleet is not None and len(self.fleet.architectures) > 1:
+        parts, k = self.clients.train, len(clients)
+        mixed = isinstance(starts, list)
+        if not mixed and self.fleet is not None and len(self.fleet.architectures) > 1:
             raise FLError(
                 f"clients have models of {len(self.fleet.architectures)} architectures, and this method trains one for "
                 "all: take a method for such clients, or leave Federation(fleet=...) out"
             )
-        if stack_size(starts) != len(clients):
-            raise FLError(f"{stack_size(starts)} starting states for {len(clients)} clients: give one each")
-        each = LocalObjective(objective, context or {}, ascent, per_sample)
-        cohort = Cohort(clients, [self.model] * len(clients), starts)
-        return self.train_cohort(cohort, self._masked(cohort, each), rng)
+        given = len(starts) if mixed else stack_size(starts)
+        if given != k or (mixed and len(context or clients) != k):
+            raise FLError(f"{given} starting states for {k} clients: give one each, and as many contexts")
+        models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
+        cohort = Cohort(clients, models, starts)
+        context = list(context or [{}] * k) if mixed else context or {}
+        each = self._masked(cohort, LocalObjective(objective, context, ascent, per_sample))
+        passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
+        for client, model in zip(clients, models):
+            samples = self.local.samples_of_epoch(len(parts[client]), parts)
+            self.meter.flops += passes * samples * flops(model, self.data)
+        states, loss = (self._over_ranks if current().sharing else self._in_chunks)(cohort, each, rng)
+        rows = self.attack.rows(clients) if self.attack else []
+        sent = self._amplified(states, rows, cohort, each, rng) if rows else states
+        received, arrived = drop_failed(sent, loss, starts, clients, [len(parts[c]) for c in clients], rng.round)
+        states = received if sent is states else restored(states, starts, arrived)
+        return ClientUpdate(states, loss, arrived, self.clipped(received, starts, arrived))
 
-    def train_mixed(
-        self,
-        models: Sequence[nn.Module],
-        starts: Sequence[State],
-        clients: Sequence[int],
-        rng: Rng,
-        objective: Objective = cross_entropy,
-        context: Sequence[Any] | None = None,
-        ascent: Ascent | None = None,
-    ) -> Trained:
-        """Train the k-th of the clients with the k-th of the models, from the k-th of the starts.
-
-        The same as training them one by one: batches and random numbers depend on the client alone.
+    def clipped(self, states: States, starts: States, sizes: Sequence[int]) -> States:
+        """The states as the server takes them, whose steps from the starts are clipped if the defence says so.
 
         Args:
-            models: architectures; those that are the same object train together.
-            context: the objective's input for each client, without a leading axis.
-
-        Returns:
-            Trained, its states a list of K states.
-
-        Raises:
-            FLError: as `train`.
+            sizes: 0 for clients that were dropped.
         """
-        if not len(models) == len(starts) == len(clients) == len(context or clients):
-            raise FLError(
-                f"{len(models)} models, {len(starts)} starting states and {len(context or clients)} contexts for "
-                f"{len(clients)} clients: give one each"
-            )
-        each = LocalObjective(objective, list(context or [{}] * len(clients)), ascent)
-        cohort = Cohort(clients, models, list(starts))
-        return self.train_cohort(cohort, self._masked(cohort, each), rng)
+        return self.defence.clipped(states, starts, sizes, self.trainable) if self.defence.clip else states
 
     def _masked(self, cohort: Cohort, each: LocalObjective) -> LocalObjective:
         """What clients minimise: if they train so, with logits of 0 for classes that they do not have."""
@@ -279,37 +289,6 @@ class Federation:
             return each
         context = with_entry(each.context, "held", self.held(cohort.clients))
         return each._replace(objective=masked(each.objective), context=context)
-
-    def train_cohort(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> Trained:
-        """Train the clients of a cohort from its states.
-
-        Malicious clients train a second time, on spoilt data, and send a mixture of the two results. Clients that
-        diverge are dropped, updates are clipped if the defence says so, and what is sent is counted.
-
-        Raises:
-            Diverged: if all clients have to be dropped.
-        """
-        clients, starts, parts = cohort.clients, cohort.states, self.clients.train
-        passes = self.local.epochs * self.local.repeats * (2 if each.ascent else 1)
-        for client, model in zip(clients, cohort.models):
-            samples = self.local.samples_of_epoch(len(parts[client]), parts)
-            self.meter.flops += passes * samples * flops(model, self.data)
-        if self.elsewhere:
-            states, loss, arrived = self.elsewhere.train(self, cohort, each, rng)
-            received = self._clipped(states, starts, arrived)
-            return Trained(states, loss, tuple(arrived), traffic.count(starts, arrived), received)
-        shared = current().sharing
-        states, loss = self._over_ranks(cohort, each, rng) if shared else self._in_chunks(cohort, each, rng)
-        rows = self.attack.rows(clients) if self.attack else []
-        sent = self._amplified(states, rows, cohort, each, rng) if rows else states
-        sizes = [len(parts[client]) for client in clients]
-        received, arrived = drop_failed(sent, loss, starts, clients, sizes, rng.round)
-        states = received if sent is states else restored(states, starts, arrived)
-        received = self._clipped(received, starts, arrived)
-        return Trained(states, loss, arrived, traffic.count(starts, arrived), received)
-
-    def _clipped(self, states: States, starts: States, sizes: Sequence[int]) -> States:
-        return self.defence.clipped(states, starts, sizes, self.trainable) if self.defence.clip else states
 
     def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:
         """What the clients send of whom those in these rows are malicious, and train on spoilt data as well."""
@@ -405,7 +384,7 @@ class Federation:
         model = model or self.model
         if not lacks_statistics(model, state):
             return {}
-        if self.elsewhere:
+        if self.remote:
             raise FLError(
                 "static batch norms need a pass over all clients' data, which lie on other machines: take another "
                 "--norm than static_batch"

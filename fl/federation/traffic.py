@@ -1,58 +1,58 @@
 """What a participant receives and sends in a round, on average: models and bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from fl.federation.cohort import States, stacks
-from fl.federation.trained import Trained
-from surgery import stack_size
+from fl.base.torch_private import tree_leaves
+from fl.federation.cohort import States
 
 COLUMNS = ("models_down", "models_up", "bytes_down", "bytes_up", "bytes_peers", "secure_seconds")
 """The last two are from secure recombination (FedMR): bytes sent to other clients, and the time of the exchange."""
 
 
-def count(starts: States, sizes: Sequence[int]) -> dict[str, float]:
-    """The traffic of a round in which every client receives its start and sends its trained model back.
+def count(sizes: Sequence[int], model: float, received: float, sent: Sequence[int]) -> dict[str, float]:
+    """The traffic of a round in which every client receives a message and sends its update back.
 
-    Tensors count with their size in memory, uncompressed; buffers count too. A client that was dropped (size 0) sends
-    nothing.
+    Args:
+        sizes: the clients' numbers of samples. A client that was dropped (size 0) sends nothing.
+        model: bytes of the participants' models, on average.
+        received: bytes that all clients receive together.
+        sent: bytes of each client's update.
 
     Returns:
         models_down, models_up: in models of the participants' mean size. bytes_down, bytes_up: in bytes. Each is a mean
         over the participants.
 
-    >>> import torch
-    >>> count({"w": torch.zeros(2, 5)}, sizes=[10, 0])
+    >>> count(sizes=[10, 0], model=20, received=40, sent=[20, 20])
     {'models_down': 1.0, 'models_up': 0.5, 'bytes_down': 20.0, 'bytes_up': 10.0}
     """
-    k = len(sizes)
-    each = []
-    for stack in stacks(starts):
-        models = stack_size(stack)
-        each += [sum(tensor.nbytes for tensor in stack.values()) // models] * models
-    down, up = sum(each) / k, sum(n for n, size in zip(each, sizes) if size) / k
-    return {"models_down": 1.0, "models_up": up / down, "bytes_down": down, "bytes_up": up}
+    down, up = received / len(sizes), sum(n for n, size in zip(sent, sizes) if size) / len(sizes)
+    return {"models_down": down / model, "models_up": up / model, "bytes_down": down, "bytes_up": up}
 
 
-def add_bytes(trained: Trained, down: float = 0, up: float = 0) -> Trained:
-    """The same round with more traffic: bytes that a method sends beside the models, a mean over the participants.
+def nbytes(states: States) -> list[int]:
+    """The bytes of each client's tensors, with their size in memory, uncompressed; buffers count too.
 
     >>> import torch
-    >>> trained = Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]), {})
-    >>> add_bytes(trained, down=10).metrics
+    >>> nbytes({"w": torch.zeros(2, 5)})
+    [20, 20]
+    """
+    each = []
+    for tree in states if isinstance(states, list) else [states]:
+        leaves = tree_leaves(tree)
+        k = 1 if isinstance(states, list) else len(leaves[0]) if leaves else 0
+        each += [sum(tensor.nbytes for tensor in leaves) // k] * k if k else []
+    return each
+
+
+def more(metrics: Mapping[str, float], model: float, down: float = 0, up: float = 0) -> dict[str, float]:
+    """The metrics of a round with more traffic: bytes sent beside the models, a mean over the participants.
+
+    Args:
+        model: bytes of the participants' models, on average.
+
+    >>> more(count([10], model=20, received=20, sent=[20]), model=20, down=10)
     {'models_down': 1.5, 'models_up': 1.0, 'bytes_down': 30.0, 'bytes_up': 20.0}
     """
-    before = trained.metrics
-    model = before["bytes_down"] / before["models_down"]
-    bytes_down, bytes_up = before["bytes_down"] + down, before["bytes_up"] + up
+    bytes_down, bytes_up = metrics["bytes_down"] + down, metrics["bytes_up"] + up
     now = {"models_down": bytes_down / model, "models_up": bytes_up / model, "bytes_down": bytes_down}
-    return trained._replace(metrics={**before, **now, "bytes_up": bytes_up})
-
-
-def no_traffic(trained: Trained) -> Trained:
-    """The same round without any traffic: the models stay where they are.
-
-    >>> import torch
-    >>> no_traffic(Trained({}, torch.zeros(1), (10,), count({"w": torch.zeros(1, 5)}, [10]), {})).metrics["bytes_up"]
-    0.0
-    """
-    return trained._replace(metrics={**trained.metrics, **dict.fromkeys(COLUMNS[:4], 0.0)})
+    return {**metrics, **now, "bytes_up": bytes_up}

@@ -20,7 +20,7 @@ from fl.engine.augment import Augment
 from fl.engine.work import activation_bytes
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
-from fl.federation.elsewhere import Elsewhere
+from fl.federation.clients import RemoteClients
 from fl.federation.presence import make_presence
 from fl.models import own
 from fl.models.architectures import choose
@@ -39,7 +39,7 @@ def build(
     dataset: data.Dataset | None = None,
     model: own.Model | None = None,
     start: Start | None = None,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteClients | None = None,
 ) -> tuple[Federation, Algorithm]:
     """The federation and the method of a config with one algorithm and one seed.
 
@@ -52,7 +52,7 @@ def build(
             or a function that makes one, whose weights then depend on the seed. Methods that start several models from
             different weights need a function.
         start: the trained weights that --init names, if a run folder has kept them.
-        elsewhere: the way to clients on other machines, which have their data already; `dataset` stands in for these
+        remote: clients on other machines, which have their data already; `dataset` stands in for these
             and has a test set. None: the settings deal the data out to clients here.
 
     >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
@@ -67,16 +67,16 @@ def build(
     device = pick_device(config.device)
     if dataset is None:
         dataset = config.load()
-    elif not elsewhere:
+    elif not remote:
         dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
     rng = Rng(seed)
-    parts, truth = (None, None) if elsewhere else config.deal(dataset, rng.numpy("partition"))
+    parts, truth = (None, None) if remote else config.deal(dataset, rng.numpy("partition"))
     dataset, local = training(config, dataset)
-    if elsewhere:
-        splits = elsewhere.splits
+    if remote:
+        splits = remote.splits
     else:
         splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    if config.pool and not elsewhere:
+    if config.pool and not remote:
         dataset = dataset.tested_on(splits.test.samples)
     dataset = dataset.to(device)
     malicious = draw_malicious(config.attack, config.clients, rng)
@@ -84,7 +84,7 @@ def build(
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
     base = model_spec(config, dataset, model)
     take_largest = malicious if config.attack.architecture == "largest" else frozenset()
-    spec, specs = _specs(config, base, dataset, splits, rng, take_largest, elsewhere)
+    spec, specs = _specs(config, base, dataset, splits, rng, take_largest, remote)
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
@@ -108,10 +108,10 @@ def build(
         defence=config.defence,
         presence=presence,
         truth=truth,
-        elsewhere=elsewhere,
+        remote=remote,
     )
-    if elsewhere:
-        elsewhere.meet(fed)
+    if remote:
+        remote.begin(fed)
     _check_batch(fed)
     return fed, make_algorithm(config, fed)
 
@@ -154,7 +154,7 @@ def _specs(
     clients: partition.Splits,
     rng: Rng,
     take_largest: frozenset[int],
-    elsewhere: Elsewhere | None,
+    remote: RemoteClients | None,
 ) -> tuple[Spec, list[Spec]]:
     """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
     if all clients have the global one.
@@ -162,8 +162,8 @@ def _specs(
     (name,) = config.algorithm
     if not is_mixed(name):
         return base, []
-    chosen = elsewhere.specs(config.architectures.announce(base)) if elsewhere else None
-    if elsewhere and not chosen and config.architectures.choose == "zico":
+    chosen = remote.specs(config.architectures.announce(base)) if remote else None
+    if remote and not chosen and config.architectures.choose == "zico":
         raise FLError(
             "--architectures.choose zico looks at clients' data, which lie on other machines here: give each node a "
             "width, a depth or a budget, or --architectures.choose cycle, random, budget or given"

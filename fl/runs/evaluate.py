@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl.distributed import current
 from fl.federation import Federation
+from fl.federation.client_models import ClientModels, predict, predict_all
 from fl.federation.cohort import Cohort, States, per_client
-from fl.federation.own import Own, predict_all
 from fl.partition import Parts
 from surgery import cosine
 from surgery.transfer import download, upload
@@ -208,48 +208,39 @@ def held_out(fed: Federation) -> list[str]:
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
 
 
-def score_clients(
-    fed: Federation, predict: Callable[[Tensor, int], Tensor], own: Callable[[], Own] | None = None
-) -> Scores:
+def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores:
     """The scores of every client on its own held-out samples, for the parts that `held_out` names.
 
     Args:
-        predict: (samples, client) -> logits.
-        own: () -> the models behind it, which are then asked for the samples of all their clients at once.
+        models: () -> the models that clients predict with, which are asked for the samples of all clients at once.
     """
     parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
     if not parts:
         return {}
-    if fed.elsewhere:
-        return fed.elsewhere.score(own()) if own else {}
+    if fed.remote:
+        return fed.remote.score(models())
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
-    models = own() if own and not fed.local.augment.mask else None
-    tokens, text = fed.data.y[0].numel(), fed.data.text
-    tallies = [
-        _tally(
-            _of_all(fed, models, each) if models else _of_each(fed, predict, each), text, (each.sizes * tokens).tolist()
-        )
-        for each in parts.values()
-    ]
+    logits = _of_each if fed.local.augment.mask else _of_all
+    used, tokens, text = models(), fed.data.y[0].numel(), fed.data.text
+    tallies = [_tally(logits(fed, used, each), text, (each.sizes * tokens).tolist()) for each in parts.values()]
     return dict(zip(parts, _scores(tallies)))
 
 
-def _of_each(
-    fed: Federation, predict: Callable[[Tensor, int], Tensor], parts: Parts
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
     """Like `_pieces`, for one client after another."""
     for client, index in enumerate(parts):
         index = upload(index, fed.data.x.device)
-        yield from _pieces(lambda x, k=client: predict(x, k), fed.data.x[index], fed.data.y[index], fed.data.classes)
+        call = partial(predict, fed.predict, models.levels, client, mean=models.mean)
+        yield from _pieces(call, fed.data.x[index], fed.data.y[index], fed.data.classes)
 
 
-def _of_all(fed: Federation, own: Own, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
+def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
     """Like `_pieces`, for all clients together, in their order."""
     size = max(1, min(_SAMPLES, _LOGITS // (fed.data.classes * fed.data.y[0].numel())))
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):
         labels = fed.data.y[upload(samples, fed.data.y.device)]
-        yield predict_all(fed, own, samples, whose).flatten(0, -2), labels.flatten()
+        yield predict_all(fed, models, samples, whose).flatten(0, -2), labels.flatten()
 
 
 def silent(scores: Scores) -> set[int]:

@@ -145,10 +145,8 @@ def client_model(folder: Path, client: int, model: Model | None = None, dataset:
     if not 0 <= client < len(fed.clients):
         raise FLError(f"--client {client}: {folder} has clients 0 to {len(fed.clients) - 1}")
     name = config.algorithm[0]
-    if algorithm.own is None:
-        raise FLError(f"--client {client}: {name} does not say which models its clients use; leave --client out")
     server, _ = begin(config, folder, algorithm, fed.spec)
-    used = [level for level in algorithm.own(server).levels if level.used[client] >= 0]
+    used = [level for level in algorithm.client_models(server).levels if level.used[client] >= 0]
     if len(used) != 1:
         raise FLError(
             f"--client {client}: in {name} it predicts with {len(used)} models, whose logits are added up: use "

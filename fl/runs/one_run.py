@@ -12,7 +12,7 @@ from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
 from fl.config import Config
 from fl.distributed import current, joined
-from fl.federation.elsewhere import Elsewhere
+from fl.federation.clients import RemoteClients
 from fl.figures.coverage import leave_coverage
 from fl.figures.curves import leave_curves
 from fl.figures.structure import leave_structure
@@ -39,7 +39,7 @@ def simulate(
     dataset: data.Dataset | None = None,
     model: Model | None = None,
     on_round: OnRound | None = None,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteClients | None = None,
 ) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
@@ -65,7 +65,7 @@ def simulate(
             run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
-        elsewhere: the way to clients on other machines, who train there (see `fl.deploy`); None: they are simulated.
+        remote: clients on other machines, who train there (see `fl.deploy`); None: they are simulated.
 
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
@@ -74,11 +74,11 @@ def simulate(
             runs before.
     """
     with joined() as ranks:
-        if elsewhere and ranks.size > 1:
+        if remote and ranks.size > 1:
             raise FLError("clients on other machines train there: start one process, without torchrun")
         if ranks.rank:
             return _follow(config, Path(folder), resume, dataset, model)
-        return _lead(config, Path(folder), resume, dataset, model, on_round, elsewhere)
+        return _lead(config, Path(folder), resume, dataset, model, on_round, remote)
 
 
 def _lead(
@@ -88,12 +88,12 @@ def _lead(
     dataset: data.Dataset | None,
     model: Model | None,
     on_round: OnRound | None,
-    elsewhere: Elsewhere | None,
+    remote: RemoteClients | None,
 ) -> dict:
     require(config.log, on_round)
     try:
         with held(folder, resume), _terminable() as saving:
-            run = Simulation.begin(config, folder, resume, dataset, model, elsewhere)
+            run = Simulation.begin(config, folder, resume, dataset, model, remote)
             try:
                 greet(run)
             except FLError:  # also where another rank is lost before the first round

@@ -16,8 +16,8 @@ from fl.algorithms.method import Method
 from fl.base import tensors
 from fl.base.errors import FLError
 from fl.config import Config
-from fl.federation import own
-from fl.federation.own import Level
+from fl.federation import client_models
+from fl.federation.client_models import Level
 from fl.models.own import Model, OwnSpec, identity
 from fl.runs import checkpoint
 from fl.runs.given import spec_of
@@ -32,7 +32,7 @@ class Pathways:
     Attributes:
         spec: what all models are.
         kinds: what each level holds: global, a number of cluster models, personal.
-        levels: the models of each level, see `fl.federation.own.Level`.
+        levels: the models of each level, see `fl.federation.client_models.Level`.
         mean: whether logits are averaged over the levels, and not summed.
     """
 
@@ -58,7 +58,7 @@ class Pathways:
     def predict(self, client: int, x: Tensor) -> Tensor:
         """Logits of a client: [N, classes] for images [N, C, H, W] in [-1, 1], [N, T, classes] for tokens [N, T]."""
         self.pathway(client)
-        logits = own.predict(self._call, self.levels, client, x, self.mean)
+        logits = client_models.predict(self._call, self.levels, client, x, self.mean)
         if logits is None:
             raise FLError(f"client {client} has no model on any level: it never took part; let it join as a new one")
         return logits

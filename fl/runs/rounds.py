@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -86,19 +85,19 @@ def measured_round(run: Simulation, number: int) -> tuple[Server, Row, evaluate.
     fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
     started = time.perf_counter()
     rng = Rng(run.config.seeds[0], number)
-    clients = algorithm.choose(fed, run.server, rng)
-    server, trained = algorithm.round(run.server, clients, rng)
-    kept = torch.tensor([size > 0 for size in trained.sizes or [1] * len(clients)])
+    clients = algorithm.choose(run.server, rng)
+    server, update = algorithm.round(run.server, clients, rng)
+    kept = torch.tensor([size > 0 for size in update.sizes or [1] * len(clients)])
     if (dropped := int((~kept).sum())) == len(kept):
         kept = ~kept  # nobody's model arrived: what is measured is what they started from
-    loss = trained.loss.cpu()[kept].mean().item()  # waits for the device, so that the time below is the round's
+    loss = update.loss.cpu()[kept].mean().item()  # waits for the device, so that the time below is the round's
     took = time.perf_counter() - started
-    row = {"round": number, "seconds": took, "train_loss": loss, **trained.metrics}
+    row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
     row["macs"] = fed.meter.read() / 2 / len(clients)
     if dropped:
         row["dropped"] = dropped
     measured, scores = evaluate_round(
-        run, server, evaluate.honest_cohort(fed, trained.states, clients, kept.tolist()), number
+        run, server, evaluate.honest_cohort(fed, update.states, clients, kept.tolist()), number
     )
     return server, row | measured, scores
 
@@ -111,8 +110,7 @@ def evaluate_round(run: Simulation, server: Server, cohort: Cohort, number: int)
     participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
     row |= measure_columns(Moment(run.config, fed, algorithm, server, cohort), wanted)
     if "global" in wanted:
-        own = partial(algorithm.own, server) if algorithm.own else None
-        scores = evaluate.score_clients(fed, lambda images, client: algorithm.predict(server, images, client), own)
+        scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
         row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else evaluate.silent(scores))
         # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))

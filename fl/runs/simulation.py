@@ -11,7 +11,7 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
-from fl.federation.elsewhere import Elsewhere
+from fl.federation.clients import RemoteClients
 from fl.models.own import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, given, metrics, start
@@ -60,20 +60,20 @@ class Simulation:
         resume: bool,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteClients | None = None,
     ) -> "Simulation":
         """From the settings, and where it is resumed from the checkpoint in its folder.
 
         Args:
             folder: there already, and `fl.runs.lock.held`.
-            elsewhere: the way to clients on other machines; None: they are simulated here.
+            remote: clients on other machines; None: they are simulated here.
 
         Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
         """
         config = given.said(config, dataset, model)
         if resume:
             config.check_registered(folder)
-        fed, algorithm = build(config, dataset, model, start.kept(folder, config) if resume else None, elsewhere)
+        fed, algorithm = build(config, dataset, model, start.kept(folder, config) if resume else None, remote)
         known = given.identified(config, fed)
         if resume and (folder / checkpoint.FILE).exists():
             given.check_given(folder, checkpoint.read_header(folder)["given"], fed, known)
@@ -88,7 +88,7 @@ class Simulation:
         if fed.fleet:
             start.save_roster(fed, folder)
         used, there = fed.clients.total, len(fed.data.y)
-        if used < there and not elsewhere and not KINDS[config.partition].partial:
+        if used < there and not remote and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
         run = cls(config, fed, algorithm, folder, server, done, known, best=kept)
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))

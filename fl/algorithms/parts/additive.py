@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.federation import Federation
+from fl.federation.client_models import Level, count, logits
 from fl.federation.last_value import LastValue
-from fl.federation.own import Level, count, logits
 from fl.partition import Parts
 from surgery.transfer import download, upload
 
@@ -73,6 +73,13 @@ class Validation:
         self._samples = upload(self._here, device)
         self._labels = fed.data.y[self._samples]
 
+    def ask_losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> tuple[Tensor, Tensor]:
+        """The `losses`, and which clients answered: bool [clients]. In a simulation all do."""
+        if not self._fed.remote:
+            return self.losses(levels, more), torch.ones(len(self._parts), dtype=torch.bool)
+        losses = self._fed.remote.judge("losses", levels, more, self._mean)
+        return losses, ~losses.isnan().all(0)
+
     def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Mean cross entropy of each client: float64 [len(more), clients], on the CPU.
 
@@ -80,8 +87,6 @@ class Validation:
             levels: those whose logits are remembered.
             more: for each of the results one further level, whose logits are not remembered, or None.
         """
-        if self._fed.elsewhere:
-            return self._fed.elsewhere.judge("losses", levels, more, self._mean)
         values = []
         for newest in more:
             flat = self._logits(levels, newest).double().flatten(0, -2)
@@ -90,8 +95,8 @@ class Validation:
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
         """The mean over the clients of their accuracy (over those on other machines that answered)."""
-        if self._fed.elsewhere:
-            return self._fed.elsewhere.judge("accuracies", levels, [newest], self._mean).nanmean().item()
+        if self._fed.remote:
+            return self._fed.remote.judge("accuracies", levels, [newest], self._mean).nanmean().item()
         return self.accuracies(levels, [newest]).mean().item()
 
     def accuracies(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:

@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 
+from fl.algorithms.algorithm import Step
+from fl.base.errors import naming
 from fl.federation import Federation
 from surgery import Aligner, Stack, stack, unstack
 
 
-def aligner_of(fed: Federation) -> Aligner:
-    """What may be permuted in the federation's model; SurgeryError if it cannot be followed."""
-    return Aligner(fed.model, example=fed.data.normalise(fed.data.x[:2]).cpu())
+def alignment_steps(fed: Federation, align: bool) -> list[Step]:
+    """The step that permutes hidden widths so that the clients' models match; none without `align`.
+
+    Raises SurgeryError, which names --fedmr.align, for a model whose widths cannot be followed.
+    """
+    if not align:
+        return []
+    with naming("--fedmr.align"):
+        aligner = Aligner(fed.model, example=fed.data.normalise(fed.data.x[:2]).cpu())
+    return [lambda update, *_: update._replace(received=aligned(update.received, update.sizes, aligner))]
 
 
 def aligned(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl.algorithms.parts.personal import classifier, take
+from fl.algorithms.parts.personal import classifier
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation import Federation
-from fl.federation.trained import Trained
+from fl.federation.cohort import select
+from fl.federation.update import ClientUpdate
 from surgery import Stack, State, average, distance, stack_size
 from surgery.transfer import upload
 
@@ -49,7 +50,7 @@ class Clustering:
         return cls(how, lambda models: {name: _unit_sum(models[name]) for name in head}, fed)
 
     def update(
-        self, models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained, rng: Rng
+        self, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Stack, Tensor]:
         """The clusters after a round: every participant is assigned anew, and each cluster is the mean of its
         participants by their number of samples. A cluster without any keeps its model; a client that did not take part,
@@ -58,11 +59,11 @@ class Clustering:
         Args:
             models: the K centres at the beginning of the round.
             mapping: the cluster of each client of the population, -1 for none yet; int64, on the CPU.
-            clients: the participants, whose models `trained` holds.
+            clients: the participants, whose models the update holds.
         """
-        rows = [row for row, size in enumerate(trained.sizes) if size]
+        rows = [row for row, size in enumerate(update.sizes) if size]
         rows = sorted(rows, key=lambda row: clients[row])
-        states, centres = (self.features(stack) for stack in (take(trained.received, rows), models))
+        states, centres = (self.features(stack) for stack in (select(update.received, rows), models))
         begun = bool((mapping >= 0).any())
         if begun and self.how == "nearest":
             found = distance(states, centres).argmin(1)
@@ -70,14 +71,14 @@ class Clustering:
             found = torch.from_numpy(_kmeans(states, centres, begun, rng))
         mapping = mapping.clone()
         mapping[[clients[row] for row in rows]] = found.cpu()
-        return aggregate(self.fed, models, mapping, clients, trained), mapping
+        return aggregate(self.fed, models, mapping, clients, update), mapping
 
 
-def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], trained: Trained) -> Stack:
+def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate) -> Stack:
     """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
     k = stack_size(models)
     members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
-    return fed.average(trained.received, (members * torch.tensor(trained.sizes)[:, None]).T, fallback=models)
+    return fed.average(update.received, (members * torch.tensor(update.sizes)[:, None]).T, fallback=models)
 
 
 def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:

@@ -3,7 +3,7 @@
 Equations: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), appendix B.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts
 from fl.base.rng import Rng
 from fl.engine.objectives import Batch, Call, Objective, cross_entropy, proximal
 from fl.federation import Federation, traffic
-from fl.federation.own import Level
-from fl.federation.trained import Trained
-from fl.federation.visit import kept
+from fl.federation.client_models import Level
+from fl.federation.clients import Message
+from fl.federation.update import ClientUpdate
 from surgery import Stack, State, broadcast
 from surgery.transfer import upload
 
@@ -43,17 +43,17 @@ class Kind:
         """What participants' models are pulled to, for the objective."""
         return {"anchor": starts} if self.lam else {}
 
-    def context(self, clients: Sequence[int]) -> dict[str, Any]:
-        """What else the objective needs to know of each participant."""
-        return {}
-
     def offers(self, level: Level) -> Tensor:
         """The models that a client may choose from, at the end of a level that it never took part in: int64."""
         return level.used[level.used >= 0].unique()
 
-    def counted(self, trained: Trained) -> Trained:
-        """The same, with the traffic of such a level."""
-        return trained
+    def sent(self, update: ClientUpdate) -> ClientUpdate:
+        """What the participants send of what they trained."""
+        return update
+
+    def mean(self, level: Level, otherwise: State) -> State:
+        """The mean of the level's models, weighted by their clients' samples."""
+        return centre(self.fed, level.models, level.used)
 
 
 class GlobalLevel(Kind):
@@ -66,13 +66,13 @@ class GlobalLevel(Kind):
         """The model that each client uses before a first level has been trained, -1 for none: int64 [clients]."""
         return torch.zeros(len(self.fed.clients), dtype=torch.int64)
 
-    def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
+    def message(self, level: Level, clients: Sequence[int]) -> Message:
         """What each participant begins with (B.1a)."""
-        return broadcast(level.state(0), len(clients))
+        return {"model": broadcast(level.state(0), len(clients))}
 
-    def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
+    def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
         """The level after a round: the mean of what the participants sent, by their numbers of samples (B.1b)."""
-        return level._replace(models=aggregate(self.fed, level.models, level.used, clients, trained))
+        return level._replace(models=aggregate(self.fed, level.models, level.used, clients, update))
 
 
 class ClusterLevel(Kind):
@@ -94,24 +94,23 @@ class ClusterLevel(Kind):
         """Nobody is in a cluster yet."""
         return torch.full((len(self.fed.clients),), -1)
 
-    def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
-        """The model of a participant's cluster; the mean of the cluster models if it is in none (B.1a)."""
-        return starts_of(level.models, level.used, clients, centre(self.fed, level.models, level.used))
+    def message(self, level: Level, clients: Sequence[int]) -> Message:
+        """The model of a participant's cluster, or the mean of the cluster models if it is in none (B.1a); and its share
+        of all samples, if the gradient is to be multiplied by it.
+        """
+        begin = starts_of(level.models, level.used, clients, centre(self.fed, level.models, level.used))
+        if not self.share_gradients:
+            return {"model": begin}
+        return {"model": begin, "weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.x.device)}
 
     def objective(self) -> Objective:
         """The loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
         loss = _weighted if self.share_gradients else cross_entropy
         return proximal(self.lam, loss) if self.lam else loss
 
-    def context(self, clients: Sequence[int]) -> dict[str, Any]:
-        """The share of all samples."""
-        if not self.share_gradients:
-            return {}
-        return {"weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.x.device)}
-
-    def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
+    def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
         """The participants' new clusters (B.3), and the mean of what the participants of each cluster sent (B.1b)."""
-        return Level(*self.clustering.update(level.models, level.used, clients, trained, rng))
+        return Level(*self.clustering.update(level.models, level.used, clients, update, rng))
 
 
 class PersonalLevel(Kind):
@@ -126,29 +125,37 @@ class PersonalLevel(Kind):
 
     def begin(self, model: State) -> Stack:
         """A model for each client, which keeps it."""
-        return kept(self.fed, model)
+        return self.fed.client_states(model)
 
-    def distribute(self, level: Level, clients: Sequence[int]) -> Stack:
+    def message(self, level: Level, clients: Sequence[int]) -> Message:
         """Nothing: a participant goes on with its own model."""
         return {}
 
-    def collect(self, level: Level, clients: Sequence[int], trained: Trained, rng: Rng) -> Level:
+    def sent(self, update: ClientUpdate) -> ClientUpdate:
+        """Nothing: a participant keeps its model."""
+        return update._replace(received={}, own=update.states)
+
+    def mean(self, level: Level, otherwise: State) -> State:
+        """The mean of all clients' models, where the server has them."""
+        return self.fed.mean_of_clients(level.models, otherwise)
+
+    def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
         """Every participant has kept what it trained, and from now on uses it, unless it was dropped."""
-        took = torch.tensor([client for client, size in zip(clients, trained.sizes) if size])
+        took = torch.tensor([client for client, size in zip(clients, update.sizes) if size])
         return level._replace(used=level.used.index_copy(0, took, took))
 
     def offers(self, level: Level) -> Tensor:
         """None: nobody receives another client's model."""
         return torch.empty(0, dtype=torch.int64)
 
-    def counted(self, trained: Trained) -> Trained:
-        """The same, with no traffic."""
-        return traffic.no_traffic(trained)
 
+def handed_out(
+    metrics: Mapping[str, float], participants: int, level: Level, kept: Level, offers: int
+) -> dict[str, float]:
+    """The metrics of a round with the traffic of the end of a level.
 
-def handed_out(trained: Trained, level: Level, kept: Level, offers: int) -> Trained:
-    """With the traffic of the end of a level. Every client that took part receives its model, one that did not all
-    models on offer; then, if somebody left a cluster, those who stay in it receive its new mean.
+    Every client that took part receives its model, one that did not all models on offer; then, if somebody left a
+    cluster, those who stay in it receive its new mean.
 
     Args:
         level: with the model that each client trained. kept: with the one that it keeps.
@@ -157,7 +164,8 @@ def handed_out(trained: Trained, level: Level, kept: Level, offers: int) -> Trai
     took, missed = (level.used >= 0).sum().item(), (level.used < 0).sum().item()
     left = level.used[(level.used >= 0) & (kept.used < 0)].unique()
     copies = took + missed * offers + torch.isin(kept.used, left).sum().item()
-    return traffic.add_bytes(trained, down=trained.metrics["bytes_down"] * copies / len(trained.sizes))
+    model = sum(tensor.nbytes for tensor in level.state(0).values())
+    return traffic.more(metrics, model, down=metrics["bytes_down"] * copies / participants)
 
 
 def _weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:

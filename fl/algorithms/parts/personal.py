@@ -1,62 +1,38 @@
-"""What methods with a model for each client share: taking the participants' models out and putting them back."""
+"""What methods with a model for each client share."""
 
 import copy
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
 from fl.base.errors import Diverged
 from fl.base.rng import Rng
 from fl.federation import Federation
-from surgery import Stack, State, layers
-from surgery.transfer import upload
+from fl.federation.client_models import personal
+from fl.federation.clients import CLIENTS
+from surgery import Stack, layers
 
 _log = logging.getLogger("fl")
 
 
-def take(models: Stack, rows: Sequence[int]) -> Stack:
-    """The models of some rows of a stack, in that order.
+def with_own_models(fed: Federation) -> Algorithm:
+    """FedAvg whose clients predict with models of their own, which begin as the initial model.
 
-    >>> take({"w": torch.tensor([[0.0], [1.0], [2.0]])}, [2, 0])["w"].flatten()
-    tensor([2., 0.])
+    Methods that train these replace the rest.
     """
-    index = _index(rows, models)
-    return {name: tensor.index_select(0, index) for name, tensor in models.items()}
 
+    def init():
+        start = fed.initial()
+        return {"global": start, CLIENTS: fed.client_states(start)}
 
-def row(models: Stack, k: int) -> State:
-    """The k-th model of a stack, as views.
+    def models(state):
+        return personal(state[CLIENTS], len(fed.clients))
 
-    >>> row({"w": torch.tensor([[0.0], [1.0]])}, 1)
-    {'w': tensor([1.])}
-    """
-    return {name: tensor[k] for name, tensor in models.items()}
-
-
-def put(models: Stack, rows: Sequence[int], new: Stack) -> Stack:
-    """The stack with its rows replaced; the given one is unchanged.
-
-    >>> put({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
-    tensor([0., 1., 0.])
-    """
-    index = _index(rows, models)
-    return {name: tensor.index_copy(0, index, new[name]) for name, tensor in models.items()}
-
-
-def updated(models: Stack, clients: Sequence[int], new: Stack, sizes: Sequence[int]) -> Stack:
-    """The population's models, with the participants' new ones; a client that was dropped keeps its old one.
-
-    Args:
-        models: a row for each client of the population. new: a row for each participant.
-        sizes: the participants' numbers of samples, 0 if dropped, as in `fl.federation.trained.Trained`.
-
-    >>> updated({"w": torch.zeros(3)}, [2, 0], {"w": torch.ones(2)}, sizes=[7, 0])["w"]
-    tensor([0., 0., 1.])
-    """
-    rows = [row for row, size in enumerate(sizes) if size]
-    return put(models, [clients[row] for row in rows], take(new, rows))
+    return replace(fedavg(fed), init=init, models=models)
 
 
 def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
@@ -68,11 +44,6 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
     except Diverged:
         _log.warning("warning: round %d: the clients' own models all diverged and are kept as they were", rng.round)
         return starts
-
-
-def _index(rows: Sequence[int], models: Stack) -> Tensor:
-    """The rows as a tensor on the device of the models."""
-    return upload(torch.tensor(rows, dtype=torch.int64), next(iter(models.values())).device)
 
 
 def classifier(model: nn.Module) -> list[str]:

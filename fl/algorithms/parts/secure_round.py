@@ -4,45 +4,77 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.federation import traffic
-from fl.federation.trained import Trained
-from fl.secure import Outcome, exchange
+from fl.federation import Federation, traffic
+from fl.federation.clients import Message
+from fl.federation.update import ClientUpdate
+from fl.secure import Outcome, exchange, require
 from surgery import Stack
 from surgery.recombine import Segment
 
 _log = logging.getLogger("fl")
 
 
-def recombine(
-    trained: Trained, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], repeats: int, rng: Rng
-) -> Trained:
-    """What the server receives instead of the trained models: the same pieces, recombined among the clients.
+class SecureRecombination(NamedTuple):
+    """The step of secure recombination among a round's clients, see `fl.secure`.
 
-    A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and gets
-    the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is
-    lost in the upload, all of them are left out.
-
-    Args:
-        trained: a stack's training, as `Federation.train` returns it.
-        starts: the models that the clients trained from.
+    Attributes:
         pieces: the state names of each piece, which travel together.
         repeats: how often the four stages are repeated.
-        rng: each client's choices are drawn from it, so that the result can be repeated.
-
-    Returns:
-        Trained with the recombined states, on the same device. Its metrics are bytes_peers (what a participant sent to
-        other clients), bytes_up, bytes_down, models_up and models_down as they really were, and secure_seconds.
     """
-    began = time.perf_counter()
-    received = trained.received
-    models = {client: model for client, model, size in zip(clients, to_bytes(received, pieces), trained.sizes) if size}
-    outcome = exchange(models, repeats, {client: choices(rng, client) for client in models})
-    return recombined(trained, starts, clients, pieces, outcome, rng.round, time.perf_counter() - began)
+
+    fed: Federation
+    pieces: Sequence[Segment]
+    repeats: int
+
+    def __call__(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
+        """What the server receives instead of the trained models: the same pieces, recombined among the clients.
+
+        A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and
+        gets the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is lost in
+        the upload, all of them are left out. Each client's choices are drawn from `rng`, so that the result can be
+        repeated.
+
+        Returns:
+            The update with the recombined states, on the same device. Its metrics are bytes_peers (what a participant
+            sent to other clients), bytes_up, bytes_down, models_up and models_down as they really were, and
+            secure_seconds.
+        """
+        if self.fed.remote:
+            return self.fed.remote.recombine(update, message, clients, self, rng)
+        began, stack = time.perf_counter(), to_bytes(update.received, self.pieces)
+        models = {client: model for client, model, size in zip(clients, stack, update.sizes) if size}
+        outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})
+        seconds = time.perf_counter() - began
+        return recombined(update, message["model"], clients, self.pieces, outcome, rng.round, seconds)
+
+
+def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
+    """The step that recombines models in secret among the clients; none for 0 repeats.
+
+    Raises FLError for what cannot be hidden, and without PyNaCl.
+    """
+    if not repeats:
+        return []
+    if align:
+        raise FLError(
+            "--fedmr.align needs the clients' models as they trained them, which --fedmr.secure hides: drop one"
+        )
+    if fed.participants < 2:
+        raise FLError("--fedmr.secure needs two or more --participants: a single model cannot be hidden among others")
+    if len(pieces) < 2:
+        raise FLError(
+            "--fedmr.secure needs models of two or more pieces: in one piece they would only change hands; take a "
+            "smaller --fedmr.fraction or another --fedmr.unit"
+        )
+    require()
+    return [SecureRecombination(fed, pieces, repeats)]
 
 
 def choices(rng: Rng, client: int) -> random.Random:
@@ -51,32 +83,33 @@ def choices(rng: Rng, client: int) -> random.Random:
 
 
 def recombined(
-    trained: Trained,
+    update: ClientUpdate,
     starts: Stack,
     clients: Sequence[int],
     pieces: Sequence[Segment],
     outcome: Outcome,
     round: int,
     seconds: float,
-) -> Trained:
-    """What the server receives by an exchange that is over, see `recombine`."""
+) -> ClientUpdate:
+    """What the server receives by an exchange that is over, see `SecureRecombination`."""
     kept = [k for k, client in enumerate(clients) if client in outcome.models]
     states = {name: start.clone() for name, start in starts.items()}
     if kept:
         opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts)
-        rows = torch.tensor(kept, device=trained.loss.device)
+        rows = torch.tensor(kept, device=update.loss.device)
         for name, tensor in opened.items():
             states[name].index_copy_(0, rows, tensor)
-    sizes = tuple(size if k in kept else 0 for k, size in enumerate(trained.sizes))
+    sizes = tuple(size if k in kept else 0 for k, size in enumerate(update.sizes))
     if outcome.excluded:
         lost = "; ".join(f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items())
         _log.warning("warning: round %d: secure recombination: %s", round, lost)
     down, up, peers = (
         sum(sent.values()) / len(clients) for sent in (outcome.from_server, outcome.to_server, outcome.to_peers)
     )
-    trained = traffic.add_bytes(trained, down, up - trained.metrics["bytes_up"])  # instead of the bare models
-    metrics = {**trained.metrics, "bytes_peers": peers, "secure_seconds": seconds}
-    return trained._replace(states=states, sizes=sizes, metrics=metrics, received=states)
+    model = update.metrics["bytes_down"]  # the message was the model
+    metrics = traffic.more(update.metrics, model, down, up - update.metrics["bytes_up"])  # instead of the bare models
+    metrics |= {"bytes_peers": peers, "secure_seconds": seconds}
+    return update._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 
 def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:

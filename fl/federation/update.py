@@ -1,4 +1,4 @@
-"""The result of a cohort's training."""
+"""What comes of the training of a round's clients."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,31 +6,32 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fl.federation.cohort import States, stacks
+from surgery import Stack
+
+_NOTHING: dict = {}
 
 
-class Trained(NamedTuple):
-    """The result of training K clients, as methods get it.
+class ClientUpdate(NamedTuple):
+    """The result of the training of K clients.
 
     Attributes:
         states: the clients' trained models: a stack, or a list of K states where architectures differ.
         loss: each client's mean over its steps [K].
         sizes: each client's number of training samples, 0 if it was dropped from the round.
+        received: the models as the server receives them: what it averages. They are `states` itself unless an attack,
+            a defence or the method changed them on their way.
+        own: the new client states [K, ...], for methods whose clients keep something for themselves. The server sees
+            them only in a simulation.
         metrics: columns of metrics.csv that the round brings along: what went over the network (see
             `fl.federation.traffic`), and those that the method names.
-        received: the models as the server receives them: what it averages. They are `states` itself unless an attack
-            or a defence changed them on their way.
     """
 
     states: States
     loss: Tensor
     sizes: tuple[int, ...]
-    metrics: Mapping[str, float]
     received: States
-
-    @property
-    def sent(self) -> States:
-        """The former name of `received`."""
-        return self.received
+    own: Stack = _NOTHING
+    metrics: Mapping[str, float] = _NOTHING
 
     def __repr__(self) -> str:
         first, *others = stacks(self.states)
@@ -38,6 +39,6 @@ class Trained(NamedTuple):
         kind = "models of their own" if others else f"{len(first)} tensors, {elements:,} elements each"
         changed = "" if self.received is self.states else "; the server received other models"
         return (
-            f"Trained: {len(self.loss)} clients, {kind}; {sum(size > 0 for size in self.sizes)} arrived{changed}\n"
+            f"ClientUpdate: {len(self.loss)} clients, {kind}; {sum(size > 0 for size in self.sizes)} arrived{changed}\n"
             f"  mean loss {self.loss.float().mean():.4f}; {', '.join(self.metrics) or 'no metrics'}"
         )

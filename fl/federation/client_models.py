@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fl.base.rng import Rng
-from fl.federation.federation import Federation
 from fl.federation.inference import lacks_statistics
-from surgery import Stack, State, stack_size
+from surgery import Stack, State, broadcast
 from surgery.errors import first_line
 from surgery.transfer import upload
 
@@ -25,32 +24,17 @@ _ALONE: WeakSet[nn.Module] = WeakSet()
 """Models that do not predict side by side."""
 
 
-class AtClients(NamedTuple):
-    """Models that clients on other machines make themselves, one each; the server never sees them.
-
-    Attributes:
-        received: what each client of the population is sent for it [clients, ...].
-        kept: which version of its own state each client takes, see `fl.federation.visit`.
-        start: the state of a client that never took part.
-        rng: the random streams of the round.
-    """
-
-    received: Stack
-    kept: Stack
-    start: State
-    rng: Rng
-
-
 class Level(NamedTuple):
     """Models, and the one of them that each client uses.
 
     Attributes:
-        models: a stack, or a list of states; `AtClients` if only the clients have them.
+        models: a stack, or a list of states; the server's part `fl.federation.clients.CLIENTS` if they are the clients'
+            own.
         used: the number of each client's model, -1 for none: int64 [clients], on the CPU.
         modules: the architecture of each of the models; None: all have the federation's.
     """
 
-    models: Stack | Sequence[State] | AtClients
+    models: Stack | Sequence[State]
     used: Tensor
     modules: Sequence[nn.Module] | None = None
 
@@ -59,39 +43,57 @@ class Level(NamedTuple):
         return {n: t[k] for n, t in self.models.items()} if isinstance(self.models, dict) else self.models[k]
 
 
-class Own(NamedTuple):
+_NOTHING: Stack = {}
+
+
+class ClientModels(NamedTuple):
     """What clients predict with: the sum of the logits of a client's models on all levels.
 
     Attributes:
         mean: whether the mean of the logits is taken, in place of their sum.
+        rng, own: with which clients on other machines make their models of these, where the method says so
+            (`Algorithm.personalize`): the random streams, and the server's part `fl.federation.clients.CLIENTS`.
     """
 
     levels: Sequence[Level]
     mean: bool = False
+    rng: Rng = Rng(0)
+    own: Stack = _NOTHING
 
 
-def shared(state: State, clients: int) -> Own:
+def shared(state: State, clients: int, rng: Rng = Rng(0)) -> ClientModels:
     """One model for all clients."""
-    return Own([Level([state], torch.zeros(clients, dtype=torch.int64))])
+    return ClientModels([Level([state], torch.zeros(clients, dtype=torch.int64))], rng=rng)
 
 
-def personal(models: Stack) -> Own:
+def personal(models: Stack, clients: int) -> ClientModels:
     """A model for each client."""
-    return Own([Level(models, torch.arange(stack_size(models)))])
+    return ClientModels([Level(models, torch.arange(clients))])
 
 
-def predict(
-    call: Callable[[State, Tensor], Tensor], levels: Sequence[Level], client: int, x: Tensor, mean: bool
-) -> Tensor | None:
+def given(models: ClientModels, clients: Sequence[int]) -> Stack:
+    """The model that each of some clients is given on the first level, [K, ...].
+
+    >>> given(shared({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
+    tensor([1., 1.])
+    """
+    level = models.levels[0]
+    rows = level.used[list(clients)].tolist()
+    if len(set(rows)) == 1:
+        return broadcast(level.state(rows[0]), len(rows))
+    return {name: torch.stack([level.state(row)[name] for row in rows]) for name in level.state(rows[0])}
+
+
+def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Tensor, mean: bool) -> Tensor | None:
     """The sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
 
     Args:
-        call: (model, samples) -> logits.
+        call: (model, samples) -> logits; it is also given the architecture where the level has several.
     """
     total, used = None, 0
     for level in levels:
         if (k := int(level.used[client])) >= 0:
-            logits = call(level.state(k), x)
+            logits = call(level.state(k), x, *([level.modules[k]] if level.modules else ()))
             total, used = logits if total is None else total + logits, used + 1
     return total / used if mean and used else total
 
@@ -101,21 +103,21 @@ def count(levels: Sequence[Level], clients: int) -> Tensor:
     return sum(((level.used >= 0).long() for level in levels), torch.zeros(clients, dtype=torch.int64))
 
 
-def predict_all(fed: Federation, own: Own, samples: Tensor, owners: Tensor) -> Tensor:
+def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor) -> Tensor:
     """Logits [M, classes] of samples (of text [M, T, classes]), each as its owner predicts it.
 
     Args:
         samples: of the data's training part, int64 [M], on the CPU.
         owners: the client of each, int64 [M], on the CPU.
     """
-    total = sum(logits(fed, level, samples, owners) for level in own.levels)
-    if not own.mean:
+    total = sum(logits(fed, level, samples, owners) for level in models.levels)
+    if not models.mean:
         return total
-    used = count(own.levels, len(fed.clients)).clamp(min=1)[owners]
+    used = count(models.levels, len(fed.clients)).clamp(min=1)[owners]
     return total / upload(used, total.device).view(-1, *[1] * (total.ndim - 1))
 
 
-def logits(fed: Federation, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
+def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
     """Logits of one level's models: for each sample those of its owner's model, 0 if it has none. See `predict_all`."""
     device = fed.data.x.device
     used, order = level.used[owners].sort(stable=True)  # so that samples are looked up once for all models
@@ -136,21 +138,21 @@ _Group: TypeAlias = tuple[int, Tensor, Tensor]
 """A model, the places of its samples in the result, and the samples."""
 
 
-def _one_by_one(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
+def _one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
     """(places, logits) of each model's samples."""
     for k, at, rows in groups:
         module = None if level.modules is None else level.modules[k]
         yield at, fed.predict(level.state(k), fed.data.x[rows], module)
 
 
-def _stackable(fed: Federation, level: Level) -> bool:
+def _stackable(fed: Any, level: Level) -> bool:
     """Whether models predict side by side: on an accelerator, where one after another would wait for launches."""
     if fed.data.x.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
         return False
     return not lacks_statistics(fed.model, level.models)
 
 
-def _side_by_side(fed: Federation, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
+def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
     """The same, with models that have about equally many samples side by side."""
     if not groups:
         return

@@ -1,0 +1,88 @@
+"""Where the client function of a method runs: in this process for all clients of a round, or on machines of their own.
+
+What clients keep for themselves from round to round lies in the server's part CLIENTS: in a simulation the states of
+all clients, a row each; for clients on other machines only the numbers of the versions that their nodes keep.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from fl.base.rng import Rng
+from fl.federation.client_models import ClientModels, Level
+from fl.federation.cohort import replace_rows, select
+from fl.federation.update import ClientUpdate
+from fl.models.search import Space
+from fl.partition import Splits
+from surgery import Stack, State
+from zoo import Spec
+
+CLIENTS = "clients"
+
+Message: TypeAlias = dict[str, Any]
+"""What the server sends to the K clients of a round: "model", the states that they train, and whatever else the method
+sends, tensors [K, ...] or dicts of them; "levels" are finished models whose logits are added up, a list of `Level`, of
+which each client is sent its own once."""
+
+Client: TypeAlias = Callable[[Message, Stack, Sequence[int], Rng], ClientUpdate]
+"""(what each client receives, its own state, the clients, rng) -> what comes of it."""
+
+
+class RemoteClients(Protocol):
+    """Clients on other machines, see `fl.deploy.remote`.
+
+    Attributes:
+        splits: how many samples each client has. The numbers of the samples mean nothing here.
+        labels: whether the labels of the data that stand in for the clients' are as frequent as theirs.
+    """
+
+    splits: Splits
+    labels: bool
+
+    def specs(self, space: Space) -> list[Spec] | None:
+        """The architecture of each client by its own budget; None if the settings choose them."""
+
+    def begin(self, fed: Any) -> None:
+        """Called once the federation has been built."""
+
+    def client_states(self, start: State) -> State:
+        """What the server stores of clients' own states before any of them took part."""
+
+    def run(
+        self, algorithm: Any, message: Message, own: State, clients: Sequence[int], rng: Rng
+    ) -> tuple[ClientUpdate, State]:
+        """As `run_clients`. Raises FLError if too few clients answer."""
+
+    def recombine(self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: Any, rng: Rng) -> Any:
+        """The update after the clients have exchanged pieces of their models in secret, see `fl.secure`."""
+
+    def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
+        """What clients' validation data say of levels, see `fl.algorithms.parts.additive.Validation`: float64
+        [len(more), clients], nan for clients that did not answer.
+        """
+
+    def score(self, models: ClientModels) -> dict[str, list[dict[str, float]]]:
+        """The scores of every client on its own held-out samples, nan for clients that did not answer."""
+
+
+def run_clients(
+    algorithm: Any, message: Message, own: Stack, clients: Sequence[int], rng: Rng
+) -> tuple[ClientUpdate, Stack]:
+    """Run an algorithm's client function in this process; returns also the states of all clients after it.
+
+    A client that is dropped keeps its state.
+
+    Args:
+        own: the states of all clients [clients, ...]; empty where they keep nothing.
+    """
+    update = algorithm.client(message, select(own, clients) if own else {}, clients, rng)
+    if own and update.own:
+        took = [row for row, size in enumerate(update.sizes) if size]
+        own = replace_rows(own, [clients[row] for row in took], select(update.own, took))
+    return update, own
+
+
+def at_nodes(own: Stack | Sequence[State]) -> bool:
+    """Whether these are no states, but the versions that clients on other machines keep."""
+    return isinstance(own, dict) and {"run", "version"} <= own.keys()
