@@ -1,22 +1,20 @@
 """A method of one's own, FedAvg that goes only a share of the way to the mean: `python examples/method.py`."""
 
+from dataclasses import replace
+
 import fl
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from surgery import broadcast
 
 SHARE = 0.8
 
 
 def careful(fed: fl.Federation) -> fl.Algorithm:
-    def round(server, clients, rng):
-        before = server["global"]
-        trained = fed.train(broadcast(before, len(clients)), clients, rng)
-        mean = fed.average(trained.received, trained.sizes)
-        after = {name: before[name] + SHARE * (mean[name] - before[name]) for name in before}
-        return {"global": after}, trained
+    def server(state, clients, update, rng):
+        before, mean = state["global"], fed.average(update.received, update.sizes)
+        return {"global": {name: before[name] + SHARE * (mean[name] - before[name]) for name in before}}
 
-    return fedavg(fed)._replace(round=round)
+    return replace(fedavg(fed), server=server)
 
 
 ALGORITHMS["careful"] = Method(careful)

@@ -10,7 +10,7 @@ from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_server
 from fl.deploy.letters import Letter, from_raw, raw
 from fl.deploy.node import Node
-from fl.deploy.remote import Waiting
+from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.runs import checkpoint
 
@@ -52,7 +52,7 @@ class Direct:
             except FLError as error:
                 answer = str(error)
             answers.append(self.spoil(node.number, letter.header.get("round", 0), answer))
-        return answers, list(self.notes) if letters[0][1].header["kind"] == "train" else []
+        return answers, list(self.notes) if letters[0][1].header["kind"] == "update" else []
 
 
 def dealt(config, root: Path, budgets=None):

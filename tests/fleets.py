@@ -78,7 +78,7 @@ def local(settings):
 
 def train_each(fed, starts, clients, rng):
     """(states, sizes) of the clients after local training from these starts."""
-    trained = fed.train_mixed([fed.fleet_or_uniform[client].model for client in clients], starts, clients, rng)
+    trained = fed.train(starts, clients, rng)
     return trained.states, trained.sizes
 
 

@@ -23,7 +23,7 @@ def play(algorithm, fed, rounds=3, first=1, server=None):
     server, history = server or algorithm.init(), []
     for number in range(first, first + rounds):
         rng = Rng(0, number)
-        clients = algorithm.choose(fed, server, rng)
+        clients = algorithm.choose(server, rng)
         server, trained = algorithm.round(server, clients, rng)
         history.append((server, trained))
     return history

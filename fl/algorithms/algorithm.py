@@ -10,7 +10,8 @@ from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, traffic
 from fl.federation.client_models import ClientModels, given, personal, predict, shared
-from fl.federation.clients import CLIENTS, Client, Message, run_clients
+from fl.federation.clients import CLIENTS, Client, Message, updated
+from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from surgery import Stack, State, Submodel, broadcast, state
 
@@ -87,8 +88,12 @@ class Algorithm:
         """
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         keeps = self.keeps(server) if self.keeps else CLIENTS in server
-        run = self.fed.remote.run if self.fed.remote else run_clients
-        update, own = run(self, message, server[CLIENTS] if keeps else {}, clients, rng)
+        own = server[CLIENTS] if keeps else {}
+        if self.fed.remote:
+            update, own = self.fed.remote.run(self, message, own, clients, rng)
+        else:
+            update = self.client(message, select(own, clients) if own else {}, clients, rng)
+            own = updated(own, clients, update)
         update = update._replace(metrics={**self._traffic(message, update, clients), **update.metrics})
         for step in self.steps:
             update = step(update, message, clients, rng)
@@ -100,21 +105,26 @@ class Algorithm:
 
     def client_models(self, server: Server) -> ClientModels:
         """The models that clients predict with. Clients on other machines make theirs themselves."""
-        n = len(self.fed.clients)
-        models = self.models(server) if self.models else shared(server["global"], n)
-        if self.personalize is None:
-            return models
-        own, everybody = server.get(CLIENTS, {}), list(range(n))
-        if self.fed.remote:
-            return models._replace(own=own)
-        return personal(self.personalize(given(models, everybody), own, everybody, models.rng), n)
+        models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
+        if self.personalize and self.fed.remote:
+            return models._replace(own=server.get(CLIENTS, {}))
+        everybody = range(len(self.fed.clients))
+        return self._personal(server, models, everybody) if self.personalize else models
 
     def predict(self, server: Server, images: Tensor, client: int | None = None) -> Tensor:
         """Logits [N, classes] of the deployed model for uint8 images, or of what one client predicts with."""
         if client is None:
             return self.fed.predict(server["global"], images)
-        models = self.client_models(server)
+        models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
+        if self.personalize:
+            models, client = self._personal(server, models, [client]), 0
         return predict(self.fed.predict, models.levels, client, images, models.mean)
+
+    def _personal(self, server: Server, models: ClientModels, clients: Sequence[int]) -> ClientModels:
+        """What some clients make of their models, a row each."""
+        own = server.get(CLIENTS, {})
+        made = self.personalize(given(models, clients), select(own, clients) if own else {}, clients, models.rng)
+        return personal(made, len(clients))
 
     def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:
         """What went over the network, see `fl.federation.traffic`."""

@@ -71,33 +71,6 @@ def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     return tree
 
 
-def once(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors without those that are another one under a second name, and from these names to that one: an anchor
-    is often the model itself, which then travels once.
-
-    >>> w = torch.zeros(3)
-    >>> kept, same = once({"state/w": w, "context/anchor/w": w.view(3)})
-    >>> list(kept), same
-    (['state/w'], {'context/anchor/w': 'state/w'})
-    """
-    kept, same, seen = {}, {}, {}
-    for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        if tensor.numel() and key in seen:
-            same[name] = seen[key]
-        else:
-            seen[key] = name
-            kept[name] = tensor
-    return kept, same
-
-
-def repeated(tensors: Mapping[str, Tensor], same: Mapping[str, str]) -> dict[str, Tensor]:
-    """The inverse of `once`. Raises Refused for a name that leads nowhere."""
-    if lost := [name for name, other in same.items() if other not in tensors]:
-        raise Refused(f"{lost[0]} is said to be another tensor that did not come")
-    return {**tensors, **{name: tensors[other] for name, other in same.items()}}
-
-
 def check_tensors(tensors: Mapping[str, Tensor], expected: Shapes, start: Mapping[str, Tensor]) -> None:
     """Raise Refused unless the tensors have the names, shapes and dtypes expected and are finite wherever the start is.
 

@@ -16,7 +16,7 @@ from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.config import Config
 from fl.data import Dataset
-from fl.deploy.letters import Letter, Refused, fields, flat, nested, repeated
+from fl.deploy.letters import Letter, Refused, fields, flat, nested
 from fl.deploy.letters import whole as whole_numbers
 from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
@@ -108,12 +108,11 @@ class Node:
             new = update.own or own
             kept = {name: tensor[0] for name, tensor in new.items()}
             self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
-        more = {"loss": update.loss[0]}
         if "secure" in letter.header:
-            more |= self._join(letter, update.received)
+            sent = self._join(letter, update.received)
         else:
-            more |= flat(per_client(update.received)[0] if update.received else {}, "state")
-        return self._answer("updated", asked, more, flops=int(fed.meter.read()))
+            sent = flat(per_client(update.received)[0] if update.received else {}, "state")
+        return self._answer("updated", asked, {**sent, "loss": update.loss[0]}, flops=int(fed.meter.read()))
 
     def _join(self, letter: Letter, states: Stack) -> dict[str, torch.Tensor]:
         """Keep the trained model for an exchange in secret; returns a public key."""
@@ -206,7 +205,7 @@ class Node:
     ) -> tuple[dict[str, Any], Federation, dict[str, torch.Tensor]]:
         """The header of a letter about models, this node's part of the federation, and the tensors."""
         wanted = {"config": str, "method": str, "model": dict, "fleet": (dict, type(None)), "clients": int}
-        wanted |= {"participants": int, "client": int, "batch": int, "seed": int, "round": int, "same": dict}
+        wanted |= {"participants": int, "client": int, "batch": int, "seed": int, "round": int}
         asked = fields(letter.header, {**wanted, "ticket": str, **more})
         if asked["client"] != self.number:
             raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
@@ -215,7 +214,7 @@ class Node:
             self._made, self._algorithm, self._validation = (key, self._federation(**key)), None, None
         fed = self._made[1]
         device = fed.data.x.device
-        tensors = {name: tensor.to(device) for name, tensor in repeated(letter.tensors, asked["same"]).items()}
+        tensors = {name: tensor.to(device) for name, tensor in letter.tensors.items()}
         return asked, fed, tensors
 
     def _method(self, asked: dict[str, Any], fed: Federation) -> Algorithm:

@@ -19,7 +19,7 @@ from fl.base.torch_private import tree_map
 from fl.config import Config
 from fl.data import Dataset
 from fl.deploy import secret
-from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, once, raw, shapes
+from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, raw, shapes
 from fl.deploy.nodes import HEADER, Link, Nodes, Waiting
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
@@ -111,9 +111,9 @@ class Remote:
             row = {name: _row(part, k) for name, part in message.items() if name != "levels"}
             keeps, tensors = self._keeps(own, client) if own else (None, {})
             levels, below = self._levels(message.get("levels", ()), client, seen)
-            packed, same = once({**tensors, **flat(row, "message"), **below})
-            header = {**self.header("update", client, rng), **begin, "keeps": keeps, "levels": levels, "same": same}
-            letters.append(Letter({**header, "list": isinstance(message.get("model"), list)}, packed))
+            header = {**self.header("update", client, rng), **begin, "keeps": keeps, "levels": levels}
+            header["list"] = isinstance(message.get("model"), list)
+            letters.append(Letter(header, {**tensors, **flat(row, "message"), **below}))
             models.append(row.get("model", {}))
         sent = [{}] * len(clients) if secure else models
 
@@ -172,10 +172,9 @@ class Remote:
                 elif used:
                     tensors |= flat(level.state(int(level.used[client])), f"more{number}")
                 kinds.append("own" if own else "sent" if used else "")
-            packed, same = once(tensors)
             header = self.header("judge", client, Rng(0))
-            header |= {"what": what, "mean": mean, "levels": digests, "more": kinds, "keeps": keeps, "same": same}
-            letters.append(Letter(header, packed))
+            header |= {"what": what, "mean": mean, "levels": digests, "more": kinds, "keeps": keeps}
+            letters.append(Letter(header, tensors))
 
         def read(k: int, answer: Letter) -> list[float]:
             said = fields(answer.header, {"kind": str, "ticket": str, "values": list})
@@ -231,9 +230,8 @@ class Remote:
             known = digest in self._has.get(client, ())
             digests.append(digest if known else "")
             tensors |= {} if known else flat(state, f"level{number}")
-        packed, same = once(tensors)
         header = {**self.header("score", client, models.rng), "parts": list(parts), "mean": models.mean}
-        return Letter({**header, "keeps": keeps, "levels": digests, "same": same}, packed)
+        return Letter({**header, "keeps": keeps, "levels": digests}, tensors)
 
     def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
         """The digests of a client's models on finished levels, "" for none, and those of the models that its node has

@@ -52,7 +52,10 @@ class RemoteClients(Protocol):
     def run(
         self, algorithm: Any, message: Message, own: State, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, State]:
-        """As `run_clients`. Raises FLError if too few clients answer."""
+        """Run the method's client function on their nodes; returns also what the server then stores of their states.
+
+        Raises FLError if too few clients answer.
+        """
 
     def recombine(self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: Any, rng: Rng) -> Any:
         """The update after the clients have exchanged pieces of their models in secret, see `fl.secure`."""
@@ -66,21 +69,16 @@ class RemoteClients(Protocol):
         """The scores of every client on its own held-out samples, nan for clients that did not answer."""
 
 
-def run_clients(
-    algorithm: Any, message: Message, own: Stack, clients: Sequence[int], rng: Rng
-) -> tuple[ClientUpdate, Stack]:
-    """Run an algorithm's client function in this process; returns also the states of all clients after it.
-
-    A client that is dropped keeps its state.
+def updated(own: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
+    """The states of all clients after a round in this process; a client that was dropped keeps its state.
 
     Args:
-        own: the states of all clients [clients, ...]; empty where they keep nothing.
+        own: the states of all clients before it [clients, ...]; empty where they keep nothing.
     """
-    update = algorithm.client(message, select(own, clients) if own else {}, clients, rng)
-    if own and update.own:
-        took = [row for row, size in enumerate(update.sizes) if size]
-        own = replace_rows(own, [clients[row] for row in took], select(update.own, took))
-    return update, own
+    if not own or not update.own:
+        return own
+    took = [row for row, size in enumerate(update.sizes) if size]
+    return replace_rows(own, [clients[row] for row in took], select(update.own, took))
 
 
 def at_nodes(own: Stack | Sequence[State]) -> bool:

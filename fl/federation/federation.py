@@ -233,6 +233,7 @@ class Federation:
         context: Any = None,
         ascent: Ascent | None = None,
         per_sample: Tensor | None = None,
+        models: Sequence[nn.Module] | None = None,
     ) -> ClientUpdate:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
@@ -241,10 +242,12 @@ class Federation:
         of the two results. Updates are clipped if the defence says so.
 
         Args:
-            starts: a stack [K, ...]; or a list of K states, each of its client's architecture in the fleet.
+            starts: a stack [K, ...]; or a list of K states of several architectures, which train as if one by one.
             objective, ascent: see `fl.engine.objectives`.
             context: the objective's input: tensors with a leading axis K; for a list of starts a list of K contexts.
             per_sample: [N, ...], values for each of the training samples, given to the objective with it.
+            models: for a list of starts, the architecture of each; those that are the same object train together.
+                None: as the fleet says.
 
         Raises:
             Diverged: if all clients have to be dropped.
@@ -258,9 +261,10 @@ class Federation:
                 "all: take a method for such clients, or leave Federation(fleet=...) out"
             )
         given = len(starts) if mixed else stack_size(starts)
-        if given != k or (mixed and len(context or clients) != k):
-            raise FLError(f"{given} starting states for {k} clients: give one each, and as many contexts")
-        models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
+        if given != k or (mixed and not len(models or clients) == len(context or clients) == k):
+            raise FLError(f"{given} starting states for {k} clients: give one each, and as many models and contexts")
+        if models is None:
+            models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
         cohort = Cohort(clients, models, starts)
         context = list(context or [{}] * k) if mixed else context or {}
         each = self._masked(cohort, LocalObjective(objective, context, ascent, per_sample))

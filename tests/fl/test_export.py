@@ -197,7 +197,7 @@ def test_a_client_s_model_predicts_as_the_client_does(tmp_path, name):
 @pytest.mark.slow
 def test_a_client_that_adds_models_up_is_refused(tmp_path):
     assert cli.main(["--algorithm", "femam", *TINY, *OF_METHOD["femam"], "--out", str(tmp_path), "--name", "run"]) == 0
-    own = fl.build(fl.Config.read(tmp_path / "run"))[1].own(begun(tmp_path / "run"))
+    own = fl.build(fl.Config.read(tmp_path / "run"))[1].client_models(begun(tmp_path / "run"))
     several = [c for c in range(4) if sum(int(level.used[c]) >= 0 for level in own.levels) > 1]
     assert several
     with pytest.raises(FLError, match=r"in femam it predicts with \d models.*fl.Pathways"):

@@ -31,13 +31,12 @@ FILES = {
     "algorithms/halfway.py": '''
 """FedAvg that moves a share of the way."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Column
 from fl.base.settings import Share
-from surgery import broadcast
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,12 @@ class HalfwayOptions:
 
 
 def halfway(fed, options=HalfwayOptions()):
-    def round(server, clients, rng):
-        before = server["global"]
-        trained = fed.train(broadcast(before, len(clients)), clients, rng)
-        mean = fed.average(trained.sent, trained.sizes)
-        trained = trained._replace(metrics={**trained.metrics, "moved": options.share})
-        return {"global": {name: t + options.share * (mean[name] - t) for name, t in before.items()}}, trained
+    def server(state, clients, update, rng):
+        before, mean = state["global"], fed.average(update.received, update.sizes)
+        moved = {name: t + options.share * (mean[name] - t) for name, t in before.items()}
+        return {"global": moved}, {"moved": options.share}
 
-    return fedavg(fed)._replace(round=round)
+    return replace(fedavg(fed), server=server)
 
 
 METHOD = Method(
@@ -255,7 +252,7 @@ def test_what_is_no_column_is_refused(wrong, said):
 
 
 def test_a_column_cannot_have_the_name_of_a_result(monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"best": Column(heading="best")}))
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"best": Column(heading="best")}))
     with pytest.raises(FLError, match="a column cannot be called 'best'"):
         others()
 

@@ -128,10 +128,10 @@ def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
     kinds.append(zoo.create("resnet20", generator, width=0.25, **images).double())
     order, clients = [0, 1, 2, 3, 1, 0], [3, 1, 0, 2, 1, 2]
     models = [kinds[k] for k in order]
-    expected = fed.train_mixed(models, [surgery.state(m) for m in models], clients, Rng(0, 1))
+    expected = fed.train([surgery.state(m) for m in models], clients, Rng(0, 1), models=models)
     copies = [copy.deepcopy(model).to("cuda") for model in kinds]
     models = [copies[k] for k in order]
-    trained = on_gpu(fed, backend=backend).train_mixed(models, [surgery.state(m) for m in models], clients, Rng(0, 1))
+    trained = on_gpu(fed, backend=backend).train([surgery.state(m) for m in models], clients, Rng(0, 1), models=models)
     for state, other in zip(expected.states, trained.states):
         for name, tensor in state.items():
             torch.testing.assert_close(other[name].cpu(), tensor, rtol=1e-6, atol=1e-8)

@@ -131,7 +131,7 @@ def test_captures_of_a_fleet_come_to_an_end(pretended):
         clients = torch.randperm(12, generator=torch.Generator().manual_seed(number))[:6].tolist()
         mine = [models[id(fed.fleet[client].model)] for client in clients]
         with pretended.watch() as seen:
-            there.train_mixed(mine, [surgery.state(model) for model in mine], clients, Rng(0, number))
+            there.train([surgery.state(model) for model in mine], clients, Rng(0, number), models=mine)
         captures.append(seen.captures)
         most |= Counter(map(id, mine))
     assert sum(captures) <= 1.5 * sum(most.values())

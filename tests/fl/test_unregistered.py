@@ -12,12 +12,11 @@ from fl.algorithms.method import Method
 
 
 def mine(fed):
-    def round(server, clients, rng):
-        server, trained = plain.round(server, clients, rng)
-        return server, trained._replace(metrics={**trained.metrics, "depth_of_mine": 3.0})
+    def server(state, clients, update, rng):
+        return plain.server(state, clients, update, rng), {"depth_of_mine": 3.0}
 
     plain = fedavg(fed)
-    return plain._replace(round=round)
+    return replace(plain, server=server)
 
 
 METHOD = Method(mine, clients="mixed", columns={"depth_of_mine": float})

@@ -214,7 +214,7 @@ def test_a_population_too_large_for_its_gradients_is_refused(make_federation, mo
     numbers, module = 4 * sum(p.numel() for p in fed.model.parameters()), sys.modules[clusamp.__module__]
     assert 2**28 < module.memory(torch.device("cpu")) < 2**50
     monkeypatch.setattr(module, "memory", lambda device: 8 * numbers + 32 * 16)
-    clusamp(fed)
+    clusamp(fed).init()
     monkeypatch.setattr(module, "memory", lambda device: 8 * numbers + 32 * 16 - 1)
     with pytest.raises(FLError, match=r"4 clients x .* fewer clients, a narrower model .* leave clusamp out"):
-        clusamp(fed)
+        clusamp(fed).init()

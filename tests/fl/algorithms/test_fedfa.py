@@ -94,9 +94,8 @@ def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
     """All from the same trained models."""
     fed, rng = mixed(name), Rng(0, 1)
     old = fed.initial()
-    models = [fed.fleet[client].model for client in COHORT]
-    trained = fed.train_mixed(models, starts(fed, old, COHORT), COHORT, rng)
-    monkeypatch.setattr(type(fed), "train_mixed", lambda *given: trained)
+    trained = fed.train(starts(fed, old, COHORT), COHORT, rng)
+    monkeypatch.setattr(type(fed), "train", lambda *given: trained)
     for graft, scale in itertools.product((True, False), ("norm", "rms", "none")):
         algorithm = fedfa(fed, FedFAOptions(graft, scale))
         after, _ = algorithm.round({"global": old}, COHORT, rng)

@@ -23,9 +23,9 @@ from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
+from fl.federation.client_models import Level, predict, predict_all
 from fl.federation.defence import Defence
-from fl.federation.own import Level, predict, predict_all
-from fl.federation.trained import Trained
+from fl.federation.update import ClientUpdate
 from fl.partition import Split
 from fl.runs.pathways import Pathways
 
@@ -47,7 +47,7 @@ def linear(make_federation, scale=0.1, **settings):
 
 def level(server, number):
     """A level, counted from 1."""
-    return Level(server[f"level{number}"], server["structure"]["pathways"][number - 1])
+    return Level(server.get(f"level{number}", server.get("clients")), server["structure"]["pathways"][number - 1])
 
 
 def losses(fed, levels, parts, mean=False):
@@ -148,10 +148,10 @@ def test_rounds_are_those_written_out(make_federation, model, released):
         at, rng = (number + 1) // 2, Rng(0, number)
         clients = fed.sample(rng)
         after, _ = method.round(before, clients, rng)
-        begun = dict(before)
+        begun, part = dict(before), "clients" if at == 3 else f"level{at}"
         if at > 1 and number % 2:
             start = fed.initial(Rng(0).torch("level", at - 1))
-            begun[f"level{at}"] = surgery.broadcast(start, {2: 2, 3: 4}[at])
+            begun[part] = surgery.broadcast(start, {2: 2, 3: 4}[at])
             if at == 3:
                 begun["structure"] = {
                     "pathways": torch.cat([before["structure"]["pathways"][:2], torch.arange(4)[None]])
@@ -167,7 +167,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
                 assert mapping[client] == torch.stack(apart).argmin()
         for c in range(len(next(iter(models.values())))):
             members = [k for k, client in enumerate(clients) if mapping[client] == c]
-            expected = {n: t[c] for n, t in begun[f"level{at}"].items()}
+            expected = {n: t[c] for n, t in begun[part].items()}
             if members:
                 expected = average([trained[k] for k in members], [sizes[clients[k]] for k in members])
             for name, tensor in expected.items():
@@ -342,7 +342,7 @@ def test_a_model_that_gains_exactly_epsilon_is_taken_away(make_federation):
     for epsilon, kept in ((0.0, []), (-1e-9, [0, 1, 2, 3])):
         method = femam(fed, FeMAMOptions(("global", "personal"), (1,), epsilon=epsilon, start="global"))
         server, _ = method.round(method.init(), [0, 1, 2, 3], Rng(0, 1))
-        server = {**server, "global": zeros}
+        server = {**server, "global": zeros, "clients": surgery.broadcast(zeros, 4)}
         server, _ = method.round(server, [0, 1, 2, 3], Rng(0, 2))
         assert (level(server, 2)[1] >= 0).nonzero().flatten().tolist() == kept
 
@@ -356,7 +356,7 @@ def test_a_level_may_begin_from_the_first_ones_model(make_federation, kinds):
         for number in range(1, len(kinds) + 1):
             server, _ = method.round(server, [0, 1], Rng(0, number))
             history.append(server)
-        personal = history[-1][f"level{len(kinds)}"]
+        personal = history[-1]["clients"]
         begun = history[0]["global"] if start == "global" else fed.initial(Rng(0).torch("level", len(kinds) - 1))
         assert_same({name: tensor[3] for name, tensor in personal.items()}, begun)  # client 3 never took part
 
@@ -389,7 +389,7 @@ def test_a_client_without_any_model_predicts_with_the_global_one(make_federation
     server, _ = method.round(method.init(), [0, 1], Rng(0, 1))
     assert (level(server, 1)[1] < 0).tolist() == [False, False, True, True]
     samples, owners = torch.arange(4), torch.arange(4)
-    together = predict_all(fed, method.own(server), samples, owners)
+    together = predict_all(fed, method.client_models(server), samples, owners)
     for client in range(4):
         state = server["global"] if client > 1 else level(server, 1).state(int(level(server, 1).used[client]))
         expected = fed.predict(state, fed.data.x[client : client + 1])
@@ -463,9 +463,7 @@ def test_predictions_add_up_the_levels(make_federation):
         *_, (server, _) = play(method, fed, 6)
         for client, pathway in enumerate(server["structure"]["pathways"].T.tolist()):
             parts = [
-                fed.predict({n: t[k] for n, t in server[f"level{number}"].items()}, images)
-                for number, k in enumerate(pathway, 1)
-                if k >= 0
+                fed.predict(level(server, number).state(k), images) for number, k in enumerate(pathway, 1) if k >= 0
             ]
             expected = torch.stack(parts).sum(0) / (len(parts) if combine == "mean" else 1)
             torch.testing.assert_close(method.predict(server, images, client), expected)
@@ -548,7 +546,7 @@ def updated(states, centres, mapping, how="nearest", compare="all", clients=None
     """The clusters of clients whose models are linear layers; theirs and the centres' weights are lists of rows."""
     states, centres = ({"weight": torch.tensor(rows)[:, None]} for rows in (states, centres))
     clients = list(range(len(mapping))) if clients is None else clients
-    trained = Trained(states, torch.zeros(len(clients)), (1,) * len(clients), {}, states)
+    trained = ClientUpdate(states, torch.zeros(len(clients)), (1,) * len(clients), states)
     made = clustering.Clustering.make(
         SimpleNamespace(model=nn.Linear(1, 1, bias=False), average=Defence().average), how, compare, "fesem"
     )
@@ -598,7 +596,7 @@ def test_running_statistics_are_not_compared():
     parts = ("weight", "bias", "running_mean", "running_var")
     states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))
     centres = dict(zip(parts, torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]], [[0.0], [50.0]], [[0.0], [50.0]]])))
-    trained = Trained(states, torch.zeros(1), (1,), {}, states)
+    trained = ClientUpdate(states, torch.zeros(1), (1,), states)
     assert made.update(centres, torch.tensor([0]), [0], trained, Rng(0, 1))[1].tolist() == [0]
 
 

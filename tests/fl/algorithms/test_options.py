@@ -116,7 +116,7 @@ def results(name, options, kind):
     server = algorithm.init()
     for number in range(1, settings["rounds"] + 1):
         rng = Rng(0, number)
-        server, _ = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
+        server, _ = algorithm.round(server, algorithm.choose(server, rng), rng)
     found = {(part, key): t for part in server.keys() - {"progress"} for key, t in server[part].items()}
     x = fed.data.test_x[:20]
     return found | {("predict", client): algorithm.predict(server, x, client) for client in (None, 0, 1, 2, 3)}

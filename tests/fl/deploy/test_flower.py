@@ -79,11 +79,11 @@ def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
 
     from fl.deploy.flower import packed, unpacked
 
-    letter = Letter({"kind": "train", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)})
+    letter = Letter({"kind": "update", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)})
     back = unpacked(packed(letter))
     assert back.header == letter.header
     assert all(torch.equal(back.tensors[name], tensor) for name, tensor in letter.tensors.items())
-    with pytest.raises(Refused, match="has 121 bytes, and at most 10"):
+    with pytest.raises(Refused, match="has 122 bytes, and at most 10"):
         unpacked(packed(letter._replace(tensors={"w": torch.zeros(24)})), limit=10)
     content = packed(letter)
     content["tensors"] = ArrayRecord({"w": torch.zeros(2)})  # as NumPy writes them, perhaps with objects
@@ -119,7 +119,7 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fl.deploy.flower.packed", lambda letter: None)
         patch.setattr("flwr.app.Message", lambda *words, **more: None)
-        (answer,), _ = link.ask([(1, Letter({"kind": "train"}, {}))], 1.0, [2**20])
+        (answer,), _ = link.ask([(1, Letter({"kind": "update"}, {}))], 1.0, [2**20])
     assert "more than" in answer
     assert Grid._runtime_client.fetched < 5
 

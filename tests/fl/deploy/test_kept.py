@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
-from fl.deploy.remote import Waiting
+from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.deploy.store import Store
 
@@ -58,14 +58,14 @@ def test_what_a_disk_has_altered_is_not_taken(tmp_path):
 def test_a_node_keeps_what_its_client_has_in_the_simulator(algorithm, tmp_path):
     config = settings(algorithm, **HELD_OUT)
     there, _ = deployed(config, tmp_path)
-    here, part = simulated(config, tmp_path), PART[algorithm]
+    here = simulated(config, tmp_path)
     for client in range(config.clients):
         if (mine := kept(tmp_path, client)) is None:
-            assert there[f"{part}/version"][client] == 0
+            assert there["clients/version"][client] == 0
         else:
-            assert all(torch.equal(mine[name], here[f"{part}/{name}"][client]) for name in mine)
+            assert all(torch.equal(mine[name], here[f"clients/{name}"][client]) for name in mine)
     shared = [name for name in there if name.startswith("global/")]
-    withheld = {"local": shared, "fedrep": [f"global/{n.removeprefix('heads/')}" for n in here if "heads/" in n]}
+    withheld = {"local": shared, "fedrep": [f"global/{n.removeprefix('clients/')}" for n in here if "clients/" in n]}
     assert all(torch.equal(there[n], here[n]) for n in shared if n not in withheld.get(algorithm, []))
     assert scores(tmp_path / "remote") == pytest.approx(scores(tmp_path / "here"))
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import fl
 from fl.algorithms.femam import FeMAMOptions
 from fl.deploy.folders import read_node
-from fl.deploy.remote import Waiting
+from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 
 LEVELS = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(2, 2))
@@ -35,12 +35,12 @@ def trained(tmp_path_factory):
 def test_levels_are_those_of_the_simulator(trained, tmp_path):
     root, _ = trained
     there, here = tensors(root / "remote"), simulated(config(), tmp_path)
-    assert same(*({name: t for name, t in each.items() if "level3" not in name} for each in (there, here)))
-    version = there["level3/version"]
+    assert same(*({name: t for name, t in each.items() if not name.startswith("clients/")} for each in (there, here)))
+    version = there["clients/version"]
     assert version.any()
     for client in version.nonzero().flatten().tolist():
         mine = personal(root / "data" / f"kept-{client}")
-        assert all(torch.equal(mine[name], here[f"level3/{name}"][client]) for name in mine)
+        assert all(torch.equal(mine[name], here[f"clients/{name}"][client]) for name in mine)
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_levels_are_those_of_the_simulator(trained, tmp_path):
 )
 def test_so_they_are_with_other_options(options, tmp_path):
     there, here = deployed(config(options), tmp_path)[0], simulated(config(options), tmp_path)
-    left = f"level{len(options.levels)}/" if options.levels[-1] == "personal" else "nothing"
+    left = "clients/" if options.levels[-1] == "personal" else "nothing"
     left = (left, "global/") if options.levels == ("personal",) else left  # no server knows the mean of all
     assert same(*({name: t for name, t in each.items() if not name.startswith(left)} for each in (there, here)))
 
@@ -64,15 +64,15 @@ def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(t
     root, letters = trained
     came = {}
     for letter in letters:
-        if letter.header["kind"] in ("visit", "judge"):
+        if letter.header["kind"] in ("update", "judge"):
             for number, digest in enumerate(letter.header["levels"]):
                 if any(name.startswith(f"level{number}/") for name in letter.tensors):
                     key = letter.header["client"], digest
                     came[key] = came.get(key, 0) + 1
     assert set(came.values()) == {1}
-    third = [letter for letter in letters if letter.header.get("visit") == "level3"]
+    third = [letter for letter in letters if letter.header["kind"] == "update" and len(letter.header["levels"]) == 2]
     assert third
-    assert not any(name.startswith("received/") for letter in third for name in letter.tensors)
+    assert not any(name.startswith("message/") for letter in third for name in letter.tensors)
     files = list((root / "data").glob("kept-*/levels/*.safetensors"))
     assert {path.stem for path in files} <= {digest for _, digest in came}
 

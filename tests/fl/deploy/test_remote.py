@@ -9,7 +9,7 @@ from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated,
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
 from fl.deploy.letters import Letter
-from fl.deploy.remote import Waiting
+from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.models.architectures import ArchitectureOptions
 
@@ -45,15 +45,14 @@ def test_the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes
 
 def test_a_model_that_is_its_own_anchor_travels_once(tmp_path):
     _, link = deployed(settings("fedprox", rounds=1), tmp_path)
-    letter = link.letters[-1]
-    assert all(name.startswith("state/") for name in letter.tensors)
-    assert any(name.startswith("context/anchor/") for name in letter.header["same"])
+    assert all(name.startswith("message/model/") for name in link.letters[-1].tensors)
 
 
 def test_nodes_report_what_they_can_afford(tmp_path):
     config = settings("fedfa", **DEEP, architectures=replace(WIDTHS, choose="zico"), rounds=1)
     after, link = deployed(config, tmp_path, budgets=[{"width": w} for w in (0.5, 1.0, 0.5, 0.5)])
-    assert {letter.header["model"]["width"][0] for letter in link.letters[-3:]} == {0.125, 0.25}
+    fleet = link.letters[-1].header["fleet"]
+    assert [fleet["specs"][k]["width"][0] for k in fleet["owned"]] == [0.125, 0.25, 0.125, 0.125]
     assert after
     with pytest.raises(FLError, match="client 1 reported no width"):
         deployed(config, tmp_path / "few", budgets=[{"width": 0.5}, {}, {}, {}])
@@ -115,7 +114,7 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
     for header, reason in (
         ({"kind": "open"}, "does not know what to do with 'open'"),
         ({}, "lacks kind"),
-        ({"kind": "train"}, "lacks config"),
+        ({"kind": "update"}, "lacks config"),
     ):
         with pytest.raises(FLError, match=reason):
             node.answer(Letter(header, {}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fl_nodes import FAULTS, Direct, dealt, same, settings, tensors
 
-from fl.deploy.remote import Waiting
+from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 
 SHARE = 0.2

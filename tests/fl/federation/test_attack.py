@@ -60,7 +60,7 @@ def test_equation_1_is_two_trainings(make_federation, make, factor):
     bad_data = spoilt_by_hand(fed, bad)
     attacked = replace(fed, attack=Attack(frozenset(bad), bad_data, factor))
     (honest, spoilt, result) = (make(f, *options) for f in (fed, replace(fed, data=bad_data), attacked))
-    server, rng, clients = fedavg(fed).init(), Rng(0, 1), [2, 0, 1, 3]
+    server, rng, clients = {"global": fed.initial()}, Rng(0, 1), [2, 0, 1, 3]
     plain, poisoned, got = (algorithm.round(server, clients, rng)[1] for algorithm in (honest, spoilt, result))
     after = result.round(server, clients, rng)[0]["global"]
     rows = [
@@ -146,7 +146,7 @@ def test_who_is_malicious_depends_on_the_seed_and_the_share_only():
 def test_without_malicious_clients_in_the_cohort_nothing_changes(make_federation, make):
     fed = mixed(make_federation) if make is fedfa else make_federation()
     attacked = replace(fed, attack=Attack(frozenset({3}), spoilt_by_hand(fed, {3}), 20.0))
-    server, rng = fedavg(fed).init(), Rng(0, 1)
+    server, rng = {"global": fed.initial()}, Rng(0, 1)
     a, b = (make(f).round(server, [0, 1, 2], rng)[0] for f in (fed, attacked))
     assert_same(a["global"], b["global"])
     c = make(attacked).round(server, [0, 1, 3], rng)[0]

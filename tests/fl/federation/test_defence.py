@@ -65,9 +65,7 @@ def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, 
     """Every model embedded with NaN around it, numpy per element over who is left, the old value over nobody."""
     fed, options = mixed(make_federation, participants=4, epochs=1, defence=rule), FedFAOptions(scale=scale)
     plans = [fed.fleet[client].plan for client in ROUND[0]]
-    trained = fed.train_mixed(
-        [fed.fleet[client].model for client in ROUND[0]], [p.extract(fed.initial()) for p in plans], *ROUND
-    )
+    trained = fed.train([p.extract(fed.initial()) for p in plans], *ROUND)
     sizes = tuple(0 if dropped and k in (0, 3) else size for k, size in enumerate(trained.sizes))
     trained = trained._replace(sizes=sizes)
     learnt = dict(fed.model.named_parameters())  # running statistics are not scaled
@@ -77,7 +75,7 @@ def test_fedfa_among_those_who_cover_an_element(make_federation, rule, dropped, 
     before = {name: tensor + 1 for name, tensor in fed.initial().items()}
 
     class Fixed(type(fed)):
-        def train_mixed(self, *arguments):
+        def train(self, *arguments):
             return trained
 
     fixed = Fixed(**{name: getattr(fed, name) for name, field in fed.__dataclass_fields__.items() if field.init})

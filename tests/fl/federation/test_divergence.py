@@ -68,7 +68,7 @@ def test_no_method_is_poisoned(make_federation, monkeypatch, name):
     server, before = algorithm.init(), None
     for number in range(1, 5):
         rng = Rng(0, number)
-        clients = algorithm.choose(fed, server, rng)
+        clients = algorithm.choose(server, rng)
         before = server["global"]
         server, trained = algorithm.round(server, clients, rng)
         assert trained.sizes.count(0) == {2: 1, 3: 2}.get(number, 0)

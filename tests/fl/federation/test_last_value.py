@@ -10,8 +10,8 @@ from fleets import mixed
 from rounds import made, play
 from selection import some
 
+from fl.federation.client_models import predict_all
 from fl.federation.last_value import LastValue
-from fl.federation.own import predict_all
 
 
 def models():
@@ -100,7 +100,7 @@ def test_predictions_are_those_of_the_server_as_it_is_now(make_federation, name,
 
     def predicted(algorithm):
         each = [algorithm.predict(server, x, client) for client in (None, 0, 1)]
-        return [*each, predict_all(fed, algorithm.own(server), parts.samples, owners)]
+        return [*each, predict_all(fed, algorithm.client_models(server), parts.samples, owners)]
 
     before = predicted(algorithm)
     for part, state in server.items():

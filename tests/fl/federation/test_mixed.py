@@ -45,7 +45,7 @@ def test_a_mixed_cohort_is_its_clients_one_by_one(make_federation, backend, chun
     models, rng = architectures(), Rng(0, 3)
     starts = [{n: t + 0.01 * k for n, t in surgery.state(m).items()} for k, m in enumerate(models)]
     context = [{"anchor": start} for start in starts]
-    trained = fed.train_mixed(models, starts, CLIENTS, rng, proximal(0.1), context)
+    trained = fed.train(starts, CLIENTS, rng, proximal(0.1), context, models=models)
     assert trained.sizes == (5, 7, 3, 12)
     for k, (model, client) in enumerate(zip(models, CLIENTS)):
         single = dataclasses.replace(fed.with_local(backend="loop"), model=model)
@@ -54,7 +54,7 @@ def test_a_mixed_cohort_is_its_clients_one_by_one(make_federation, backend, chun
         torch.testing.assert_close(trained.loss[k], alone.loss[0], rtol=1e-9, atol=1e-9)
         for name, tensor in alone.states.items():
             torch.testing.assert_close(trained.states[k][name], tensor[0], rtol=1e-9, atol=1e-9)
-    without = fed.train_mixed(models, starts, CLIENTS, rng)
+    without = fed.train(starts, CLIENTS, rng, models=models)
     assert not torch.allclose(without.loss, trained.loss)
 
 
@@ -62,14 +62,14 @@ def test_one_of_each_and_failures_across_architectures(make_federation, caplog):
     fed = make_federation("cnn", dtype=torch.float64)
     models = architectures()
     starts = [dict(surgery.state(m)) for m in models]
-    with pytest.raises(FLError, match="4 models, 3 starting states and 4 contexts for 4 clients"):
-        fed.train_mixed(models, starts[:3], CLIENTS, Rng(0, 1))
+    with pytest.raises(FLError, match="3 starting states for 4 clients"):
+        fed.train(starts[:3], CLIENTS, Rng(0, 1), models=models)
     hot = fed.with_local(optimizer=SGD(1e200))
     with pytest.raises(FLError, match="every client"):
-        hot.train_mixed(models, starts, CLIENTS, Rng(0, 1))
+        hot.train(starts, CLIENTS, Rng(0, 1), models=models)
     name = next(iter(starts[1]))
     starts[1] = {**starts[1], name: torch.full_like(starts[1][name], 1e200)}
-    trained = fed.train_mixed(models, starts, CLIENTS, Rng(0, 1))
+    trained = fed.train(starts, CLIENTS, Rng(0, 1), models=models)
     assert trained.sizes == (5, 0, 3, 12)
     assert all(torch.equal(trained.states[1][n], t) for n, t in starts[1].items())
     assert "client 1 dropped" in caplog.text
@@ -158,8 +158,8 @@ def test_the_order_of_graphs_without_cuda(make_federation, places, optimizer, as
             each = LocalObjective(objective, {"anchor": mine}, ascent)
             groups.append(fed.group(models[some[0]], mine, clients, each, rng))
         results = graphs._side_by_side(groups, [nullcontext()] * places, capture)
-        expected = fed.train_mixed(
-            models, starts, CLIENTS, rng, objective, [{"anchor": start} for start in starts], ascent
+        expected = fed.train(
+            starts, CLIENTS, rng, objective, [{"anchor": start} for start in starts], ascent, models=models
         )
         for result, some in zip(results, members):
             for place, k in enumerate(some):

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from functools import partial
 from itertools import product
 
 import pytest
@@ -15,8 +14,8 @@ import fl
 from fl.algorithms import ALGORITHMS, MIXED
 from fl.base.rng import Rng
 from fl.data import TextOptions
-from fl.federation import own
-from fl.federation.own import Level, Own
+from fl.federation import client_models as own
+from fl.federation.client_models import ClientModels, Level
 from fl.runs import evaluate
 
 STATIC = ("fedmr", "local", "fesem", "fedfa")  # statistics are collected of one model, of many, and of parts
@@ -57,11 +56,13 @@ def test_clients_of_text_are_scored_alike(name, model):
     )
     fed, algorithm = fl.build(config)
     server = play(algorithm, fed, rounds=1)[-1][0]
-    predict = lambda x, client: algorithm.predict(server, x, client)  # noqa: E731
-    alone = evaluate.score_clients(fed, predict)
-    together = evaluate.score_clients(fed, predict, partial(algorithm.own, server))
-    for a, b in zip(alone["test"], together["test"], strict=True):
-        assert b == pytest.approx(a, rel=1e-5)
+    together = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
+    for client, found in enumerate(together["test"]):
+        index = fed.clients.test[client]
+        predict = lambda x, client=client: algorithm.predict(server, x, client)  # noqa: E731
+        assert found == pytest.approx(
+            evaluate.score(predict, fed.data.x[index], fed.data.y[index], fed.data.classes), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["fedavg_plus", "fesem_plus", "fedfa"])
@@ -73,8 +74,7 @@ def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch,
     algorithm = made(name, fed)
     monkeypatch.setattr("fl.algorithms.parts.plus.trained_or_same", lambda *_: pytest.fail("nobody asked"))
     server = algorithm.init()
-    asked = partial(algorithm.own, server) if name.endswith("plus") else lambda: pytest.fail("nobody asked")
-    assert evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), asked) == {}
+    assert evaluate.score_clients(fed, lambda: algorithm.client_models(server)) == {}
 
 
 @pytest.mark.parametrize("name", some(ALGORITHMS, ["fedrep", "femam"]))
@@ -86,9 +86,9 @@ def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_
         fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
         algorithm = made(name, fed)
         server, _ = algorithm.round(algorithm.init(), [2, 0, 3], Rng(0, 1))
-        models = algorithm.own(server)  # which fine-tunes, where the method does
+        models = algorithm.client_models(server)  # which fine-tunes, where the method does
         with pretended.watch() as seen:
-            evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), lambda: models)
+            evaluate.score_clients(fed, lambda: models)
         return seen.launches
 
     assert launches(24) - launches(4) < 8 * 20
@@ -136,16 +136,15 @@ def assert_the_same(fed, algorithm, server):
     """Logits, and the scores of clients on what they hold out."""
     parts = fed.clients.test
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
-    found = own.predict_all(fed, algorithm.own(server), parts.samples, owners)
+    found = own.predict_all(fed, algorithm.client_models(server), parts.samples, owners)
     each = [algorithm.predict(server, fed.data.x[index], client) for client, index in enumerate(parts)]
     torch.testing.assert_close(found.double(), torch.cat(each), rtol=1e-6, atol=1e-6)
-    scores = [
-        evaluate.score_clients(fed, lambda x, client: algorithm.predict(server, x, client), models)
-        for models in (None, partial(algorithm.own, server))
-    ]
-    for part in scores[0]:
-        for alone, together in zip(scores[0][part], scores[1][part], strict=True):
-            assert together == pytest.approx(alone, rel=1e-5)
+    scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
+    for part, rows in scores.items():
+        for client, (index, found) in enumerate(zip(getattr(fed.clients, part), rows, strict=True)):
+            predict = lambda x, client=client: algorithm.predict(server, x, client)  # noqa: E731
+            alone = evaluate.score(predict, fed.data.x[index], fed.data.y[index], fed.data.classes)
+            assert found == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 2000])
@@ -202,8 +201,8 @@ def test_the_mean_over_levels_and_a_client_with_none(make_federation):
     half = Level([state], torch.tensor([0, -1, 0, 0]))
     levels = [half, Level([state], torch.tensor([0, 0, -1, -1]))]
     samples, owners = torch.arange(4), torch.arange(4)
-    total = own.predict_all(fed, Own(levels), samples, owners)
-    mean = own.predict_all(fed, Own(levels, mean=True), samples, owners)
+    total = own.predict_all(fed, ClientModels(levels), samples, owners)
+    mean = own.predict_all(fed, ClientModels(levels, mean=True), samples, owners)
     alone = fed.predict(state, fed.data.x[:4])
     torch.testing.assert_close(total, alone * torch.tensor([2.0, 1, 1, 1])[:, None])
     torch.testing.assert_close(mean, alone)

@@ -27,15 +27,15 @@ def test_a_round_after_a_checkpoint_is_the_round_without(make_federation, tmp_pa
     server = algorithm.init()
     for number in (1, 2):
         rng = Rng(0, number)
-        server, _ = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
+        server, _ = algorithm.round(server, algorithm.choose(server, rng), rng)
     checkpoint.save(tmp_path, server, 2, SPEC, {})
     again = made(name, fed)
     restored, done = checkpoint.restore(tmp_path, again.init(), SPEC)
     assert done == 2
     assert_same(restored, server)
     rng = Rng(0, 3)
-    expected, _ = algorithm.round(server, algorithm.choose(fed, server, rng), rng)
-    found, _ = again.round(restored, again.choose(fed, restored, rng), rng)
+    expected, _ = algorithm.round(server, algorithm.choose(server, rng), rng)
+    found, _ = again.round(restored, again.choose(restored, rng), rng)
     assert_same(found, expected)
 
 

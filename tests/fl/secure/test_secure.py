@@ -6,6 +6,7 @@ import re
 import sys
 from itertools import combinations, pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 
 import surgery
 from fl.algorithms import FedMROptions, fedmr, indep
-from fl.algorithms.parts.secure_round import from_bytes, recombine, to_bytes
+from fl.algorithms.parts.secure_round import SecureRecombination, from_bytes, to_bytes
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine.objectives import cross_entropy
 from fl.federation import traffic
-from fl.federation.trained import Trained
+from fl.federation.update import ClientUpdate
 from fl.secure import SERVER, Client, Server, exchange
 from fl.secure.boxes import LOCKED_EXTRA, SEALED_EXTRA, Keys
 
@@ -400,10 +401,11 @@ def test_a_secure_round_is_a_function_of_its_arguments(make_federation):
 def test_choices_are_the_rounds_and_the_clients_own():
     """Two clients of the same choices would get everything back."""
     stack = {str(p): torch.arange(2.0)[:, None] for p in range(20)}
-    trained = Trained(stack, torch.zeros(2), (1, 1), traffic.count(stack, (1, 1)), stack)
+    trained = ClientUpdate(stack, torch.zeros(2), (1, 1), stack, metrics=traffic.count((1, 1), 1, 2, (1, 1)))
     owners = []
     for rng in (Rng(0, 1), Rng(0, 1), Rng(0, 2), Rng(1, 1)):
-        states = recombine(trained, stack, [3, 5], [(name,) for name in stack], 1, rng).states
+        step = SecureRecombination(SimpleNamespace(remote=None), [(name,) for name in stack], 1)
+        states = step(trained, {"model": stack}, [3, 5], rng).states
         owners.append([int(tensor[0]) for tensor in states.values()])
     assert owners[0] == owners[1]
     assert len(set(map(tuple, owners))) == 3
@@ -458,7 +460,7 @@ def test_absurd_settings_are_refused_and_so_is_a_missing_library(make_federation
         fedmr(fed, FedMROptions(secure=-1))
     with pytest.raises(FLError, match=r"--fedmr.secure needs two or more --participants"):
         fedmr(make_federation("cnn", participants=1), FedMROptions(secure=1))
-    with pytest.raises(FLError, match=r"--fedmr.secure needs models of two or more pieces.*--fedmr.fraction than 1.0"):
+    with pytest.raises(FLError, match=r"--fedmr.secure needs models of two or more pieces.*--fedmr.fraction"):
         fedmr(fed, FedMROptions(fraction=1.0, secure=1))
     with pytest.raises(FLError, match="two or more pieces"):
         exchange(labels(range(2), 1))
