@@ -4,7 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,7 +55,7 @@ def formerly(positional: str, **renamed: str) -> Callable[[F], F]:
                 kwargs[key] = value
             return function(*args, **kwargs)
 
-        return accepting
+        return cast(F, accepting)
 
     return decorate
 
@@ -68,7 +68,7 @@ def former_name(old: str, function: F) -> F:
         _warn(f"{old} is called surgery.{function.__name__} now")
         return function(*args, **kwargs)
 
-    return called
+    return cast(F, called)
 
 
 def warn_of(old: str, new: str) -> None:

@@ -208,9 +208,9 @@ def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
 def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
     """Take positions, in any order, of a tensor that is not in the state: a non-persistent buffer or an attribute."""
     owner = model.get_submodule(module)
-    tensor, index = getattr(owner, attribute), as_index(index)
-    selected(joined(module, attribute), index, tuple(tensor.shape))
-    setattr(owner, attribute, take(tensor, index))
+    tensor, ranges = getattr(owner, attribute), as_index(index)
+    selected(joined(module, attribute), ranges, tuple(tensor.shape))
+    setattr(owner, attribute, take(tensor, ranges))
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:

@@ -110,7 +110,9 @@ def _torchvision(name: str, arguments: dict) -> nn.Module:
     from torchvision import models
 
     takes = inspect.signature(models.get_model_builder(name)).parameters
-    defaults = {"weights_backbone": None} if "weights_backbone" in takes else {}  # the default would be downloaded
+    defaults: dict[str, bool | None] = (
+        {"weights_backbone": None} if "weights_backbone" in takes else {}
+    )  # the default would be downloaded
     if name in ("inception_v3", "googlenet"):
         defaults["init_weights"] = True  # the default, but without a warning
     return models.get_model(name, **{**defaults, **arguments})

@@ -9,7 +9,7 @@ _GIVEN_BACK = ("active_file", "inactive_file", "slab_reclaimable")  # of what a 
 _FREE_ANYWAY = 2**30  # so little is not asked for
 
 
-def free_memory() -> int | None:
+def free_memory() -> float | None:
     """Bytes that this process can still take, swap included: those of the machine, or of its control group if that has
     fewer. Caches that the system gives back when memory is short count as free.
 

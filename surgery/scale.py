@@ -139,5 +139,5 @@ def checked_groups(
         if name in seen:
             raise SurgeryError(f"tensor {name!r} is in two groups: it can have only one factor")
         seen.add(name)
-    groups = [tuple(name for name in group if name in floating) for group in groups]
-    return [group for group in groups if group]
+    within = [tuple(name for name in group if name in floating) for group in groups]
+    return [group for group in within if group]

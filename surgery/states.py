@@ -98,7 +98,7 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
     >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
     torch.Size([2, 2])
     """
-    if isinstance(models, list | tuple):
+    if isinstance(models, Sequence):
         return stack(models)
     if isinstance(models, nn.Module):
         raise SurgeryError(f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them")
@@ -147,10 +147,10 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
         raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}: stack([a, b])")
     if not states:
         raise SurgeryError("cannot stack zero states: give at least one")
-    states = [as_state(values, f"state {k}") for k, values in enumerate(states)]
-    for k, other in enumerate(states[1:], 1):
-        check_same(states[0], other, "state 0", f"state {k}")
-    return {name: torch.stack([s[name] for s in states]) for name in states[0]}
+    found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
+    for k, other in enumerate(found[1:], 1):
+        check_same(found[0], other, "state 0", f"state {k}")
+    return {name: torch.stack([s[name] for s in found]) for name in found[0]}
 
 
 def unstack(models: Mapping[str, Tensor]) -> list[State]:
@@ -240,7 +240,7 @@ def cosine(a: Models, b: Models | None = None) -> Tensor:
     norm_a = sum(x.square().sum(1) for x, _ in pairs).sqrt()
     norm_b = sum(y.square().sum(1) for _, y in pairs).sqrt()
     scale = norm_a[:, None] * norm_b[None, :]
-    return torch.where(scale == 0, torch.zeros_like(dot), dot / scale).clamp(-1, 1)
+    return torch.where(scale == 0, torch.zeros_like(scale), dot / scale).clamp(-1, 1)
 
 
 def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:

@@ -130,7 +130,7 @@ class Submodel:
     def _normalise(self) -> None:
         """Give the fields the types that they have when they are read from a file."""
         try:
-            fields = {
+            fields: dict[str, Any] = {
                 "entries": {
                     n: tuple(Source(s.name, as_index(s.index)) for s in own) for n, own in self.entries.items()
                 },

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surgery.averaging import weight_rows
 from surgery.errors import SurgeryError
-from surgery.states import State, as_state, check_same
+from surgery.states import as_state, check_same
 from surgery.submodel import Submodel
 
 
@@ -25,23 +25,23 @@ def client_scales(
 ) -> dict[str, list[float]]:
     """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
     try:
-        factors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+        given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SurgeryError(f"factors are numbers [{k}] by name, as submodel_factors gives them: {error}") from None
-    for name, factor in factors.items():
+    for name, factor in given.items():
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor")
         if factor.shape != (k,):
             raise SurgeryError(
                 f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one for each client"
             )
-    scales = {name: factor.tolist() for name, factor in factors.items()}
+    scales = {name: factor.tolist() for name, factor in given.items()}
     if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
         raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite")
     return scales
 
 
-def client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[State]:
+def client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[Mapping[str, Tensor]]:
     """A list of states, of which some may have been given as modules; SurgeryError for anything else."""
     if not isinstance(states, list | tuple):
         raise SurgeryError(f"give a list of states, one for each client, not a {type(states).__name__}")

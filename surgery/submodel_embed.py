@@ -60,7 +60,7 @@ def _absent(
 ) -> dict[str, Tensor]:
     """For each tensor that the small model has nothing of one with the dtype, device and leading axis for it."""
     namesakes: dict[Any, Tensor] = {}  # by last name, by that and the plan's dtype, and by the latter
-    for name, tensor in reversed(small.items()):
+    for name, tensor in reversed(list(small.items())):
         dtype, last = dtypes.get(entries[name][0].name), name.rpartition(".")[2]
         namesakes |= {last: tensor, (last, dtype): tensor, dtype: tensor}
     whatever = next(iter(small.values()), torch.empty(0))

@@ -38,7 +38,7 @@ def from_json(text: str) -> dict[str, Any]:
                 f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version "
                 f"{' or '.join(map(str, _READ))}; a newer version of this package may read it"
             )
-        fields = {
+        fields: dict[str, Any] = {
             "entries": {name: tuple(_source(*s) for s in sources) for name, sources in data["entries"].items()},
             "shapes": {name: tuple(map(_whole, shape)) for name, shape in data["full"].items()},
             "edits": tuple(dict(edit) for edit in data["edits"]),

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import torch
 
-_Job, _Result = TypeVar("_Job"), TypeVar("_Result")
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
 
 
 def in_threads(function: Callable[[_Job], _Result], jobs: Sequence[_Job]) -> list[_Result]:

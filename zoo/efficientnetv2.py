@@ -53,7 +53,7 @@ class MBConv(nn.Module):
     ) -> None:
         super().__init__()
         hidden = inputs * stage.expansion
-        steps = OrderedDict()
+        steps: OrderedDict[str, nn.Module] = OrderedDict()
         if stage.fused and stage.expansion == 1:
             steps["fused"] = kit.conv_norm(inputs, channels, 3, stride, activation=nn.SiLU)
         elif stage.fused:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -160,9 +161,9 @@ def _is_counter(name: str) -> bool:
 
 
 @lru_cache
-def _skeleton(name: str, norm: str, classes: int) -> nn.Module:
+def _skeleton(name: str, norm: str, classes: int) -> Any:
     """The model on the meta device."""
-    options = {"norm": norm} if "norm" in Spec(name).member.defaults else {}
+    options: dict[str, Any] = {"norm": norm} if "norm" in Spec(name).member.defaults else {}
     return Spec(name, classes, **options).build(device="meta")
 
 

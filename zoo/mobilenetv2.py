@@ -31,7 +31,7 @@ class InvertedResidual(nn.Module):
     def __init__(self, inputs: int, channels: int, expansion: int, stride: int, residual: bool, kit: Kit) -> None:
         super().__init__()
         hidden = inputs * expansion
-        steps = OrderedDict()
+        steps: OrderedDict[str, nn.Module] = OrderedDict()
         if expansion > 1:
             steps["expand"] = kit.conv_norm(inputs, hidden, 1, activation=nn.ReLU6)
         steps["depthwise"] = kit.conv_norm(hidden, hidden, 3, stride, groups=hidden, activation=nn.ReLU6)

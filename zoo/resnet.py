@@ -7,6 +7,7 @@ ImageNet networks normalise and activate before the pooling).
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -118,6 +119,10 @@ class Bottleneck(nn.Module):
 class PreActivation(nn.Module):
     """Norm and ReLU come before each convolution, and nothing comes after the sum (2016b, figure 1b)."""
 
+    expansion: int
+    norm1: nn.Module
+    branch: Callable[[Tensor], Tensor]
+
     def _finish(self, inputs: int, outputs: int, stride: int, kit: Kit, shortcut: Shortcut) -> None:
         self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
         self.scaler, self.add = kit.scaler(), kit.residual()
@@ -166,7 +171,11 @@ class PreBottleneck(PreActivation):
 
 
 def resnet(
-    spec: Blueprint, block: type[nn.Module], channels: tuple[int, ...], shortcut: Shortcut, final_norm: bool = True
+    spec: Blueprint,
+    block: type[BasicBlock | Bottleneck | PreActivation],
+    channels: tuple[int, ...],
+    shortcut: Shortcut,
+    final_norm: bool = True,
 ) -> ResNet:
     """Build a ResNet.
 

@@ -106,6 +106,7 @@ class Spec:
         >>> Spec("cnn", width=0.5).rates
         {'conv1': 0.5, 'conv2': 0.5, 'fc1': 0.5}
         """
+        assert isinstance(self.width, tuple)
         return dict(zip(self.member.rated_parts, self.width))
 
     @property
@@ -147,7 +148,7 @@ class Spec:
         True
         """
         rates = fields.rates(self.name, width, self.member)
-        product = tuple(a * b for a, b in zip(self.width, rates))
+        product = tuple(a * b for a, b in zip(self.rates.values(), rates))
         return replace(self, width=product, depth=self.depth if depth is None else depth)
 
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
@@ -209,7 +210,8 @@ class Spec:
         known = [field.name for field in dataclasses.fields(cls)]
         if strange := [key for key in values if key not in known]:
             raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**given)
 
 
 _NUMBERS = ("width", "norm_eps", "dropout", "drop_path", "layer_scale")

@@ -13,7 +13,7 @@ channels: zoo/transformer.py has that attention, and says in which order its cha
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -88,6 +88,7 @@ class VisionTransformer(Network):
     """
 
     torch_init = True
+    section1: Sequence[Block]
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The libraries' tensors as this model has them, in its order: q, k and v apart, in (channel, head) order."""

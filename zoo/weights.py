@@ -60,7 +60,7 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
     try:
         return _with_state(spec, state, str(weights), generator)
     except ZooError as error:
-        full = spec.depth == spec.member.depth and set(spec.width) == {1.0}
+        full = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
         hint = "" if full else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
         raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
 
@@ -86,7 +86,7 @@ def read(file: str | Path) -> dict[str, Tensor]:
         if Path(file).suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            state = load_file(file)
+            state: Any = load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:
@@ -185,7 +185,7 @@ def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator:
     return model
 
 
-def _published(library: str, name: str) -> dict[str, str]:
+def _published(library: str, name: str) -> dict[str, Any]:
     """The weights that a library publishes for a model, and where each of them is."""
     if library == "torchvision":
         from torchvision import models
@@ -216,7 +216,7 @@ def _no_retries() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _compare(spec: Spec, theirs: nn.Module, name: str) -> None:
+def _compare(spec: Spec, theirs: Any, name: str) -> None:
     """Raise ZooError unless the zoo's model of this name computes with timm's weights what timm's does.
 
     Weights do not show strides, padding and epsilons, in which timm's variants of an architecture differ.

@@ -76,7 +76,7 @@ def find(what: str, name: str) -> Callable[..., Any]:
     point = installed(what).get(name)
     path, _, attribute = (point.value if point else name).partition(":")
     try:
-        found = import_module(path)
+        found: Any = import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise FLError(f"{flag}: {path} needs {error.name}, which is not installed") from None

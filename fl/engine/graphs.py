@@ -171,7 +171,7 @@ class _Same:
     def __init__(self, value: Any) -> None:
         self.id = id(value)
         try:
-            self.get = ref(value)
+            self.get: Callable[[], Any] = ref(value)
         except TypeError:  # it has no weak references
             self.get = lambda: value
 

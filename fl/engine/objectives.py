@@ -23,7 +23,7 @@ from torch import Tensor
 from surgery import State
 
 Call: TypeAlias = Callable[[State, Tensor], Tensor]
-Batch: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+Batch: TypeAlias = tuple[Tensor, ...]
 Objective: TypeAlias = Callable[[Call, State, Any, Batch], Tensor]
 Ascent: TypeAlias = Callable[[State, State], State]
 

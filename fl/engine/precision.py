@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,8 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    cudnn, switches = torch.backends.cudnn, (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    cudnn: Any = torch.backends.cudnn
+    switches = torch.backends.cuda.matmul, cudnn.conv
     before, order = [switch.fp32_precision for switch in switches], cudnn.deterministic
     try:
         for switch in switches:

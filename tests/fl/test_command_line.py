@@ -20,7 +20,6 @@ import fl
 import surgery
 import zoo
 from fl import __main__ as cli
-from fl.algorithms import ALGORITHMS, MIXED
 from fl.base.console import as_called
 from fl.base.errors import FLError
 from fl.config import Config
@@ -312,12 +311,3 @@ def test_samples_are_held_out_for_a_method_that_validates(caplog):
         assert parse(flags)[0].local_valid == 0
     assert parse(["--algorithm", "femam", "--local-valid", "0.2"])[0].local_valid == 0.2
     assert len(caplog.messages) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_method_runs_by_its_name_alone(name, tmp_path):
-    config, _ = parse(["--algorithm", name, "--rounds", "1", "--local-epochs", "1"])
-    config.check()
-    fl.simulate(config, tmp_path / "run")
-    assert (name in MIXED) == (ALGORITHMS[name].clients == "mixed")

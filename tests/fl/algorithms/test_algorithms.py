@@ -3,11 +3,11 @@ from itertools import product
 import pytest
 import torch
 from oracles import average, recombine
-from rounds import assert_same, made, play
-from selection import METHODS, some
+from rounds import assert_same, play
+from selection import some
 
 import surgery
-from fl.algorithms import ALGORITHMS, FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
+from fl.algorithms import FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 
@@ -38,15 +38,6 @@ def test_fedmr_in_one_segment_is_indep(make_federation, model):
     for (a, _), (b, _) in zip(whole, play(indep(fed), fed), strict=True):
         assert_same(a["global"], b["global"])
         assert_same(a["slots"], b["slots"])
-
-
-@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
-def test_methods_deploy_the_global_model(make_federation, name):
-    fed = make_federation("cnn")
-    algorithm = made(name, fed)
-    for server, _ in play(algorithm, fed):
-        expected = fed.predict(server["global"], fed.data.test_x)
-        assert torch.equal(algorithm.predict(server, fed.data.test_x, None), expected)
 
 
 def test_indep_passes_whole_models_on(make_federation):
@@ -112,41 +103,6 @@ def test_fedavg_weighs_clients_by_their_samples(make_federation):
         torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
-def test_a_round_is_a_function_of_its_arguments(make_federation, name):
-    """Same arguments, same result; the server that went in is unchanged; another round draws other numbers."""
-    fed = make_federation("cnn")
-    algorithm = made(name, fed)
-    (server, _), _ = play(algorithm, fed, 2)
-    before = {part: {n: t.clone() for n, t in state.items()} for part, state in server.items()}
-    first, _ = algorithm.round(server, [0, 2, 1], Rng(0, 5))
-    again, _ = algorithm.round(server, [0, 2, 1], Rng(0, 5))
-    other, _ = algorithm.round(server, [0, 2, 1], Rng(0, 6))
-    for part in server:
-        assert_same(server[part], before[part])
-        assert_same(first[part], again[part])
-    trained = "level2" if name == "femam" else "global"  # its first level is done by then
-    assert any(not torch.equal(tensor, other[trained][key]) for key, tensor in first[trained].items())
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    some(product(("cnn", "resnet20"), ALGORITHMS), [*product(["cnn"], METHODS), ("resnet20", "fedmr")]),
-)
-def test_every_client_can_take_part_and_a_single_one_too(make_federation, name, model):
-    for k in (1, 4):
-        fed = make_federation(model, participants=k)
-        server, trained = play(made(name, fed), fed, 3)[-1]
-        assert all(t.isfinite().all() for t in server["global"].values())
-        assert surgery.distance(surgery.stack([server["global"]]), surgery.stack([fed.initial()])).item() > 0
-        down, up = trained.metrics["bytes_down"], trained.metrics["bytes_up"]
-        if name in ("local", "femam"):  # personal models stay
-            assert down == up == 0
-        else:
-            one = sum(tensor.nbytes for tensor in fed.initial().values())
-            assert down >= up >= (one / 2 if name == "fedrep" else one)  # so do heads
-
-
 def test_sampling_is_uniform_without_replacement(make_federation):
     fed = make_federation("cnn", participants=2)
     counts, first = torch.zeros(4), torch.zeros(4)
@@ -167,20 +123,6 @@ def test_bad_settings_are_refused(make_federation):
         make_federation("cnn", participants=5)
     with pytest.raises(FLError, match="client 1 has no training samples"):
         make_federation("cnn", sizes=(3, 0, 4))
-
-
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    some(product(("workers", "vmap"), ALGORITHMS), [*product(["vmap"], METHODS), *product(["workers"], METHODS[:4])]),
-)
-def test_every_method_is_the_same_in_every_backend(make_federation, name, backend):
-    """Three rounds in float64, so that what a method keeps has come to matter."""
-    loop, other = (make_federation("cnn", dtype=torch.float64, epochs=1, backend=b) for b in ("loop", backend))
-    expected, _ = play(made(name, loop), loop)[-1]
-    server, _ = play(made(name, other), other)[-1]
-    for part in expected:
-        for key, tensor in expected[part].items():
-            torch.testing.assert_close(server[part][key], tensor, rtol=1e-6, atol=1e-7, msg=f"{part} {key}")
 
 
 @pytest.mark.parametrize("k", [5, 20, 50, 100])

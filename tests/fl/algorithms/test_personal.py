@@ -404,21 +404,6 @@ def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federatio
         assert_same(server[part], before[part])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_backends_agree(federation_of, name):
-    """Two rounds of all clients, ragged, so that some are done before others; dropout, with fl's random numbers."""
-    loop = federation_of(nn.Sequential(*NET[:4], nn.Dropout(0.3), NET[4]), participants=4, epochs=1, backend="loop")
-    (expected, first), x = play(METHODS[name](loop), loop, 2)[-1], loop.data.test_x
-    logits = METHODS[name](loop).predict(expected, x, 3)
-    for settings in ({"backend": "workers"}, {"backend": "vmap"}, {"backend": "vmap", "chunk": 3}):
-        other = loop.with_local(**settings)
-        server, second = play(METHODS[name](other), other, 2)[-1]
-        for part in expected:
-            assert_close(server[part], expected[part])
-        torch.testing.assert_close(second.loss, first.loss)
-        torch.testing.assert_close(METHODS[name](other).predict(server, x, 3), logits)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])

@@ -7,27 +7,9 @@ import torch
 from ranks import assert_equal, left, ran, simulate_all, tiny
 
 from fl import simulate
-from fl.algorithms import ALGORITHMS
 from fl.distributed import deal
 
 FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """A run of every method in one process, one thread."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("one")
-    simulate_all(0, {name: tiny(name) for name in ALGORITHMS}, folder)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_method_has_the_same_bits_on_several_ranks(one, tmp_path, size):
-    assert ran(size, simulate_all, {name: tiny(name) for name in ALGORITHMS}, tmp_path) == [0] * size
-    for name in ALGORITHMS:
-        assert_equal(one / name, tmp_path / name)
 
 
 def test_a_run_goes_on_in_two_processes(tmp_path):

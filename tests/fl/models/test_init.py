@@ -8,14 +8,11 @@ import pytest
 import timm
 import torch
 import torchvision
-from fl_flags import OF_METHOD
 from safetensors.torch import load_file, save_file
-from selection import some
 
 import fl
 from fl import models
 from fl import run as cli
-from fl.algorithms import ALGORITHMS
 from fl.analysis.similarity import initial_model
 from fl.base.errors import FLError
 from fl.models.init import Start, find, maker
@@ -209,22 +206,13 @@ def test_what_a_library_publishes_is_taken(resnet, monkeypatch):
 TINY = fl.Config(clients=4, participants=2, rounds=2, local_epochs=1, width=0.1, batch_size=50, local_valid=0.1)
 
 
-@pytest.mark.parametrize("name", some([*ALGORITHMS], ["fedmr", "nefl", "flexifed"]))
-def test_every_method_begins_there(cnn, name, tmp_path):
+@pytest.mark.parametrize(("name", "widths"), [("fedmr", ()), ("nefl", (0.5, 1.0)), ("flexifed", (1.0,))])
+def test_methods_begin_there(cnn, name, widths, tmp_path):
     """With clients' parts cut out of it, where architectures differ; what they would draw otherwise is the file's."""
     path, state = cnn
-    mixed = {"architectures": fl.ArchitectureOptions(widths=(1.0,), choose="cycle")}
-    if ALGORITHMS[name].clients == "mixed" and name != "flexifed":
-        mixed = {"architectures": fl.ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")}
-    more = mixed if ALGORITHMS[name].clients == "mixed" else {}
-    config = replace(TINY, algorithm=name, width=1.0, init=str(path), **more)
-    if name in OF_METHOD:
-        flags = OF_METHOD[name]
-        config = fl.Config.from_yaml(config.to_yaml())
-        options = {f.split(".")[1].replace("-", "_"): v for f, v in zip(flags[::2], flags[1::2])}
-        values = {k: tuple(v.split(",")) if k == "levels" else tuple(map(int, v.split(","))) if "," in v else int(v)
-                  for k, v in options.items()}  # fmt: skip
-        config = replace(config, **{name: replace(getattr(config, name), **values)})
+    config = replace(TINY, algorithm=name, width=1.0, init=str(path))
+    if widths:
+        config = replace(config, architectures=fl.ArchitectureOptions(widths=widths, choose="cycle"))
     fed, algorithm = fl.build(config)
     server = algorithm.init()
     for part, tensors in server.items():

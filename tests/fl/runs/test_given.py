@@ -14,7 +14,7 @@ from torch import nn
 
 import fl
 import zoo
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import fedavg
 from fl.base.errors import FLError
 from fl.data import load
 from fl.models import architectures
@@ -357,20 +357,6 @@ def test_methods_that_start_several_models_need_a_function(tmp_path):
     assert torch.equal(again.predict(0, x), pathways.predict(0, x))
     same = replace(config, femam=replace(femam, start="global"))
     assert fl.simulate(same, tmp_path / "module", model=Net())["final"]["level"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_method_takes_a_table_and_a_module_and_resumes(name, tmp_path):
-    config = fl.Config(algorithm=name, **{**FEW, "samples": 0, "rounds": 3, "local_valid": 0.2, "local_test": 0.2})
-    few = {"clusters": 2, "levels": ("global", "2", "personal"), "level_rounds": (1, 1)}
-    if options := {k: v for k, v in few.items() if hasattr(getattr(config, name, None), k)}:
-        config = replace(config, **{name: replace(getattr(config, name), **options)})
-    net = lambda: nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, 3))  # noqa: E731
-    fl.simulate(config, tmp_path / "whole", dataset=table(), model=net)
-    fl.simulate(replace(config, rounds=2), tmp_path / "parts", dataset=table(), model=net)
-    fl.simulate(config, tmp_path / "parts", resume=True, dataset=table(), model=net)
-    assert files(tmp_path / "whole")[1] == files(tmp_path / "parts")[1]
 
 
 @pytest.mark.slow
