@@ -16,27 +16,31 @@ GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algo
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:
-    """The value called `name` of every file of a package that has one: file name -> value, in alphabetical order.
+    """What the files of a package declare under a name: each a value, which is called as its file, or a dictionary of
+    several values by their names. They are in alphabetical order.
 
     All files of the package are imported, but not its subpackages and not `__main__`.
 
     Raises:
-        FLError: for a value that is not of this kind; it names the file.
+        FLError: for a value that is not of this kind, and for a name that occurs twice; it names the file.
 
     >>> list(declared("fl.partition", "KIND", object))
     ['clusters', 'contiguous', 'dirichlet', 'iid', 'natural', 'shards']
     """
-    result = {}
+    result: dict[str, Any] = {}
     for file in iter_modules(import_module(package).__path__):
         if file.ispkg or file.name == "__main__":
             continue
         value = vars(import_module(f"{package}.{file.name}")).get(name)
-        if value is None:
-            continue
-        if not isinstance(value, kind):
-            raise FLError(f"{package}.{file.name}: {name} must be a {kind.__name__}, got {value!r}")
-        result[file.name] = value
-    return result
+        several = isinstance(value, dict)
+        for key, one in value.items() if several else [(file.name, value)] * (value is not None):
+            where = f"{package}.{file.name}: {name}" + f"[{key!r}]" * several
+            if not isinstance(one, kind):
+                raise FLError(f"{where} must be a {kind.__name__}, got {one!r}")
+            if key in result:
+                raise FLError(f"{where}: there is another one of this name")
+            result[key] = one
+    return dict(sorted(result.items()))
 
 
 @cache

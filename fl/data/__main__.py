@@ -20,8 +20,7 @@ from fl.config.help import command
 from fl.data import Dataset
 from fl.figures.partition import draw
 from fl.figures.style import check_new
-from fl.partition import Partition
-from fl.partition.counts import counts
+from fl.partition import Partition, counts
 
 
 @dataclass(frozen=True)

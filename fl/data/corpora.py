@@ -11,8 +11,7 @@ from urllib.request import urlopen
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source, reason
+from fl.data.loader import Loader, Source
 from fl.data.text import TextOptions, dataset
 
 WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
@@ -61,28 +60,24 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     """
     needed = (training, "test")
     origin = f"The names {training}.txt and test.txt are accepted as well"
-    source = Source("WikiText-2", root, tuple(f"wikitext-2/wiki.{part}.tokens" for part in needed), origin)
 
-    def find(part: str) -> str | None:
-        either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
-        return next((file for file in either if (root / file).is_file()), None)
+    def source() -> Source:
+        """The files under the names that are there, else under the published ones."""
+        names = []
+        for part in needed:
+            either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
+            names.append(next((file for file in either if (root / file).is_file()), either[0]))
+        return Source("WikiText-2", root, tuple(names), origin)
 
-    failure = "download is off"
-    if download:
-        try:
-            for part in needed:
-                if not find(part):
-                    _fetch(WIKITEXT, root, f"wikitext-2/{part}.txt")
-        except (OSError, ValueError) as error:
-            failure = f"download failed ({reason(error)})"
-    if missing := [file for part, file in zip(needed, source.files) if not find(part)]:
-        other = (
-            "; --dataset wikitext-2-valid trains on the validation file"
-            if training == "train" and find("valid")
-            else ""
-        )
-        raise source.error(f"missing {', '.join(missing)}; {failure}{other}")
-    train, test = (_articles(_read(source, find(part))) for part in needed)
+    def fetch() -> None:
+        for part, file in zip(needed, source().files):
+            if not (root / file).is_file():
+                _fetch(WIKITEXT, root, f"wikitext-2/{part}.txt")
+
+    valid = any((root / "wikitext-2" / name).is_file() for name in ("valid.txt", "wiki.valid.tokens"))
+    hint = "; --dataset wikitext-2-valid trains on the validation file" if training == "train" and valid else ""
+    source().require(download, fetch, hint)
+    train, test = (_articles(_read(source(), file)) for file in source().files)
     name = "wikitext-2" if training == "train" else f"wikitext-2-{training}"
     return dataset(name, train, options, test=test, spaced=True)
 
@@ -101,13 +96,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
     """
     file = "tinyshakespeare/input.txt"
     source = Source("Shakespeare", root, (file,))
-    if not (root / file).is_file():
-        if not download:
-            raise source.error(f"missing {file}; download is off")
-        try:
-            _fetch(SHAKESPEARE, root, file)
-        except (OSError, ValueError) as error:
-            raise source.error(f"missing {file}; download failed ({reason(error)})") from error
+    source.require(download, lambda: _fetch(SHAKESPEARE, root, file))
     speeches: dict[str, list[str]] = {}
     for block in _read(source, file).split("\n\n"):
         name, _, speech = block.strip("\n").partition("\n")

@@ -1,5 +1,6 @@
 """The form that every data set has once it is loaded: images and labels, or text, on one device."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
@@ -7,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl.base.errors import FLError
-from fl.base.memory import ask
+from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
-from fl.data import arrays, items
+from fl.data import arrays
 
 GIVEN = "given"
 """The name of a data set that was not loaded by name."""
@@ -131,7 +131,7 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = items.of_torch(train, test)
+        found = arrays.of_torch(train, test)
         return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners)
 
     @classmethod
@@ -148,7 +148,7 @@ class Dataset:
         Raises:
             FLError: as `from_torch`, and for columns that are not there.
         """
-        return cls.from_arrays(**items.of_huggingface(train, test, image, label, owner))
+        return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner))
 
     @property
     def text(self) -> bool:
@@ -193,7 +193,7 @@ class Dataset:
                 f"--pad is for images, and the samples of {self.name} are {list(self.x.shape[1:])}: leave it out"
             )
         larger = prod(n + 2 * pixels for n in self.x.shape[-2:]) * self.x.shape[1] * self.x.element_size()
-        ask(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
+        ask_memory(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
         x, test_x = (images[..., rows, :][..., columns] for images in (self.x, self.test_x))
         return replace(self, x=x, test_x=test_x)
@@ -248,3 +248,19 @@ class Dataset:
         same = replace(self)
         object.__setattr__(same, "origin", origin)
         return same
+
+
+def fingerprint(data: Dataset) -> dict[str, Any]:
+    """A data set in a few numbers and words, as JSON takes them; the same on every device.
+
+    >>> from fl.data import load
+    >>> print(fingerprint(load("digits"))["x"])
+    uint8 [1437, 1, 8, 8]
+    """
+    digest, said = hashlib.sha256(), {}
+    for part in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
+        if (values := getattr(data, part)) is not None:
+            said[part] = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+            digest.update(f"{part} {said[part]}".encode())
+            digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source
+from fl.data.loader import Loader, Source
 
 CLASSES = 62  # 0-9, A-Z, a-z
 Samples = tuple[np.ndarray, np.ndarray]  # of one writer: uint8 [n, 784], int64 [n]
@@ -44,8 +43,7 @@ def load(root: Path, download: bool) -> Dataset:
         f"data/femnist/data/train and data/femnist/data/test into {root / 'femnist'}"
     )
     source = Source("FEMNIST", root, ("femnist/train/*.json", "femnist/test/*.json"), origin)
-    if missing := source.missing():
-        raise source.error(f"missing {', '.join(missing)}")
+    source.require()
     train, test = (_read_part(source, root / "femnist" / part) for part in ("train", "test"))
     numbers = {writer: i for i, writer in enumerate(sorted({*train, *test}))}
     x, y, owners = _stack(train, numbers)

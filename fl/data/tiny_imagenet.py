@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source, reason
+from fl.data.loader import Loader, Source
 
 FOLDER = "tiny-imagenet-200"
 CLASSES, SIDE = 200, 64
@@ -35,10 +34,7 @@ def load(root: Path, download: bool) -> Dataset:
     """
     origin = f"The data comes from {URL.removeprefix('https://')}"
     source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
-    if missing := source.missing():
-        if not download:
-            raise source.error(f"missing {', '.join(missing)}; download is off")
-        _download(source, missing)
+    source.require(download, lambda: _download(root))
     folder = root / FOLDER
     number = {wnid: i for i, wnid in enumerate(_wnids(source, folder / "wnids.txt"))}
     files = {wnid: _class_files(source, folder / "train" / wnid) for wnid in number}
@@ -49,13 +45,10 @@ def load(root: Path, download: bool) -> Dataset:
     return Dataset("tiny-imagenet", x, y, test_x, torch.tensor(list(annotated.values())), CLASSES)
 
 
-def _download(source: Source, missing: list[str]) -> None:
+def _download(root: Path) -> None:
     from torchvision.datasets.utils import download_and_extract_archive
 
-    try:
-        download_and_extract_archive(URL, str(source.root), md5=MD5)
-    except Exception as error:  # no network, no space, a cut archive: torchvision raises many kinds
-        raise source.error(f"missing {', '.join(missing)}; download failed ({reason(error)})") from error
+    download_and_extract_archive(URL, str(root), md5=MD5)
 
 
 def _lines(source: Source, file: Path) -> list[str]:

@@ -25,7 +25,7 @@ from fl.federation import Federation
 from fl.federation.cohort import Cohort
 from fl.federation.local_training import LocalObjective
 from fl.federation.own import Level, Own, predict
-from fl.models import own
+from fl.models import custom_model
 from fl.models.create import create
 from fl.models.fleet import make_fleet
 from fl.partition import Parts, Split, Splits
@@ -261,7 +261,7 @@ class Node:
         settings = Config.from_yaml(config)
         device = pick_device(settings.device)
         data, local = training(settings, self.data.to(device))
-        whole = model_spec(settings, data) if own.is_own(settings.model) else _spec(full)
+        whole = model_spec(settings, data) if custom_model.is_custom(settings.model) else _spec(full)
         model = create(torch.Generator(), whole).to(device)
         parts = []
         for mine in self.split:

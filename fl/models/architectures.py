@@ -14,10 +14,10 @@ import yaml
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import Blocks, OnlyWith, Share, one_of, several
-from fl.data import Dataset, fingerprint, is_own
+from fl.data import Dataset, fingerprint, is_custom
 from fl.models.create import create
-from fl.models.search import Space, largest_within, search, zico
-from fl.models.search.zico import Deviation
+from fl.models.search import Space, largest_within, search
+from fl.models.zico import Deviation, zico
 from fl.partition import Splits
 from zoo import Spec
 
@@ -102,7 +102,7 @@ def choose(
     n = len(clients)
     if options.choose == "zico":
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
-        which = fingerprint(data)["sha256"] if is_own(data.name) else data.name
+        which = fingerprint(data)["sha256"] if is_custom(data.name) else data.name
         key = (space, options.weak, options.deviation, which, len(data.y), batch_size, rng, take_largest, split)
         if key not in _CHOSEN:
             while len(_CHOSEN) >= _SEEDS:

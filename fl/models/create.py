@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import zoo
-from fl.base.errors import FLError
-from fl.base.memory import ask
-from fl.models import own
+from fl.base.errors import FLError, ask_memory
+from fl.models import custom_model
 from surgery import SurgeryError, narrow, sections, state, ungraft
 from surgery.errors import first_line
 
@@ -49,11 +48,11 @@ def make_spec(
     """
     values: dict[str, Any] = {"name": name, "num_classes": num_classes, "width": width, "depth": depth}
     try:
-        if own.is_own(name):
+        if custom_model.is_custom(name):
             for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
                 if value is not None:
                     raise FLError(f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out")
-            return own.placeholder(name, width, depth)
+            return custom_model.placeholder(name, width, depth)
         takes = zoo.Spec(name).member.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(
@@ -108,16 +107,18 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     """
     try:
         if spec.member.depth is not None:
-            ask(weight_bytes(spec), f"{own.said(spec.name)} of this size", "use a smaller --width or --depth")
+            ask_memory(
+                weight_bytes(spec), f"{custom_model.said(spec.name)} of this size", "use a smaller --width or --depth"
+            )
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
-        if not isinstance(spec, own.OwnSpec):  # which are checked with the data
+        if not isinstance(spec, custom_model.CustomSpec):  # which are checked with the data
             _check_runs(spec, model)
         return cut(spec, model)
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
     except SurgeryError as error:
-        raise FLError(f"{own.said(spec.name)}: {error}") from None
+        raise FLError(f"{custom_model.said(spec.name)}: {error}") from None
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
@@ -156,11 +157,13 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         reason = first_line(error)
         shape = "x".join(map(str, images.shape[1:]))
-        raise FLError(f"{own.said(spec.name)} cannot take images of {shape}: {reason}; choose another model") from None
+        raise FLError(
+            f"{custom_model.said(spec.name)} cannot take images of {shape}: {reason}; choose another model"
+        ) from None
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
-            f"{own.said(spec.name)} is no plain classifier (it gives {what} in training): choose another model"
+            f"{custom_model.said(spec.name)} is no plain classifier (it gives {what} in training): choose another model"
         )
 
 
@@ -168,8 +171,8 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
     """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
     if len(sample) != 3:
         raise FLError(
-            f"{own.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, as in "
-            "fl.simulate(..., model=...) or --model my_module:MyNet"
+            f"{custom_model.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, "
+            "as in fl.simulate(..., model=...) or --model my_module:MyNet"
         )
     if sample[1] == sample[2]:
         return
@@ -178,6 +181,6 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
             copy.deepcopy(model).train()(torch.zeros(2, *sample, device=next(model.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         raise FLError(
-            f"{own.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
+            f"{custom_model.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
             f"({first_line(error)}): make them square, or choose another model, such as resnet20"
         ) from None

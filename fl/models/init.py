@@ -1,8 +1,12 @@
-"""The weights that a run begins with, if they are not drawn: fitted to its model."""
+"""The weights that a run begins with, if they are not drawn: from a file, or as timm and torchvision publish them, and
+fitted to its model.
+"""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -12,13 +16,80 @@ import surgery
 import zoo
 from fl.base.errors import FLError
 from fl.models.create import create, cut
+from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
 from fl.models.fleet import plan_within
-from fl.models.head import classifier
-from fl.models.own import OwnSpec, said
-from fl.models.weights import read
 from surgery import State, SurgeryError
 from surgery.errors import first_line
-from zoo.weights import classes
+from zoo import weights as published
+
+SUFFIXES = (".safetensors", ".pt", ".pth")
+
+
+class Weights(NamedTuple):
+    """Trained weights, under the names that their source gives them.
+
+    Attributes:
+        source: the file, or timm:NAME or torchvision:NAME.
+        sha256: of the file; of weights that a library fetched, of their names and values.
+    """
+
+    tensors: dict[str, Tensor]
+    source: str
+    sha256: str
+
+
+def check_init(init: str, model: str) -> None:
+    """Raise FLError unless --init has a form that `find` takes for a model of this name. Nothing is opened.
+
+    >>> check_init("timm", "resnet18")
+    >>> check_init("weights.txt", "resnet18")
+    Traceback (most recent call last):
+    fl.base.errors.FLError: --init weights.txt: give timm, torchvision or a file *.safetensors, *.pt or *.pth
+    """
+    if init not in LIBRARIES and Path(init).suffix not in SUFFIXES:
+        raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth")
+    if init in LIBRARIES and is_custom(model):
+        raise FLError(
+            f"--init {init}: {init} publishes no weights for a model of your own ({said(model)}): save a state_dict() "
+            f"with the names of your model to a file, and give --init FILE.pt; or choose --model {init}:NAME"
+        )
+
+
+def _read(init: str, spec: zoo.Spec) -> Weights:
+    """The weights that --init names.
+
+    Args:
+        init: a file, or timm or torchvision for what that library publishes for the model.
+        spec: of the model that begins with them.
+
+    Raises:
+        FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
+            they cannot be fetched.
+    """
+    check_init(init, spec.name)
+    if init in LIBRARIES:
+        try:
+            name = published.counterpart(init, spec)
+            tensors = published.fetch(init, name).state_dict()
+        except zoo.ZooError as error:
+            raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)") from None
+        return Weights(tensors, f"{init}:{name}", _hash(tensors))
+    try:
+        tensors = published.read(init)
+    except zoo.ZooError as error:
+        raise FLError(f"--init {error}") from None
+    if any("/" in name for name in tensors):
+        raise FLError(f"--init {init} is a checkpoint: give the file that `python -m fl.export RUN FILE` makes of it")
+    with open(init, "rb") as file:
+        return Weights(tensors, init, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class Start(NamedTuple):
@@ -68,9 +139,10 @@ def find(init: str, spec: zoo.Spec) -> Start:
     where images are grey, but in a model of one's own. Nothing else may differ.
 
     Raises:
-        FLError: as `fl.models.weights.read`, and naming the tensors that do not fit.
+        FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
+            they cannot be fetched; and naming the tensors that do not fit.
     """
-    given = read(init, spec)
+    given = _read(init, spec)
     full, misfits = replace(spec, width=1.0, depth=None), []
     for whole in dict.fromkeys((spec, full)):
         try:
@@ -85,7 +157,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         return Start(taken, given.source, given.sha256, tuple(left), tuple(summed))
     which = said(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
     why = min(misfits, key=lambda one: one.count)
-    patches = "position" in str(why) and not isinstance(spec, OwnSpec) and "stem" in spec.member.defaults
+    patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.member.defaults
     hint = (
         "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
         "--stem cifar of 4x4, and --pad enlarges images"
@@ -157,7 +229,7 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
         return given
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
     if spec.tokens is None:
-        plain["num_classes"] = classes(given) or spec.num_classes
+        plain["num_classes"] = published.classes(given) or spec.num_classes
     errors = []
     for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:
@@ -182,13 +254,13 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
 
 def _foreign(spec: zoo.Spec) -> bool:
     """Whether a model is a library's or a user's, which is made narrow by cutting the full one."""
-    return ":" in spec.name or isinstance(spec, OwnSpec)
+    return ":" in spec.name or isinstance(spec, CustomSpec)
 
 
 def _heads(spec: zoo.Spec) -> frozenset[str]:
     """The tensors of a model's classifier; of text none."""
-    if isinstance(spec, OwnSpec):
-        return frozenset() if spec.targets else classifier(spec)
+    if isinstance(spec, CustomSpec):
+        return frozenset() if spec.targets else spec.classifier()
     return _varied(spec, num_classes=spec.num_classes + 1)
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from fl import models
 from fl.base.errors import FLError
 from fl.engine.objectives import cross_entropy
-from fl.models.search import Space, evolve, exhaustive, largest_within, maximum, search, zico
-from fl.models.search.budget import size
+from fl.models.search import Space, evolve, exhaustive, largest_within, maximum, search, size
+from fl.models.zico import zico
 from surgery import state
 from zoo import Spec
 

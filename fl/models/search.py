@@ -1,5 +1,8 @@
-"""The architectures that the server announces (FedFA, Alg. 1, line 1), and the global model of those that clients
-chose (line 3).
+"""The architectures that the server announces (FedFA, Alg. 1, line 1), the search among them for the one with the best
+score or the largest that a client can afford, and the global model of those that clients chose (line 3).
+
+score = lambda spec: zico(create(rng.torch("zico", client), spec).to(device), batches)
+chosen = search(Space(base, widths, depths), score, rng.torch("search", client))
 """
 
 import dataclasses
@@ -7,13 +10,22 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import surgery
 from fl.base.errors import FLError
+from fl.models.create import create
 from zoo import Spec, ZooError
+
+FEW = 64
+"""Up to this number, all candidates are tried."""
+
+Score: TypeAlias = Callable[[Spec], float]
+Unit: TypeAlias = Literal["macs", "parameters", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -185,6 +197,124 @@ class Space:
         """A candidate that has each width and depth from one of the two."""
         pairs = zip(self.genes(a), self.genes(b))
         return self._make(pair[_below(2, generator)] for pair in pairs)
+
+
+def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
+    """The best of up to 64 candidates, or the one that `evolve` finds among more.
+
+    >>> space = Space(Spec("resnet20"), widths=(0.5, 1), depths=(1, 2, 3))
+    >>> search(space, lambda spec: -abs(spec.width[0] * spec.depth[0] - 1.6), torch.Generator()).depth
+    (3, 3, 3)
+    """
+    return exhaustive(space, score) if len(space) <= FEW else evolve(space, score, generator)
+
+
+def exhaustive(space: Space, score: Score) -> Spec:
+    """The candidate with the highest score; among equal ones the first of the grid. NaN is the lowest score."""
+    return _ranked(space, {spec: score(spec) for spec in space})[0]
+
+
+def evolve(
+    space: Space,
+    score: Score,
+    generator: torch.Generator,
+    population: int = 16,
+    generations: int = 15,
+    parents: int = 6,
+) -> Spec:
+    """The best candidate that evolution sees, with at most population x (1 + generations) scores and none twice.
+
+    The first population is random. Every later candidate is a random cross of two of the best so far, with one width or
+    depth changed, or more until the candidate is new. Equal scores, and NaN, rank as in `exhaustive`.
+
+    Args:
+        generator: the result depends only on it and on the scores.
+        parents: how many of the best candidates have children.
+    """
+    for name, value in (("population", population), ("generations", generations), ("parents", parents)):
+        if value < 1:
+            raise FLError(f"evolution needs a {name} of at least 1, got {value}")
+    scores: dict[Spec, float] = {}
+    for _ in range(1 + generations):
+        best = _ranked(space, scores)[:parents]
+        for _ in range(min(population, len(space) - len(scores))):
+            child = space.random(generator)
+            if best:
+                a, b = (best[int(torch.randint(len(best), (), generator=generator))] for _ in range(2))
+                child = space.mutate(space.crossover(a, b, generator), generator)
+            while child in scores:
+                child = space.mutate(child, generator)
+            scores[child] = score(child)
+    return _ranked(space, scores)[0]
+
+
+def _ranked(space: Space, scores: dict[Spec, float]) -> list[Spec]:
+    """The candidates by score, the highest first; equal ones in the order of the grid."""
+    worth = {spec: -math.inf if math.isnan(value) else value for spec, value in scores.items()}
+    return sorted(worth, key=lambda spec: (-worth[spec], space.genes(spec)))
+
+
+def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
+    """The candidate with the largest count that does not exceed the limit; of equal ones the first of the grid.
+
+    In mixed spaces of more than 64 candidates not all are counted: starting with the smallest candidate, the width or
+    depth that adds most and still fits is raised, one at a time. In the result no single one can be raised further, but
+    there may be a larger candidate that fits.
+
+    Args:
+        unit: "macs" of one sample at the base's own image size, "parameters", or "bytes": 4 for each element of the
+            floating-point state, including buffers, which is what a model takes on the network.
+
+    Raises:
+        FLError: if no candidate fits; it names the smallest and its count.
+
+    >>> space = Space(Spec("resnet20"), widths=(0.25, 0.5, 1), depths=(1, 2, 3))
+    >>> spec = largest_within(space, 20e6, "macs")
+    >>> spec.width[0], spec.depth[0], spec.count().macs
+    (1.0, 1, 12239488)
+    """
+    if unit not in get_args(Unit):
+        raise FLError(f"unknown unit {unit!r} of a model's size: choose {', '.join(get_args(Unit))}")
+    climbing = space.mixed and len(space) > FEW
+    starts = [space.smallest] if climbing else list(space)
+
+    def fitting(specs: list[Spec], above: int = -1) -> dict[Spec, int]:
+        return {spec: count for spec in specs if above < (count := size(spec, unit)) <= limit}
+
+    found = fitting(starts)
+    if not found:
+        least = min(starts, key=lambda spec: size(spec, unit))
+        raise FLError(
+            f"no candidate of {least.name} has at most {limit:,.0f} {unit}: the smallest, of width {least.width} and "
+            f"depth {least.depth}, has {size(least, unit):,}"
+        )
+    best = max(found, key=found.__getitem__)
+    while climbing and (larger := fitting(space.neighbours(best), above=found[best])):
+        best, found = max(larger, key=larger.__getitem__), larger
+    return best
+
+
+@lru_cache(maxsize=4096)
+def size(spec: Spec, unit: Unit) -> int:
+    """MACs of one sample, parameters, or bytes of a model. Only models of a library are built in memory.
+
+    >>> size(Spec("cnn"), "parameters"), size(Spec("cnn"), "bytes")
+    (1663370, 6653480)
+    """
+    try:
+        library = spec.member.depth is None  # its narrow and shallow models come from surgery on a real one
+        if not library and unit != "bytes":
+            return getattr(spec.count(), unit)
+        model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")
+    except ZooError as error:
+        raise FLError(str(error)) from None
+    if unit == "bytes":
+        return sum(4 * tensor.numel() for tensor in surgery.state(model).values() if tensor.is_floating_point())
+    if unit == "parameters":
+        return sum(parameter.numel() for parameter in model.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(spec.example(device="meta"))
+    return counter.get_total_flops() // 2
 
 
 def maximum(specs: Iterable[Spec]) -> Spec:

@@ -1,4 +1,5 @@
-"""Data sets that torchvision's own classes read and download: the MNIST family, EMNIST, CIFAR-10 and CIFAR-100.
+"""Images that come with scikit-learn (digits), or that torchvision's own classes read and download: the MNIST family,
+EMNIST, CIFAR-10 and CIFAR-100.
 
 Every function here takes the folder that torchvision's class calls its root, and whether missing files may be
 downloaded. Missing and damaged files are an FLError that names them and the folder.
@@ -13,12 +14,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl.base.errors import reason
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source, reason
+from fl.data.loader import Loader, Source
 
 EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
 """The splits of EMNIST, and the labels in their files. Only those of `letters` do not start at 0."""
+
+
+def digits(root: Path, download: bool) -> Dataset:
+    """1,797 handwritten digits of 8x8 pixels with 17 grey levels; every fifth, stratified by class, is test data.
+
+    Source: scikit-learn's `load_digits`, the test part of UCI's "Optical Recognition of Handwritten Digits".
+
+    Args:
+        root, download: unused, since the data comes with scikit-learn.
+
+    Returns:
+        x uint8 [1437, 1, 8, 8], test_x [360, 1, 8, 8], 10 classes, top = 16.
+
+    >>> digits(Path(), download=False).test_x.shape
+    torch.Size([360, 1, 8, 8])
+    """
+    del root, download
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
+    x, test_x, y, test_y = map(torch.from_numpy, parts)
+    return Dataset("digits", x.byte(), y.long(), test_x.byte(), test_y.long(), classes=10, top=16)
 
 
 def mnist(root: Path, download: bool) -> Dataset:
@@ -86,14 +111,14 @@ def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path]
 
     If files are damaged, `probe`, which raises an exception for a damaged file, finds the one to name.
     """
-    missing = source.missing()
-    if missing and not download:
-        raise source.error(f"missing {', '.join(missing)}; download is off")
+
+    def read(fetch: bool) -> tuple:
+        return tuple(cls(source.root, train=part, download=fetch) for part in (True, False))
+
+    source.require(download, lambda: read(True))
     try:
-        return tuple(cls(source.root, train=part, download=bool(missing)) for part in (True, False))
+        return read(False)
     except Exception as error:  # torchvision raises many kinds, down to AssertionError, for what it cannot read
-        if missing:
-            raise source.error(f"missing {', '.join(missing)}; download failed ({reason(error)})") from error
         for file in source.files:
             try:
                 probe(source.root / file)
@@ -169,6 +194,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 LOADERS = {
+    "digits": Loader(digits, bundled=True),
     "mnist": Loader(mnist),
     "fashion-mnist": Loader(fashion_mnist),
     **{f"emnist-{split}": Loader(partial(emnist, split=split)) for split in EMNIST_LABELS},

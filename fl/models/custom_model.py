@@ -30,7 +30,7 @@ Model: TypeAlias = nn.Module | Callable[[], nn.Module]
 """A module, whose weights are the initial ones, or a function that makes one with weights of its own."""
 
 
-class OwnSpec(zoo.Spec):
+class CustomSpec(zoo.Spec):
     """The spec of a user's model; `describe` makes it. Before data and model are known, nothing can be built.
 
     Attributes:
@@ -62,11 +62,34 @@ class OwnSpec(zoo.Spec):
         del size
         return torch.zeros(batch, *self.shape, dtype=self.dtype, device=device)
 
+    def classifier(self) -> frozenset[str]:
+        """The tensors of the layer whose output the full model returns as its logits; none if it computes on with it.
 
-def is_own(name: str) -> bool:
+        >>> from fl.data import load
+        >>> spec = describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
+        >>> sorted(spec.classifier())
+        ['1.bias', '1.weight']
+        """
+        model, outputs = self.full(), {}
+        leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
+        hooks = [
+            module.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
+            for name, module in leaves.items()
+        ]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = model.train()(self.example(2))
+        for hook in hooks:
+            hook.remove()
+        for name, output in outputs.items():
+            if output is logits:
+                return frozenset(f"{name}.{key}" if name else key for key in leaves[name].state_dict())
+        return frozenset()
+
+
+def is_custom(name: str) -> bool:
     """Whether a model of this name is a user's.
 
-    >>> is_own("given"), is_own("my_module:MyNet"), is_own("timm:resnet18"), is_own("cnn")
+    >>> is_custom("given"), is_custom("my_module:MyNet"), is_custom("timm:resnet18"), is_custom("cnn")
     (True, True, False, False)
     """
     module = name.partition(":")[0]
@@ -118,7 +141,7 @@ def said(name: str) -> str:
     return f"model={kind}" if given == GIVEN else f"--model {name}"
 
 
-def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> OwnSpec:
+def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> CustomSpec:
     """The spec of a user's model for such data.
 
     Args:
@@ -141,14 +164,14 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     return own_spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
-def placeholder(name: str, width: Any = 1.0, depth: Any = None) -> OwnSpec:
+def placeholder(name: str, width: Any = 1.0, depth: Any = None) -> CustomSpec:
     """A spec for checks of the settings, before the data are loaded. It cannot be built."""
     if name != GIVEN:
         by_name(name)
-    return OwnSpec(name, width=width, depth=depth)
+    return CustomSpec(name, width=width, depth=depth)
 
 
-def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> OwnSpec:
+def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> CustomSpec:
     """The spec of a run folder's model.
 
     Args:
@@ -167,7 +190,7 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     return _kind(source, known["sample"], dtype, known["targets"]).from_dict(values)
 
 
-def identity(spec: OwnSpec) -> dict[str, Any]:
+def identity(spec: CustomSpec) -> dict[str, Any]:
     """What a run folder keeps of a model, so that another one is refused: JSON."""
     full = spec.full()
     return {
@@ -190,11 +213,11 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
         )
 
 
-def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[OwnSpec]:
+def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[CustomSpec]:
     """The class of a model's specs: those of two models are never equal."""
     held = source if isinstance(source, nn.Module) else staticmethod(source)
     return type(
-        "OwnSpec", (OwnSpec,), {"source": held, "shape": tuple(shape), "dtype": dtype, "targets": tuple(targets)}
+        "CustomSpec", (CustomSpec,), {"source": held, "shape": tuple(shape), "dtype": dtype, "targets": tuple(targets)}
     )
 
 
