@@ -29,7 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Within it, what surgery refuses is the fault of this flag.
+    """Turn a SurgeryError within the block into an FLError that names a flag.
 
     >>> with naming("--fedmr.unit"):
     ...     raise SurgeryError("there is no such unit")
@@ -43,7 +43,7 @@ def naming(flag: str) -> Iterator[None]:
 
 
 def reason(error: str | BaseException) -> str:
-    """The text of an exception in one line.
+    """Return the text of an exception in one line.
 
     >>> reason(KeyError("users"))
     "KeyError: 'users'"

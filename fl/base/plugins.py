@@ -16,8 +16,8 @@ GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algo
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:
-    """What the files of a package declare under a name: each a value, which is called as its file, or a dictionary of
-    several values by their names. They are in alphabetical order.
+    """Collect what the files of a package declare under a name, in alphabetical order: one value, called as its file,
+    or a dictionary of several by their names.
 
     All files of the package are imported, but not its subpackages and not `__main__`.
 
@@ -45,7 +45,7 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
 
 @cache
 def installed(what: str) -> dict[str, EntryPoint]:
-    """The entry points of one of `GROUPS` by their names, without loading them."""
+    """List the entry points of one of `GROUPS` by their names, without loading them."""
     return {point.name: point for point in sorted(entry_points(group=GROUPS[what]))}
 
 
@@ -63,7 +63,7 @@ def is_path(name: str, known: tuple[str, ...] = ()) -> bool:
 
 
 def find(what: str, name: str) -> Callable[..., Any]:
-    """What an import path or the name of an entry point stands for, which has to be callable.
+    """Import what an import path or the name of an entry point stands for.
 
     The working directory is searched last.
 
@@ -99,7 +99,7 @@ def find(what: str, name: str) -> Callable[..., Any]:
 
 
 def failed(error: BaseException) -> str:
-    """What a user's own code raised, and where, in one line.
+    """Say in one line what a user's own code raised, and where.
 
     >>> failed(KeyError("a"))
     "KeyError: 'a'"
@@ -112,7 +112,7 @@ def failed(error: BaseException) -> str:
 
 
 def kind(value: Any) -> str:
-    """The type of a value, for messages.
+    """Name the type of a value, for messages.
 
     >>> kind(3), kind({})
     ('an int', 'a dict')

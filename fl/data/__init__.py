@@ -128,7 +128,7 @@ def check_name(name: str) -> None:
 
 
 def is_custom(name: str) -> bool:
-    """Whether a data set of this name is a user's: given from Python, by import path or by entry point.
+    """Return whether a data set of this name is a user's: given from Python, by import path or by entry point.
 
     >>> is_custom("given"), is_custom("my_module:load"), is_custom("text:FILE.txt"), is_custom("digits")
     (True, True, False, False)
@@ -137,7 +137,7 @@ def is_custom(name: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Whether the data set of this name is text.
+    """Return whether the data set of this name is text.
 
     >>> is_text("pydoc"), is_text("text:notes/a.txt"), is_text("digits")
     (True, True, False)
@@ -156,12 +156,12 @@ def _key_and_file(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def default_root() -> Path:
-    """The folder of data sets when none is given: $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set."""
+    """Name the folder of data sets when none is given: $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set."""
     return Path(os.environ.get("FL_DATA_ROOT") or "~/.cache/layer-surgery").expanduser()
 
 
 def overview() -> str:
-    """The names of all data sets in one line, for --help.
+    """List the names of all data sets in one line, for --help.
 
     >>> overview()[:27]
     'digits (bundled), cifar10, '

@@ -30,7 +30,7 @@ def checked(
     classes: int | None = None,
     top: int = 255,
 ) -> dict[str, Any]:
-    """The fields of a `Dataset` from arrays, see `Dataset.from_arrays`.
+    """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`.
 
     >>> fields = checked(np.zeros((3, 5)), [0, 1, 2], np.zeros((1, 5)), [0])
     >>> fields["x"].dtype, fields["classes"]
@@ -80,7 +80,7 @@ def checked(
 
 
 def samples(name: str, value: Any) -> Tensor:
-    """Samples as a data set holds them: uint8 images, float32 of any shape, or int32 tokens."""
+    """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
     if x.ndim == 0 or not len(x):
         raise FLError(f"{name} has no samples: it is {_said(x)}")
@@ -119,7 +119,7 @@ def samples(name: str, value: Any) -> Tensor:
 
 
 def labels(name: str, value: Any, x: Tensor) -> Tensor:
-    """Labels int64 [N], or [N, T] for tokens, of these samples."""
+    """Convert the labels of samples to int64 [N], or [N, T] for tokens."""
     way = f"number the names, as in names, {_NUMBERED.format('names')}"
     y, other = tensor(name, value, way), name.replace("y", "x")
     if y.is_floating_point():
@@ -141,7 +141,7 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 
 def _whole(name: str, y: Tensor) -> str:
-    """The way from labels of floats to whole numbers, if they are classes."""
+    """Say how labels that are floats become whole numbers, if they are classes."""
     if (
         y.ndim == 2
         and y.shape[1] > 1
@@ -158,7 +158,7 @@ def _whole(name: str, y: Tensor) -> str:
 
 
 def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> Tensor:
-    """A tensor on the CPU of anything that is an array; it may share memory with it.
+    """Convert anything that is an array to a tensor on the CPU, which may share memory with it.
 
     Args:
         way: the way out where it holds something else than numbers.
@@ -182,7 +182,7 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
 
 
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The owners of both parts as int64; names become numbers in alphabetical order."""
+    """Convert the owners of both parts to int64; names become numbers in alphabetical order."""
     if owners is None and test_owners is not None:
         raise FLError("test_owners need owners=, those of the training samples")
     given = {"owners": (owners, n), "test_owners": (test_owners, test_n)}
@@ -211,7 +211,7 @@ def _said(value: Tensor) -> str:
 
 
 def of_torch(train: Any, test: Any) -> dict[str, Any]:
-    """x, y, test_x, test_y of two data sets whose items are (sample, label), see `Dataset.from_torch`."""
+    """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
     found = [getattr(part, "class_to_idx", None) for part in (train, test)]
     _check_classes(*found)
     parts = []
@@ -223,7 +223,7 @@ def of_torch(train: Any, test: Any) -> dict[str, Any]:
 
 
 def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | None) -> dict[str, Any]:
-    """The same of two `datasets.Dataset`, see `Dataset.from_huggingface`."""
+    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
     parts, owners = [], {}
     for name, part in (("train", train), ("test", test)):
         if isinstance(part, dict):
@@ -246,7 +246,7 @@ def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | N
 
 
 def _check_classes(train: Any, test: Any) -> None:
-    """Both parts have to number their classes alike."""
+    """Raise FLError if the two parts name classes and number them differently."""
     if train is not None and test is not None and train != test:
         raise FLError(
             f"train and test name different classes, or in another order ({_few(train)}; {_few(test)}): a label would "
@@ -266,7 +266,7 @@ def _pair(where: str, item: Any) -> tuple[Any, Any]:
 
 
 def _stacked(name: str, count: int, item: Callable[[int], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
-    """All samples as one tensor, and the labels int64."""
+    """Read all items into one tensor of samples and one of labels, int64."""
     if not count:
         raise FLError(f"{name} has no samples")
     x, y = None, torch.empty(count, dtype=torch.int64)
@@ -292,7 +292,7 @@ def _stacked(name: str, count: int, item: Callable[[int], tuple[Any, Any]]) -> t
 
 
 def _pixels(where: str, sample: Any) -> Any:
-    """An image of Pillow as uint8 [C, H, W]; anything else as it is."""
+    """Convert an image of Pillow to uint8 [C, H, W]; anything else stays as it is."""
     if not (hasattr(sample, "convert") and hasattr(sample, "getbands")):
         return sample
     if sample.mode.partition(";")[0] in ("I", "F"):

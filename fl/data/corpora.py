@@ -24,7 +24,7 @@ MD5 = {  # of the files at these addresses; we could not verify one for train.tx
 
 
 def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """The topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth of it is for testing.
+    """Load the topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth is for testing.
 
     Source: `pydoc_data.topics` of the Python that runs; the text differs a little from version to version. Long topics
     repeat short ones (a fifth of all text is repetition). Every paragraph is therefore kept once, in the shortest topic
@@ -44,7 +44,7 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
-    """WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
+    """Load WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
 
     The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
     left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download:
@@ -62,7 +62,7 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     origin = f"The names {training}.txt and test.txt are accepted as well"
 
     def source() -> Source:
-        """The files under the names that are there, else under the published ones."""
+        """Name each file as it is there, or else as it is published."""
         names = []
         for part in needed:
             either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
@@ -83,7 +83,7 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
+    """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
 
     All that a speaker says is one document, in the file's order, without the name above every speech.
 
@@ -107,7 +107,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
 
 
 def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:
-    """A file of text in UTF-8, as one document without owners; its last tenth is for testing.
+    """Load a file of text in UTF-8 as one document without owners; its last tenth is for testing.
 
     Args:
         path: of the file; absolute, or relative to the working directory or, if it is not there, to root.
@@ -124,7 +124,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
 
 def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
-    r"""Texts by name, with every paragraph in the shortest of its texts only. How lines are broken does not matter.
+    r"""Keep every paragraph in the shortest of its texts only. How lines are broken does not matter.
 
     >>> _unrepeated({"long": "One and\ntwo.\n\nThree.", "short": "One\nand two."})
     {'long': 'Three.', 'short': 'One\nand two.'}
@@ -139,7 +139,7 @@ def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
 
 
 def _articles(text: str) -> list[str]:
-    r"""The articles of WikiText. Each begins with its title, ` = Title = ` between blank lines.
+    r"""Split WikiText into its articles. Each begins with its title, ` = Title = ` between blank lines.
 
     >>> _articles(" \n = A = \n \n a \n = b = \n \n = = C = = \n \n = D = \n \n")
     [' \n = A = \n \n a \n = b = \n \n = = C = = \n \n', ' = D = \n \n']

@@ -12,7 +12,7 @@ from fl.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class Loader:
-    """What everything outside a data set's own file knows of it.
+    """How a data set is loaded: all that is known of it outside its own file.
 
     A file of this folder that has data sets names them in `LOADERS`, a dictionary from the name on the command line to
     the loader. That is all it takes to add one. A name that ends in `:FILE`, such as `text:FILE`, is followed by the
@@ -68,7 +68,7 @@ class Source:
         raise self.error(f"missing {', '.join(missing)}{failure}{hint}") from cause
 
     def error(self, what: str) -> FLError:
-        """The exception that says what is wrong, in which folder, and which files are expected there.
+        """Make the exception that says what is wrong, in which folder, and which files are expected there.
 
         >>> print(Source("MNIST", Path("data"), ("a", "b")).error("missing a; download is off"))  # doctest: +ELLIPSIS
         MNIST cannot be read from data: missing a; download is off. Expected there: a, b. Name the folder that ...
@@ -79,7 +79,7 @@ class Source:
         )
 
     def damaged(self, file: str | Path, why: str | Exception) -> FLError:
-        """The exception for a file that is there but is damaged.
+        """Make the exception for a file that is there but is damaged.
 
         >>> print(Source("MNIST", Path("data"), ("a", "b")).damaged("a", "empty"))  # doctest: +ELLIPSIS
         MNIST cannot be read from data: files are damaged (a: empty). Expected there: a, b. ...

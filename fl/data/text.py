@@ -32,8 +32,8 @@ class TextOptions:
     tokens: Annotated[str, one_of("word", "byte")] = "word"
     """what a token is: word or byte"""
     vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
-    """word: how many of the most frequent words are kept; all others become <unk>, as do words that occur only once in
-    the training part; 0: no limit"""
+    """word: number of the most frequent words that are kept; all others become <unk>, as do words that occur only once
+    in the training part; 0: no limit"""
     length: AtLeast1 = 64
     """tokens of a sequence; each sequence is a sample"""
 
@@ -46,7 +46,7 @@ def dataset(
     owned: bool = True,
     spaced: bool = False,
 ) -> Dataset:
-    """Text as a data set of sequences, whose labels are the tokens that come next.
+    """Make a data set of documents: sequences of tokens, whose labels are the tokens that come next.
 
     A document is cut into consecutive sequences of T tokens. What is left at its end, up to T tokens, is too short for
     another sequence and is dropped. (A document that is too short has no sequence, and its number does not occur in
@@ -97,7 +97,7 @@ def dataset(
 
 
 def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
-    """Consecutive sequences x, int32 [n, length], of a stream of tokens, and the tokens after each, y, int64.
+    """Cut a stream of tokens into sequences x, int32 [n, length], and the tokens after each, y, int64.
 
     >>> windows(np.arange(8), 3)
     (tensor([[0, 1, 2],
@@ -111,7 +111,7 @@ def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
 
 
 def words(text: str, spaced: bool = False) -> list[str]:
-    r"""The words of a text: runs of letters, digits and underscores, single other characters, and ends of lines.
+    r"""Split a text into words: runs of letters, digits and underscores, single other characters, and ends of lines.
 
     Args:
         spaced: whether the text is tokenised already, so that words are separated by spaces.
@@ -125,7 +125,7 @@ def words(text: str, spaced: bool = False) -> list[str]:
 
 
 def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int = 1) -> tuple[str, ...]:
-    """`<unk>` and the most frequent words of the documents; ties are in alphabetical order.
+    """List `<unk>` and the most frequent words of the documents; ties are in alphabetical order.
 
     Args:
         limit: how many words at most, `<unk>` included; 0 for all.
@@ -141,7 +141,7 @@ def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int
 
 
 def encode_words(document: Sequence[str], numbers: dict[str, int]) -> np.ndarray:
-    """The tokens of words, int32 [n]; 0 for words without a number.
+    """Convert words to tokens, int32 [n]; 0 for words without a number.
 
     >>> encode_words(["c", "a", "d"], {"<unk>": 0, "c": 1, "a": 2})
     array([1, 2, 0], dtype=int32)
@@ -150,7 +150,7 @@ def encode_words(document: Sequence[str], numbers: dict[str, int]) -> np.ndarray
 
 
 def encode_bytes(text: str) -> np.ndarray:
-    """The bytes of a text in UTF-8, int32 [n] from 0 to 255.
+    """Convert a text to the bytes of its UTF-8, int32 [n] from 0 to 255.
 
     >>> encode_bytes("né")
     array([110, 195, 169], dtype=int32)
@@ -159,7 +159,7 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
-    """The text of tokens [n]: words joined by spaces; without a vocabulary, tokens are bytes.
+    """Convert tokens [n] to text: words joined by spaces; without a vocabulary, tokens are bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')

@@ -17,7 +17,7 @@ FILES = ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_ann
 
 
 def load(root: Path, download: bool) -> Dataset:
-    """Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
+    """Load Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
 
     Source: cs231n.stanford.edu/tiny-imagenet-200.zip (248 MB).
 
@@ -52,7 +52,7 @@ def _download(root: Path) -> None:
 
 
 def _lines(source: Source, file: Path) -> list[str]:
-    """The lines of a text file that are not empty."""
+    """Read the lines of a text file that are not empty."""
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
@@ -60,7 +60,7 @@ def _lines(source: Source, file: Path) -> list[str]:
 
 
 def _wnids(source: Source, file: Path) -> list[str]:
-    """The sorted WordNet ids of the classes."""
+    """Read the sorted WordNet ids of the classes."""
     wnids = sorted(set(_lines(source, file)))
     if len(wnids) != CLASSES:
         raise source.damaged(file, f"{len(wnids)} different classes, not {CLASSES}")
@@ -68,7 +68,7 @@ def _wnids(source: Source, file: Path) -> list[str]:
 
 
 def _class_files(source: Source, folder: Path) -> list[Path]:
-    """The training images of a class, checked against its list of boxes if that is there."""
+    """List the training images of a class, checked against its list of boxes if that is there."""
     files = sorted((folder / "images").glob("*.JPEG"))
     if not files:
         raise source.damaged(folder / "images", "no images")
@@ -81,7 +81,7 @@ def _class_files(source: Source, folder: Path) -> list[Path]:
 
 
 def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[str, int]:
-    """File name -> label of the images of the val part, sorted by file name."""
+    """Read the labels of the images of the val part by file name, sorted."""
     file = folder / "val_annotations.txt"
     labels = {}
     for name, *rest in (line.split("\t") for line in _lines(source, file)):
@@ -97,7 +97,7 @@ def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[s
 
 
 def _decode(source: Source, files: list[Path]) -> Tensor:
-    """uint8 [N, 3, 64, 64] of JPEG files; a core decodes about 6,000 a second."""
+    """Decode JPEG files to uint8 [N, 3, 64, 64]; a core decodes about 6,000 a second."""
     from PIL import Image
 
     images = np.empty((len(files), 3, SIDE, SIDE), np.uint8)

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ def make_spec(
     tokens: int | None = None,
     dropout: float | None = None,
 ) -> zoo.Spec:
-    """The spec of a model that can be trained on such images or text.
+    """Make the spec of a model that can be trained on such images or text.
 
     Args:
         name: of the zoo, timm:NAME or torchvision:NAME; for a model of your own, this only checks the other settings.
@@ -46,7 +45,6 @@ def make_spec(
     >>> make_spec("vgg11", 10, image_size=32).dropout, make_spec("vgg11", 10, image_size=32, dropout=0.1).dropout
     (0.5, 0.1)
     """
-    values: dict[str, Any] = {"name": name, "num_classes": num_classes, "width": width, "depth": depth}
     try:
         if custom_model.is_custom(name):
             for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
@@ -61,29 +59,30 @@ def make_spec(
             )
         if "tokens" not in takes and tokens is not None:
             raise FLError(f"--model {name} is made for images, and the data set is text: choose --model transformer")
-        library = ":" in name
-        if library and norm is not None:
+        if ":" in name and norm is not None:
             raise FLError(f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model")
         if stem is not None and "stem" not in takes:
             raise FLError(f"--stem {stem}: {name} has one stem only; leave it out, or choose another model")
         if dropout is not None and "dropout" not in takes:
             raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
-        spec = zoo.Spec(
-            **values,
+        return zoo.Spec(
+            name,
+            num_classes=num_classes,
             in_channels=in_channels,
             image_size=image_size,
             tokens=tokens,
+            width=width,
+            depth=depth,
             norm=norm,
             stem=stem,
             dropout=dropout,
         )
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
-    return spec
 
 
 def takes_text(name: str) -> bool:
-    """Whether a model is made for text.
+    """Return whether a model is made for text.
 
     >>> takes_text("transformer"), takes_text("cnn")
     (True, False)
@@ -122,7 +121,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
-    """The part of a library's full model that a spec describes, with its weights.
+    """Cut the part that a spec describes out of a library's full model, with its weights.
 
     Raises SurgeryError for a model that cannot be cut like this.
     """
@@ -138,7 +137,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
 
 @lru_cache(maxsize=1024)
 def weight_bytes(spec: zoo.Spec) -> int:
-    """Bytes of a zoo model's parameters and buffers, without building it in memory; 0 for a library's or a user's.
+    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's.
 
     >>> weight_bytes(make_spec("cnn", 10, in_channels=1, image_size=8, width=0.1))
     11396

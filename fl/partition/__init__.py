@@ -91,7 +91,7 @@ def check_text_kind(kind: str) -> None:
 
 
 def overview() -> str:
-    """The names of all partitions and a few words on each, for --help.
+    """List the names of all partitions with a few words on each, for --help.
 
     >>> overview().split("; ")[-1]
     'text allows contiguous, iid and natural only'

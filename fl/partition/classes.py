@@ -27,7 +27,7 @@ class ShardsOptions:
     """Shares of the classes."""
 
     class_share: Annotated[float, number(float, above=0, most=1)] = 0.2
-    """shards: share of the classes that a client has, with equally many samples of each (FedFA)"""
+    """shards: share of the classes that each client holds, with equally many samples of each (FedFA: 0.2)"""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class ClustersOptions:
     """Clusters of clients."""
 
     clusters: Integers = (5,)
-    """clusters: how many; several numbers are levels from coarse to fine, such as 2,5,9 (FeMAM)"""
+    """clusters: number of clusters; several numbers are levels from coarse to fine (FeMAM: 5, and levels as 2,5,9)"""
     cluster_classes: Sizes = ()
-    """clusters: classes of each cluster, one number for each level; auto is an equal share, or the paper's number"""
+    """clusters: number of classes of each cluster, one for each level; auto is FeMAM's number where it has one, else an
+    equal share"""
 
 
 def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> Parts:
-    """Each client has a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
+    """Deal each client a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
 
     Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
     same number of samples of each of their classes, which is the largest possible one; what is left is not used.
@@ -86,7 +87,7 @@ def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.ran
 
 
 def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Distinct classes for every holder, [holders, each]; each class is dealt equally often, give or take one.
+    """Deal distinct classes to every holder, [holders, each]; each class is dealt equally often, give or take one.
 
     >>> deal_classes(4, 2, 2, np.random.default_rng(0)).ravel().tolist()
     [2, 0, 3, 1]
@@ -109,7 +110,7 @@ def clusters(
     minimum: int,
     rng: np.random.Generator,
 ) -> tuple[Parts, Tensor]:
-    """Cluster-wise and multi-level skew: on each level the clients form clusters, each with classes of its own.
+    """Deal by clusters: on each level the clients form clusters, each with classes of its own.
 
     One level: every cluster has `classes` of all classes. If there are too few for that, clusters overlap, as little as
     possible. Several levels: each level has classes of its own, which are dealt out to its clusters without overlap; a
@@ -172,7 +173,7 @@ def clusters(
 
 
 def nested(counts: Sequence[int], clients: int) -> np.ndarray:
-    """The cluster of each client on each level [levels, clients]: runs of clients, finer within coarser.
+    """Assign each client a cluster on each level [levels, clients]: runs of clients, finer within coarser.
 
     The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these.
 
@@ -201,7 +202,7 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
 
 
 def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Classes of each cluster on several levels, where the paper has no numbers; coarse levels have more.
+    """Choose how many classes clusters have on several levels, where the paper has no numbers; coarse levels have more.
 
     Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages of Table C.1 (40, 37 and
     23% on three levels). What is left over goes to the levels in turn, coarse ones first: one more class for each of

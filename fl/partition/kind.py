@@ -15,10 +15,11 @@ from fl.partition.split import Parts
 
 
 class Partition(NamedTuple):
-    """Attributes:
-    parts: the samples of each client, as indices into the training set.
-    structure: the truth about which clients are alike: the cluster of each client on each level, int64 [levels,
-        clients], see `together` and `alone`.
+    """Who holds which samples, and which clients are truly alike.
+
+    Attributes:
+        parts: the samples of each client, as indices into the training set.
+        structure: the cluster of each client on each level, int64 [levels, clients], see `together` and `alone`.
     """
 
     parts: Parts
@@ -49,8 +50,8 @@ def _no_word(_: Any) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A way of dealing samples out. A file of this folder that has one calls it KIND: that is all it takes to add one.
-    The file's name is its name on the command line.
+    """A way of dealing samples out. To add one, add a file to this folder that calls it KIND: the file's name is
+    its name on the command line. A file with several has a dictionary from their names to them.
 
     Attributes:
         deal: (task, options) -> the partition. It raises FLError if the data cannot be dealt out like this.
@@ -85,7 +86,7 @@ class Kind:
 
 
 def together(clients: int) -> Tensor:
-    """The structure of clients that do not differ: one cluster, int64 [1, clients].
+    """Make the structure of clients that do not differ: one cluster, int64 [1, clients].
 
     >>> together(3)
     tensor([[0, 0, 0]])
@@ -94,7 +95,7 @@ def together(clients: int) -> Tensor:
 
 
 def alone(clients: int) -> Tensor:
-    """The structure of clients that all differ: a cluster for each, int64 [1, clients].
+    """Make the structure of clients that all differ: a cluster for each, int64 [1, clients].
 
     >>> alone(3)
     tensor([[0, 1, 2]])
@@ -103,7 +104,7 @@ def alone(clients: int) -> Tensor:
 
 
 def counts(partition: Partition, labels: Tensor, classes: int) -> np.ndarray:
-    """Samples of each client and class, int64 [clients, classes].
+    """Count the samples of each client and class, int64 [clients, classes].
 
     >>> from fl.partition import Parts
     >>> parts = Parts.of([torch.tensor([0, 2]), torch.tensor([1])])

@@ -15,7 +15,7 @@ class IIDOptions:
     """Random samples of the whole."""
 
     unequal: bool = False
-    """iid: clients of sizes between n and 2n instead of equal ones (FedFA)"""
+    """iid: draw sizes between n and 2n instead of equal ones (FedFA's IID setting)"""
 
 
 def iid(labels: Tensor, clients: int, minimum: int, rng: np.random.Generator, unequal: bool = False) -> Parts:
@@ -55,7 +55,7 @@ def check_sizes(sizes: np.ndarray, minimum: int) -> None:
 
 
 def even(n: int, clients: int) -> np.ndarray:
-    """n in equal shares [clients]; if it cannot be divided, the first shares are one larger.
+    """Divide n into equal shares [clients]; if it cannot be divided, the first shares are one larger.
 
     >>> even(10, 4)
     array([3, 3, 2, 2])
@@ -64,7 +64,7 @@ def even(n: int, clients: int) -> np.ndarray:
 
 
 def _unequal(n: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Sizes in proportion to uniform draws between 1 and 2, so that none is more than twice another."""
+    """Draw sizes in proportion to uniform draws between 1 and 2, so that none is more than twice another."""
     shares = rng.uniform(1, 2, clients)
     ends = (np.cumsum(shares) / shares.sum() * n).round().astype(np.int64)
     sizes = np.diff(ends, prepend=0)  # after rounding, a size may be more than twice another; the loop repairs that
@@ -89,7 +89,7 @@ def contiguous(labels: Tensor, clients: int, minimum: int) -> Parts:
 
 
 def natural(owners: Tensor | None, clients: int, minimum: int, rng: np.random.Generator) -> Parts:
-    """One client for each of `clients` owners, drawn at random from those with enough samples.
+    """Make a client of each of `clients` owners, drawn at random from those with enough samples.
 
     Args:
         owners: the owner of each training sample, int64 [N]; None for data without owners.
