@@ -59,7 +59,7 @@ def is_path(name: str, known: tuple[str, ...] = ()) -> bool:
     (True, False, False)
     """
     module, _, attribute = name.partition(":")
-    return module not in known and all(map(_dotted, (module, attribute)))
+    return module not in known and all(part.isidentifier() for part in f"{module}.{attribute}".split("."))
 
 
 def find(what: str, name: str) -> Callable[..., Any]:
@@ -119,7 +119,3 @@ def kind(value: Any) -> str:
     """
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
-
-
-def _dotted(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))

@@ -32,11 +32,16 @@ def load(root: Path, download: bool) -> Dataset:
     Raises:
         FLError: for missing or damaged files; it names them and the address of the archive.
     """
+    from torchvision.datasets.utils import download_and_extract_archive
+
     origin = f"The data comes from {URL.removeprefix('https://')}"
     source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
-    source.require(download, lambda: _download(root))
+    source.require(download, lambda: download_and_extract_archive(URL, str(root), md5=MD5))
     folder = root / FOLDER
-    number = {wnid: i for i, wnid in enumerate(_wnids(source, folder / "wnids.txt"))}
+    wnids = sorted(set(_lines(source, folder / "wnids.txt")))
+    if len(wnids) != CLASSES:
+        raise source.damaged(folder / "wnids.txt", f"{len(wnids)} different classes, not {CLASSES}")
+    number = {wnid: i for i, wnid in enumerate(wnids)}
     files = {wnid: _class_files(source, folder / "train" / wnid) for wnid in number}
     x = _decode(source, [file for wnid in files for file in files[wnid]])
     y = torch.tensor([number[wnid] for wnid in files for _ in files[wnid]])
@@ -45,26 +50,12 @@ def load(root: Path, download: bool) -> Dataset:
     return Dataset("tiny-imagenet", x, y, test_x, torch.tensor(list(annotated.values())), CLASSES)
 
 
-def _download(root: Path) -> None:
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    download_and_extract_archive(URL, str(root), md5=MD5)
-
-
 def _lines(source: Source, file: Path) -> list[str]:
     """Read the lines of a text file that are not empty."""
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
         raise source.damaged(file, error) from error
-
-
-def _wnids(source: Source, file: Path) -> list[str]:
-    """Read the sorted WordNet ids of the classes."""
-    wnids = sorted(set(_lines(source, file)))
-    if len(wnids) != CLASSES:
-        raise source.damaged(file, f"{len(wnids)} different classes, not {CLASSES}")
-    return wnids
 
 
 def _class_files(source: Source, folder: Path) -> list[Path]:

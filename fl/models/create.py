@@ -32,7 +32,8 @@ def make_spec(
     """Make the spec of a model that can be trained on such images or text.
 
     Args:
-        name: of the zoo, timm:NAME or torchvision:NAME; for a model of your own, this only checks the other settings.
+        name: of the zoo, timm:NAME or torchvision:NAME; for a model of your own, this only checks the settings, and
+            nothing can be built of the result (see `custom_model.describe`).
         width, depth, norm, stem: see `zoo.Spec`; a library's models have one width, at most 1, and their own norms and
             stems.
         tokens: the length of sequences, for text; None for images.
@@ -50,7 +51,9 @@ def make_spec(
             for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
                 if value is not None:
                     raise FLError(f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out")
-            return custom_model.placeholder(name, width, depth)
+            if name != custom_model.GIVEN:
+                custom_model.by_name(name)
+            return custom_model.CustomSpec(name, width=width, depth=depth)
         takes = zoo.Spec(name).member.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(

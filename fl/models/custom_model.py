@@ -95,16 +95,14 @@ def is_custom(name: str) -> bool:
     module = name.partition(":")[0]
     if module == GIVEN:
         return True
-    if is_path(name, LIBRARIES):  # a misspelt timm is no module
-        return not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75) or _is_there(module)
+    if is_path(name, LIBRARIES):
+        if not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75):
+            return True
+        try:
+            return find_spec(module) is not None  # a misspelt timm is no module
+        except (ImportError, ValueError):
+            return False
     return name in installed("models") and name not in zoo.names()
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def by_name(name: str) -> Model:
@@ -162,13 +160,6 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     dtype = torch.int64 if data.tokens else _dtype(made)
     own_spec = _kind(model, data.x.shape[1:], dtype, data.y.shape[1:])
     return own_spec(name, num_classes=data.classes, width=width, depth=depth)
-
-
-def placeholder(name: str, width: Any = 1.0, depth: Any = None) -> CustomSpec:
-    """Make a spec for checks of the settings, before the data are loaded. It cannot be built."""
-    if name != GIVEN:
-        by_name(name)
-    return CustomSpec(name, width=width, depth=depth)
 
 
 def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> CustomSpec:

@@ -44,10 +44,6 @@ class Task(NamedTuple):
     rng: np.random.Generator
 
 
-def _no_word(_: Any) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Kind:
     """A way of dealing samples out. To add one, add a file to this folder that calls it KIND: the file's name is
@@ -68,7 +64,7 @@ class Kind:
     options: Any = None
     text: bool = False
     about: str = ""
-    word: Callable[[Any], str] = _no_word
+    word: Callable[[Any], str] = lambda options: ""
     partial: bool = False
 
     def __post_init__(self) -> None:
