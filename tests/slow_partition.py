@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from fl.partition import Split
-from fl.partition.clusters import nested
-from fl.partition.shards import deal_classes
+from fl.partition.classes import deal_classes, nested
 
 
 def tensors(parts):

@@ -54,7 +54,7 @@ class Column:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The least and the largest value that its numbers can have.
+        """Return the least and the largest value that numbers of this column can have.
 
         >>> Column(factor=100).ends, Column(limits=(0, math.inf)).ends
         ((0.0, 1.0), (0, inf))
@@ -62,7 +62,7 @@ class Column:
         return (0.0, 1.0) if self.factor == 100 else self.limits
 
     def number(self, value: float) -> str:
-        """A number as tables show it.
+        """Format a number as tables show it.
 
         >>> Column(factor=100).number(0.98765)
         '98.77'
@@ -70,5 +70,5 @@ class Column:
         return f"{self.factor * value:.{0 if self.kind is int else self.digits}f}"
 
     def text(self, value: float) -> str:
-        """A number as sentences show it: shares with a percent sign."""
+        """Format a number as sentences show it: shares with a percent sign."""
         return self.number(value) + ("%" if self.factor == 100 else "")

@@ -14,12 +14,12 @@ from zoo import ZooError
 
 
 def program(name: str) -> str:
-    """How a command is called, as this one was: `layer-surgery NAME`, or as a module."""
+    """Say how a command is called, in the way in which this one was: `layer-surgery NAME`, or as a module."""
     return as_called(f"python -m fl.{name}")
 
 
 def as_called(text: str) -> str:
-    """A text in which commands are called in the way in which the user called this one.
+    """Rewrite a text so that it calls commands in the way in which the user called this one.
 
     >>> as_called("`python -m fl.run --help`")
     '`python -m fl.run --help`'
@@ -30,8 +30,8 @@ def as_called(text: str) -> str:
 
 
 def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --chunk (clients at a time)") -> int:
-    """The exit code of a command: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C, 143 on
-    SIGTERM.
+    """Run a command and return its exit code: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C,
+    143 on SIGTERM.
 
     Args:
         smaller: the flags of this command that a smaller value of saves memory.
@@ -72,5 +72,5 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
 
 
 def stopped(error: KeyboardInterrupt) -> int:
-    """The exit code of a process that was stopped: 128 and the number of the signal."""
+    """Return the exit code of a process that was stopped: 128 and the number of the signal."""
     return 143 if isinstance(error, Terminated) else 130

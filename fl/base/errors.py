@@ -1,9 +1,10 @@
-"""The exception of this package, and its kinds that callers tell apart; and the end by a signal."""
+"""The exception of this package, its kinds that callers tell apart, the end by a signal; and what raises them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from surgery import SurgeryError
+from surgery.memory import shortage
 
 
 class FLError(ValueError):
@@ -28,7 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Within it, what surgery refuses is the fault of this flag.
+    """Turn a SurgeryError within the block into an FLError that names a flag.
 
     >>> with naming("--fedmr.unit"):
     ...     raise SurgeryError("there is no such unit")
@@ -39,3 +40,31 @@ def naming(flag: str) -> Iterator[None]:
         yield
     except SurgeryError as error:
         raise FLError(f"{flag}: {error}") from None
+
+
+def reason(error: str | BaseException) -> str:
+    """Return the text of an exception in one line.
+
+    >>> reason(KeyError("users"))
+    "KeyError: 'users'"
+    >>> reason(AssertionError())
+    'AssertionError'
+    """
+    if isinstance(error, KeyError):  # whose text is the bare key
+        return f"KeyError: {error}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def ask_memory(needed: int, what: str, instead: str) -> None:
+    """Raise FLError if so many bytes of the CPU's memory are not free, before they are taken.
+
+    Args:
+        what: takes them.
+        instead: what to do.
+
+    >>> ask_memory(10**18, "a batch", "use less")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fl.base.errors.FLError: a batch would take at least 1,000,000,000.0 GB of memory, and ... GB are free: use less
+    """
+    if lack := shortage(needed):
+        raise FLError(f"{what} {lack}: {instead}")

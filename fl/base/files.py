@@ -28,7 +28,7 @@ LARGEST = 2**28
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within it, an OSError becomes an `Unwritable` that names the file and says what to do."""
+    """Turn an OSError within the block into an `Unwritable` that names the file and says what to do."""
     try:
         yield
     except OSError as error:
@@ -40,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to. When the block ends well, that file replaces `path` in one step; otherwise it is deleted.
+    """Give a temporary path to write to. If the block ends well, it replaces `path` in one step; else it is deleted.
     What a killed process left that wrote the same file goes as well.
 
     Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.
@@ -68,7 +68,7 @@ def remove_leftover(path: Path) -> None:
 
 
 def regular(path: Path, most: int | None = LARGEST) -> Path:
-    """The path of a file that can be read to its end.
+    """Return a path after checking that its file can be read to the end.
 
     Raises:
         FLError: if it is a device, a pipe or a folder (or a link to one), or has more than `most` bytes.

@@ -16,32 +16,36 @@ GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algo
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:
-    """The value called `name` of every file of a package that has one: file name -> value, in alphabetical order.
+    """Collect what the files of a package declare under a name, in alphabetical order: one value, called as its file,
+    or a dictionary of several by their names.
 
     All files of the package are imported, but not its subpackages and not `__main__`.
 
     Raises:
-        FLError: for a value that is not of this kind; it names the file.
+        FLError: for a value that is not of this kind, and for a name that occurs twice; it names the file.
 
     >>> list(declared("fl.partition", "KIND", object))
     ['clusters', 'contiguous', 'dirichlet', 'iid', 'natural', 'shards']
     """
-    result = {}
+    result: dict[str, Any] = {}
     for file in iter_modules(import_module(package).__path__):
         if file.ispkg or file.name == "__main__":
             continue
         value = vars(import_module(f"{package}.{file.name}")).get(name)
-        if value is None:
-            continue
-        if not isinstance(value, kind):
-            raise FLError(f"{package}.{file.name}: {name} must be a {kind.__name__}, got {value!r}")
-        result[file.name] = value
-    return result
+        several = isinstance(value, dict)
+        for key, one in value.items() if several else [(file.name, value)] * (value is not None):
+            where = f"{package}.{file.name}: {name}" + f"[{key!r}]" * several
+            if not isinstance(one, kind):
+                raise FLError(f"{where} must be a {kind.__name__}, got {one!r}")
+            if key in result:
+                raise FLError(f"{where}: there is another one of this name")
+            result[key] = one
+    return dict(sorted(result.items()))
 
 
 @cache
 def installed(what: str) -> dict[str, EntryPoint]:
-    """The entry points of one of `GROUPS` by their names, without loading them."""
+    """List the entry points of one of `GROUPS` by their names, without loading them."""
     return {point.name: point for point in sorted(entry_points(group=GROUPS[what]))}
 
 
@@ -55,11 +59,11 @@ def is_path(name: str, known: tuple[str, ...] = ()) -> bool:
     (True, False, False)
     """
     module, _, attribute = name.partition(":")
-    return module not in known and all(map(_dotted, (module, attribute)))
+    return module not in known and all(part.isidentifier() for part in f"{module}.{attribute}".split("."))
 
 
 def find(what: str, name: str) -> Callable[..., Any]:
-    """What an import path or the name of an entry point stands for, which has to be callable.
+    """Import what an import path or the name of an entry point stands for.
 
     The working directory is searched last.
 
@@ -95,7 +99,7 @@ def find(what: str, name: str) -> Callable[..., Any]:
 
 
 def failed(error: BaseException) -> str:
-    """What a user's own code raised, and where, in one line.
+    """Say in one line what a user's own code raised, and where.
 
     >>> failed(KeyError("a"))
     "KeyError: 'a'"
@@ -108,14 +112,10 @@ def failed(error: BaseException) -> str:
 
 
 def kind(value: Any) -> str:
-    """The type of a value, for messages.
+    """Name the type of a value, for messages.
 
     >>> kind(3), kind({})
     ('an int', 'a dict')
     """
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
-
-
-def _dotted(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))

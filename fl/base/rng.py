@@ -24,16 +24,16 @@ class Rng:
     round: int = 0
 
     def torch(self, purpose: str, client: int = 0) -> torch.Generator:
-        """A fresh torch generator, on the CPU, for one purpose and client."""
+        """Make a fresh torch generator, on the CPU, for one purpose and client."""
         words = self._sequence(purpose, client).generate_state(2, np.uint32).tolist()
         return torch.Generator().manual_seed(words[0] << 31 ^ words[1])
 
     def numpy(self, purpose: str, client: int = 0) -> np.random.Generator:
-        """A fresh NumPy generator for one purpose and client."""
+        """Make a fresh NumPy generator for one purpose and client."""
         return np.random.default_rng(self._sequence(purpose, client))
 
     def apart(self, purpose: str) -> "Rng":
-        """Streams of the same round that have nothing in common with these, for another training in it.
+        """Make streams of the same round that share nothing with these, for another training in that round.
 
         >>> Rng(0, round=3).apart("fine-tune").round, Rng(0, round=3).apart("fine-tune") == Rng(0, round=3)
         (3, False)
@@ -45,7 +45,7 @@ class Rng:
 
 
 def draw(n: int, k: int, generator: torch.Generator) -> list[int]:
-    """k distinct numbers below n, uniformly and in random order, in time and memory that do not grow with n.
+    """Draw k distinct numbers below n, uniformly and in random order; time and memory do not grow with n.
 
     They are the first k of torch.randperm(n); from some 200 million (2^32 / 20) on, that draws other numbers.
 

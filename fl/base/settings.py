@@ -64,7 +64,7 @@ class Limits:
         return " and ".join(filter(None, (lower, upper))) + ", or 0" * self.zero
 
     def around(self, word: str) -> str:
-        """The limits as a formula, for --help.
+        """Write the limits as a formula, for --help.
 
         >>> Limits(least=0, below=1).around("FLOAT")
         '0<=FLOAT<1'
@@ -96,7 +96,7 @@ class OnlyWith:
         object.__setattr__(self, "values", values[0] if isinstance(values[0], Limits) else values)
 
     def said(self) -> str:
-        """The values, as a message names them."""
+        """Name the values, for messages."""
         return str(self.values) if isinstance(self.values, Limits) else " or ".join(map(str, self.values))
 
 
@@ -155,12 +155,12 @@ class Flag(PrimitiveConstructorSpec):
 
 
 def as_tuple(value: Any) -> tuple:
-    """The items of a tuple, or the one value."""
+    """Return a tuple as it is, and any other value as a tuple of one item."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def written(value: Any) -> str:
-    """A value as a flag takes it."""
+    """Write a value as a flag takes it."""
     return ",".join(map(str, as_tuple(value)))
 
 
@@ -172,18 +172,18 @@ def _parsed(kind: Callable[[str], Any], word: str) -> Any:
 
 
 def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
-    """A number within limits, see `Limits`."""
+    """Make the flag of a number within limits, see `Limits`."""
     within = Limits(**limits)
     return Flag(partial(_parsed, kind), metavar or within.around(kind.__name__.upper()), within)
 
 
 def one_of(*names: str) -> Flag:
-    """One of several names."""
+    """Make the flag of one of several names."""
     return Flag(str, "{" + ",".join(names) + "}", names)
 
 
 def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: Any = None, **limits: Any) -> Flag:
-    """Several values, comma-separated.
+    """Make the flag of several values, comma-separated.
 
     Args:
         empty: what stands for none of them.
@@ -202,7 +202,7 @@ def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: An
 
 
 def count_or_share() -> Flag:
-    """A whole number, or a share with a decimal point."""
+    """Make the flag of a whole number, or of a share with a decimal point."""
     return Flag(lambda word: _parsed(int if word.lstrip("+-").isdigit() else float, word), "INT|FLOAT")
 
 
@@ -229,7 +229,7 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
 
 
 def options_of(kind: Any) -> tuple[Any, ...]:
-    """The plain types that a type allows; of a tuple those of its items. () for one that settings cannot have.
+    """List the plain types that a type allows, for a tuple those of its items; () for one that settings cannot have.
 
     >>> options_of(Annotated[float | None, "a note"]), options_of(tuple[str, ...]), options_of("float")
     ((<class 'float'>, <class 'NoneType'>), (<class 'str'>,), ())
@@ -244,12 +244,12 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 
 def is_tuple(kind: Any) -> bool:
-    """Whether values of a type are tuples."""
+    """Return whether values of a type are tuples."""
     return is_tuple(get_args(kind)[0]) if get_origin(kind) is Annotated else get_origin(kind) is tuple
 
 
 def said(kind: Any) -> str:
-    """A type in words.
+    """Name a type in words.
 
     >>> said(float | None), said(tuple[int, ...])
     ('a number or none', 'a tuple, each item a whole number')
@@ -259,7 +259,7 @@ def said(kind: Any) -> str:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value has a type. NumPy's numbers count as numbers, whole ones as floats; truth values as neither.
+    """Return whether a value has a type. NumPy's numbers count as numbers, whole ones as floats, truth values not.
 
     >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
     (True, False, False, False, True)
@@ -272,8 +272,8 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def from_yaml(kind: Any, value: Any) -> Any:
-    """A value of YAML as the one that a type has: a list stands for a tuple, and so does a single value. TypeError for
-    a value that the type does not have.
+    """Convert a value of YAML to one of a type: a list stands for a tuple, and so does a single value. Raises TypeError
+    for a value that the type does not have.
 
     >>> from_yaml(tuple[float, ...], [1, 0.5]), from_yaml(int | float, 3), from_yaml(float | None, 3)
     ((1.0, 0.5), 3, 3.0)
@@ -289,17 +289,17 @@ def from_yaml(kind: Any, value: Any) -> Any:
 
 
 def marks(field: Field, kind: type[Kind]) -> list[Kind]:
-    """What a field's type says of it, of one kind: `lr: Annotated[float, number(float, above=0)]` has one Flag."""
+    """List the marks of one kind in a field's type: `lr: Annotated[float, number(float, above=0)]` has one Flag."""
     return [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, kind)]
 
 
 def role(field: Field) -> Role:
-    """What a field is for."""
+    """Return what a field is for."""
     return next(iter(marks(field, Role)), Role())
 
 
 def flag_of(name: str, group: str = "") -> str:
-    """A setting's flag, without its dashes.
+    """Write the flag of a setting, without its dashes.
 
     >>> flag_of("max_step", "fedexp")
     'fedexp.max-step'
@@ -361,18 +361,18 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is written in Python: `fedexp.max_step`."""
+        """The name as Python writes it: `fedexp.max_step`."""
         return (f"{self.group}." if self.group else "") + self.field.name
 
     @property
     def flag(self) -> str:
-        """As it is written on the command line: `fedexp.max-step`."""
+        """The name as the command line writes it: `fedexp.max-step`."""
         return flag_of(self.field.name, self.group)
 
 
 def settings_of(settings: Any, swept: str = "") -> list[Setting]:
-    """All settings of a dataclass, those of the groups within included, each with why nothing reads it: the one answer
-    to which settings a run reads.
+    """List all settings of a dataclass and of the groups within, each with why nothing reads it: the one answer to
+    which settings a run reads.
 
     A setting is read only with what its type says (`OnlyWith`), a group unless the dataclass has a method
     `group_unread(group, swept)` that gives a reason.
@@ -402,7 +402,7 @@ def settings_of(settings: Any, swept: str = "") -> list[Setting]:
 
 
 def _unread(settings: Any, field: Field, group: str, swept: str) -> str:
-    """Why nothing reads a setting beside the others of its dataclass, by what it is read with."""
+    """Say why nothing reads a setting beside the others of its dataclass; "" if it is read."""
     types = {field.name: field for field in fields(settings)}
     needs = getattr(settings, "needs", {})  # of options whose type does not say it
     for mark in [*marks(field, OnlyWith), *([needs[field.name]] if field.name in needs else [])]:
@@ -419,7 +419,7 @@ def _unread(settings: Any, field: Field, group: str, swept: str) -> str:
 
 
 def changed(settings: Any, start: Any) -> list[Setting]:
-    """The settings that have another value than in a second dataclass of the same kind."""
+    """List the settings whose values differ from those in a second dataclass of the same kind."""
     return [now for now, was in zip(settings_of(settings), settings_of(start)) if now.value != was.value]
 
 
@@ -431,7 +431,7 @@ def check_read(settings: Any, flags: Collection[str], swept: str = "") -> None:
 
 
 def without_unread(settings: Kind, swept: str = "") -> Kind:
-    """The same settings, with the default in the place of each that nothing reads."""
+    """Replace each setting that nothing reads by its default."""
     start = type(settings)()
     usual: dict[str, dict[str, Any]] = {"": {}}
     for one in settings_of(settings, swept):

@@ -23,7 +23,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def csv_rows(text: str, key: str) -> list[dict[str, str]]:
-    """The rows of a CSV file that grows by a line at a time, without a last line that was cut off, perhaps in a number.
+    """Parse a CSV file that grows line by line, without a last line that was cut off, perhaps in a number.
 
     Args:
         text: of the file, with the ends of its lines.
@@ -44,7 +44,7 @@ def csv_rows(text: str, key: str) -> list[dict[str, str]]:
 
 
 def aligned(lines: Sequence[Sequence[str]], widths: Sequence[int] = (), left: int = 1) -> str:
-    """Cells as text in columns.
+    """Lay out cells as text in columns.
 
     Args:
         lines: cells, equally many in each line.
@@ -63,7 +63,7 @@ def aligned(lines: Sequence[Sequence[str]], widths: Sequence[int] = (), left: in
 
 
 def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
-    """As `aligned`; columns that do not fit into the width follow below, beside the first column again.
+    """Lay out cells in columns; those that do not fit into the width follow below, beside the first column again.
 
     >>> print(wrapped([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
@@ -77,8 +77,8 @@ def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
 
 
 def fitted(lines: Sequence[Sequence[str]]) -> str:
-    """As `wrapped`, within the columns of the terminal if the output goes to one. Names in the first column that take
-    more than half of it are shortened, and a line below says so.
+    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one. Names in the first column that
+    take more than half of it are shortened, and a line below says so.
     """
     width = terminal()
     if width is None:
@@ -90,12 +90,12 @@ def fitted(lines: Sequence[Sequence[str]]) -> str:
 
 
 def terminal() -> int | None:
-    """The columns of the terminal that the output goes to; None if it goes into a file or a pipe."""
+    """Count the columns of the terminal that the output goes to; None if it goes into a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def whole(lacking: str) -> str:
-    """How to see what a table does not show.
+    """Say how to see what a table does not show.
 
     >>> print(whole("names are shortened"))
     <BLANKLINE>
@@ -107,7 +107,7 @@ def whole(lacking: str) -> str:
 
 
 def shortened(names: Sequence[str], most: int) -> list[str]:
-    """Names without their middle where they are longer than this; as they are if two would become one.
+    """Cut the middle out of names that are longer than `most`; none if two would become one.
 
     >>> shortened(["runs/fedmr-digits-seed0", "runs/a"], 13), shortened(["a_long_0_name", "a_long_1_name"], 8)
     (['runs/f…-seed0', 'runs/a'], ['a_long_0_name', 'a_long_1_name'])

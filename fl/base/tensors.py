@@ -38,7 +38,7 @@ def write(path: Path, format: str, tensors: Mapping[str, Tensor], header: Mappin
 
 
 def read(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors, on the CPU, and the header of a file that `write` wrote.
+    """Read the tensors, on the CPU, and the header of a file that `write` wrote.
 
     Raises:
         FLError: if there is no such file, or it is damaged or of another format.
@@ -52,7 +52,7 @@ def read(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_header(path: Path, format: str) -> dict[str, Any]:
-    """The header alone; raises as `read` does, but for damaged tensors."""
+    """Read the header alone; raises as `read` does, but for damaged tensors."""
     with _opened(path) as file:
         return _values(path, format, file.metadata())["header"]
 
@@ -95,7 +95,7 @@ def _crc(text: str) -> str:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """CRC-32 of names, dtypes, shapes and bytes."""
+    """Return the CRC-32 of names, dtypes, shapes and bytes."""
     found = 0
     for name, tensor in sorted(tensors.items()):
         found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)

@@ -47,7 +47,7 @@ __all__ = [
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often it was written to; tensors made in inference mode have no such count.
+    """Count how often a tensor was written to; those made in inference mode have no such count.
 
     >>> version_of(torch.zeros(1).add_(1))
     1
@@ -56,7 +56,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """Something that is the same for tensors that share their memory.
+    """Return something that is equal for tensors that share their memory.
 
     >>> x = torch.zeros(2)
     >>> storage_of(x) == storage_of(x[:1])

@@ -26,7 +26,7 @@ from fl.base.settings import (
 from fl.config.fields import Fields, MethodOptions
 from fl.data import GIVEN
 from fl.models.architectures import ArchitectureOptions
-from fl.models.weights import check_init
+from fl.models.init import check_init
 
 _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""

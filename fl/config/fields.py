@@ -30,9 +30,8 @@ from fl.base.settings import (
     one_of,
     several,
 )
-from fl.data import Dataset, TextOptions
-from fl.data.dataset import Origin
-from fl.data.registry import overview as data_sets
+from fl.data import Dataset, Origin, TextOptions
+from fl.data import overview as data_sets
 from fl.engine import SGD, Adam, Optimizer, backend_names
 from fl.engine.batches import LAST_BATCHES
 from fl.engine.precision import NAMES as PRECISIONS
@@ -42,7 +41,7 @@ from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
-from fl.partition.deal import overview as partitions
+from fl.partition import overview as partitions
 
 _LOADED = Role(data=True)
 _RARE = Rare()
@@ -364,7 +363,7 @@ class Fields(DataSettings):
         if not self.width:
             raise FLError("give at least one --width")
         if text is None:
-            text = data.is_text(self.dataset) or (data.is_own(self.dataset) and models.takes_text(self.model))
+            text = data.is_text(self.dataset) or (data.is_custom(self.dataset) and models.takes_text(self.model))
         return models.make_spec(
             self.model,
             num_classes,

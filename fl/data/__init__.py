@@ -1,30 +1,28 @@
-"""Data sets, images, tables and text, held on one device as tensors.
+"""Data sets, images, tables and text, held on one device as tensors; and all of them by name.
 
 `digits` comes with scikit-learn and `pydoc` with Python. The others are read from a folder (`--data-root`). Each file
 that has a `LOADERS` is found; nothing else names the data sets.
 
-    dataset.py            Dataset, the form of all of them
-    arrays.py             the arrays that a user gives, checked
-    items.py              arrays of torch's, torchvision's and Hugging Face's data sets
-    own.py                data sets by import path or entry point
-    identity.py           what tells one data set from another
-    loader.py             Loader, what a data set's file says of it
-    digits.py             digits
-    torchvision_sets.py   mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
-    femnist.py            LEAF's FEMNIST, whose writers are natural owners
-    tiny_imagenet.py      tiny-imagenet
-    corpora.py            pydoc, wikitext-2 (-valid), shakespeare, text:FILE
-    text.py               from documents to sequences for training and testing
-    tokens.py             words of a vocabulary, or bytes
-    source.py             where files are expected; errors about missing and damaged ones
-    registry.py           the data sets by name
-    __main__.py           `python -m fl.data` shows which client holds what
+    dataset.py         Dataset, the form of all of them
+    arrays.py          a user's arrays, and data sets of torch, torchvision and Hugging Face, checked
+    loader.py          Loader and Source, what a data set's file says of it
+    images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
+    femnist.py         LEAF's FEMNIST, whose writers are natural owners
+    tiny_imagenet.py   tiny-imagenet
+    text.py            tokens, and documents as sequences of them
+    corpora.py         pydoc, wikitext-2 (-valid), shakespeare, text:FILE
+    __main__.py        `python -m fl.data` shows which client holds what
 """
 
-from fl.data.dataset import GIVEN, Dataset
-from fl.data.identity import fingerprint
-from fl.data.own import is_own
-from fl.data.registry import DATASETS, TEXTS, check_name, default_root, is_text, load
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fl.base.errors import FLError
+from fl.base.plugins import declared, failed, find, installed, is_path, kind
+from fl.data.dataset import GIVEN, Dataset, Origin, fingerprint
+from fl.data.loader import Loader
 from fl.data.text import TextOptions
 
 __all__ = [
@@ -32,11 +30,144 @@ __all__ = [
     "GIVEN",
     "TEXTS",
     "Dataset",
+    "Origin",
     "TextOptions",
     "check_name",
     "default_root",
     "fingerprint",
-    "is_own",
+    "is_custom",
     "is_text",
     "load",
+    "overview",
 ]
+
+LOADERS: dict[str, Loader] = dict(  # bundled ones first, names with a file last, else in alphabetical order
+    sorted(
+        declared("fl.data", "LOADERS", Loader).items(),
+        key=lambda item: (not item[1].bundled, ":" in item[0], item[0]),
+    )
+)
+"""Name -> loader of every data set that has a file here."""
+
+DATASETS: dict[str, Callable[[Path, bool], Dataset]] = {
+    name: loader.load for name, loader in LOADERS.items() if not loader.text
+}
+"""Name -> function of (root, download) that loads images. You can add a data set of your own."""
+
+TEXTS: dict[str, Callable[..., Dataset]] = {name: loader.load for name, loader in LOADERS.items() if loader.text}
+"""Name -> function of (root, download, options) that loads text. You can add one of your own."""
+
+
+def load(
+    name: str, root: str | Path | None = None, download: bool = True, text: TextOptions = TextOptions()
+) -> Dataset:
+    """Load a data set by name.
+
+    Args:
+        name: one of DATASETS or TEXTS, an entry point of an installed package, or module:function, which is called
+            without arguments; text:FILE stands for a file of text, relative to the root if it is not absolute.
+        root: the folder that torchvision's class gets, or that holds femnist/, tiny-imagenet-200/, wikitext-2/ or
+            tinyshakespeare/. None stands for $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set. Bundled data
+            sets do not need one.
+        download: fetch missing files (femnist has no download).
+        text: how text becomes sequences of tokens.
+
+    Raises:
+        FLError: for an unknown name, and for missing or damaged files; it says which files are expected where. For
+            data that were given from Python, which have no name to load them by; and for a user's function that fails
+            or returns something else.
+
+    >>> load("digits").x.shape
+    torch.Size([1437, 1, 8, 8])
+    >>> load("pydoc", text=TextOptions("byte", length=100)).x.shape[1]
+    100
+    """
+    check_name(name)
+    folder = Path(root).expanduser() if root else default_root()
+    if name in DATASETS:
+        found, origin = DATASETS[name](folder, download), Origin(name)
+    elif is_text(name):
+        key, file = _key_and_file(name)
+        found, origin = TEXTS[key](folder, download, text, *file), Origin(name, text)
+    else:
+        found, origin = _load_custom(name), Origin(name)
+    return (found if found.name == name else replace(found, name=name)).marked(origin)
+
+
+def _load_custom(name: str) -> Dataset:
+    """Call a user's function that makes a data set."""
+    if name == GIVEN:
+        raise FLError(
+            "these are the settings of a run on data that were given from Python: give them again, as in "
+            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export(folder, file, dataset=...)"
+        )
+    function = find("datasets", name)
+    try:
+        found = function()
+    except FLError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}") from None
+    if not isinstance(found, Dataset):
+        raise FLError(
+            f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
+            "fl.Dataset.from_arrays(x, y, test_x, test_y)"
+        )
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raise FLError if there is no data set of this name, or a user's function of this name cannot be called."""
+    if name in DATASETS or is_text(name) or name == GIVEN:
+        return
+    if not is_custom(name):
+        every = ", ".join([*DATASETS, *TEXTS, *installed("datasets")])
+        raise FLError(f"unknown data set {name!r}: there are {every}, and module:function for one of your own")
+    if not callable(found := find("datasets", name)):
+        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
+
+
+def is_custom(name: str) -> bool:
+    """Return whether a data set of this name is a user's: given from Python, by import path or by entry point.
+
+    >>> is_custom("given"), is_custom("my_module:load"), is_custom("text:FILE.txt"), is_custom("digits")
+    (True, True, False, False)
+    """
+    return name == GIVEN or name in installed("datasets") or is_path(name, ("text",))
+
+
+def is_text(name: str) -> bool:
+    """Return whether the data set of this name is text.
+
+    >>> is_text("pydoc"), is_text("text:notes/a.txt"), is_text("digits")
+    (True, True, False)
+    """
+    return _key_and_file(name)[0] in TEXTS
+
+
+def _key_and_file(name: str) -> tuple[str, tuple[str, ...]]:
+    """Split a name into its key in TEXTS and the path of its file, if it has one.
+
+    >>> _key_and_file("pydoc"), _key_and_file("text:notes/a.txt"), _key_and_file("text:")
+    (('pydoc', ()), ('text:FILE', ('notes/a.txt',)), ('text:', ()))
+    """
+    kind, _, file = name.partition(":")
+    return (f"{kind}:FILE", (file,)) if file else (name, ())
+
+
+def default_root() -> Path:
+    """Name the folder of data sets when none is given: $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set."""
+    return Path(os.environ.get("FL_DATA_ROOT") or "~/.cache/layer-surgery").expanduser()
+
+
+def overview() -> str:
+    """List the names of all data sets in one line, for --help.
+
+    >>> overview()[:27]
+    'digits (bundled), cifar10, '
+    """
+    names = {name: f"{name} (bundled)" if loader.bundled else name for name, loader in LOADERS.items()}
+    images, texts = (
+        ", ".join(names[name] for name, loader in LOADERS.items() if loader.text == text) for text in (False, True)
+    )
+    return f"{', '.join([images, *installed('datasets')])}; text: {texts}; your own: module:function"

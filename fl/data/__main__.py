@@ -20,8 +20,7 @@ from fl.config.help import command
 from fl.data import Dataset
 from fl.figures.partition import draw
 from fl.figures.style import check_new
-from fl.partition import Partition
-from fl.partition.counts import counts
+from fl.partition import Partition, counts
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Look(DataSettings):
         return 0
 
     def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
-        """What each client got, in a few lines."""
+        """Say in a few lines what each client got."""
         lines = [
             repr(dataset),
             f"{self.spread()}: {self.clients} clients, seed {self.seed}",
@@ -76,7 +75,8 @@ class Look(DataSettings):
 
 
 def _range(values: np.ndarray) -> str:
-    """
+    """Summarise numbers by their range and median.
+
     >>> _range(np.array([1, 2, 9])), _range(np.array([3, 3]))
     ('1 to 9, median 2', '3')
     """
@@ -85,7 +85,8 @@ def _range(values: np.ndarray) -> str:
 
 
 def _clusters(structure: np.ndarray) -> str:
-    """
+    """Count the true clusters of clients on each level.
+
     >>> _clusters(np.array([[0, 0, 1], [0, 1, 2]])), _clusters(np.zeros((1, 3)))
     ('2 on level 1, 3 on level 2', 'one: no client differs from another')
     """
@@ -98,7 +99,7 @@ def _clusters(structure: np.ndarray) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line and return the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     return guarded(lambda: command(Look, "data", argv).run())
 
 

@@ -1,15 +1,20 @@
-"""Arrays that a user gives, checked and turned into the tensors of a `Dataset`. The given arrays are never changed."""
+"""What a user gives as data, checked and turned into the tensors of a `Dataset`: arrays, and data sets of torch,
+torchvision and Hugging Face, which give one sample at a time. Nothing that was given is changed.
+"""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl.base.errors import FLError
+from fl.base.errors import FLError, reason
+from fl.base.plugins import kind
 
 _CHANNELS = (1, 3, 4)
+_GREY = ("L", "1", "LA")  # of Pillow's modes; those with more than 8 bits are refused, all others become RGB
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
 
 _log = logging.getLogger("fl")
@@ -25,7 +30,7 @@ def checked(
     classes: int | None = None,
     top: int = 255,
 ) -> dict[str, Any]:
-    """The fields of a `Dataset` from arrays, see `Dataset.from_arrays`.
+    """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`.
 
     >>> fields = checked(np.zeros((3, 5)), [0, 1, 2], np.zeros((1, 5)), [0])
     >>> fields["x"].dtype, fields["classes"]
@@ -75,7 +80,7 @@ def checked(
 
 
 def samples(name: str, value: Any) -> Tensor:
-    """Samples as a data set holds them: uint8 images, float32 of any shape, or int32 tokens."""
+    """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
     if x.ndim == 0 or not len(x):
         raise FLError(f"{name} has no samples: it is {_said(x)}")
@@ -114,7 +119,7 @@ def samples(name: str, value: Any) -> Tensor:
 
 
 def labels(name: str, value: Any, x: Tensor) -> Tensor:
-    """Labels int64 [N], or [N, T] for tokens, of these samples."""
+    """Convert the labels of samples to int64 [N], or [N, T] for tokens."""
     way = f"number the names, as in names, {_NUMBERED.format('names')}"
     y, other = tensor(name, value, way), name.replace("y", "x")
     if y.is_floating_point():
@@ -136,7 +141,7 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 
 def _whole(name: str, y: Tensor) -> str:
-    """The way from labels of floats to whole numbers, if they are classes."""
+    """Say how labels that are floats become whole numbers, if they are classes."""
     if (
         y.ndim == 2
         and y.shape[1] > 1
@@ -153,7 +158,7 @@ def _whole(name: str, y: Tensor) -> str:
 
 
 def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> Tensor:
-    """A tensor on the CPU of anything that is an array; it may share memory with it.
+    """Convert anything that is an array to a tensor on the CPU, which may share memory with it.
 
     Args:
         way: the way out where it holds something else than numbers.
@@ -177,7 +182,7 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
 
 
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The owners of both parts as int64; names become numbers in alphabetical order."""
+    """Convert the owners of both parts to int64; names become numbers in alphabetical order."""
     if owners is None and test_owners is not None:
         raise FLError("test_owners need owners=, those of the training samples")
     given = {"owners": (owners, n), "test_owners": (test_owners, test_n)}
@@ -203,3 +208,108 @@ def _ends(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 def _said(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+def of_torch(train: Any, test: Any) -> dict[str, Any]:
+    """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
+    found = [getattr(part, "class_to_idx", None) for part in (train, test)]
+    _check_classes(*found)
+    parts = []
+    for name, part in (("train", train), ("test", test)):
+        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+            raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
+        parts += _stacked(name, len(part), lambda k, part=part, name=name: _pair(f"{name}[{k}]", part[k]))
+    return dict(zip(("x", "y", "test_x", "test_y"), parts))
+
+
+def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | None) -> dict[str, Any]:
+    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
+    parts, owners = [], {}
+    for name, part in (("train", train), ("test", test)):
+        if isinstance(part, dict):
+            raise FLError(f"{name} is {kind(part)} of {', '.join(map(str, part))}: give one, as data['train']")
+        if not hasattr(part, "column_names") or not hasattr(part, "__len__"):
+            raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset, which is not streamed")
+        for column in filter(None, (image, label, owner)):
+            if column not in part.column_names:
+                raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
+        only = part.select_columns([image, label])  # others need not be decoded
+        parts += _stacked(
+            name,
+            len(part),
+            lambda k, only=only, name=name: _pair(f"{name}[{k}]", tuple(map(only[k].get, (image, label)))),
+        )
+        if owner:
+            owners["owners" if name == "train" else "test_owners"] = np.asarray(part[owner][:])
+    _check_classes(*(getattr(part.features.get(label), "names", None) for part in (train, test)))
+    return dict(zip(("x", "y", "test_x", "test_y"), parts)) | owners
+
+
+def _check_classes(train: Any, test: Any) -> None:
+    """Raise FLError if the two parts name classes and number them differently."""
+    if train is not None and test is not None and train != test:
+        raise FLError(
+            f"train and test name different classes, or in another order ({_few(train)}; {_few(test)}): a label would "
+            "mean two things"
+        )
+
+
+def _few(classes: Any) -> str:
+    names = list(map(str, classes))
+    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+
+
+def _pair(where: str, item: Any) -> tuple[Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise FLError(f"{where} is no pair (sample, label) but {type(item).__name__}")
+    return item[0], item[1]
+
+
+def _stacked(name: str, count: int, item: Callable[[int], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    """Read all items into one tensor of samples and one of labels, int64."""
+    if not count:
+        raise FLError(f"{name} has no samples")
+    x, y = None, torch.empty(count, dtype=torch.int64)
+    for k in range(count):
+        where = f"{name}[{k}]"
+        try:
+            sample, label = item(k)
+        except FLError:
+            raise
+        except Exception as error:  # the user's own code, and files that cannot be read
+            raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}") from None
+        one = tensor(where, _pixels(where, sample))
+        if x is None:
+            x = torch.empty(count, *one.shape, dtype=one.dtype)
+        if (one.shape, one.dtype) != (x.shape[1:], x.dtype):
+            raise FLError(
+                f"{where} is {_said(one)} and {name}[0] is {_said(x[0])}: all samples need one size and one type; give "
+                "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
+            )
+        x[k] = one
+        y[k] = _label(where, label)
+    return x, y
+
+
+def _pixels(where: str, sample: Any) -> Any:
+    """Convert an image of Pillow to uint8 [C, H, W]; anything else stays as it is."""
+    if not (hasattr(sample, "convert") and hasattr(sample, "getbands")):
+        return sample
+    if sample.mode.partition(";")[0] in ("I", "F"):
+        raise FLError(
+            f"{where} is an image of Pillow's mode {sample.mode}, whose range is unknown: convert it to floats"
+        )
+    array = np.asarray(sample.convert("L" if sample.mode in _GREY else "RGB"))
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def _label(where: str, label: Any) -> int:
+    try:
+        number = label.item() if hasattr(label, "item") else label
+    except (RuntimeError, ValueError):
+        number = label
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise FLError(
+            f"the label of {where} is {label!r}: labels are whole numbers (class_encode_column makes them of names)"
+        )
+    return number

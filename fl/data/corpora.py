@@ -11,8 +11,7 @@ from urllib.request import urlopen
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source, reason
+from fl.data.loader import Loader, Source
 from fl.data.text import TextOptions, dataset
 
 WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
@@ -25,7 +24,7 @@ MD5 = {  # of the files at these addresses; we could not verify one for train.tx
 
 
 def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """The topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth of it is for testing.
+    """Load the topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth is for testing.
 
     Source: `pydoc_data.topics` of the Python that runs; the text differs a little from version to version. Long topics
     repeat short ones (a fifth of all text is repetition). Every paragraph is therefore kept once, in the shortest topic
@@ -45,7 +44,7 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
-    """WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
+    """Load WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
 
     The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
     left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download:
@@ -61,34 +60,30 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     """
     needed = (training, "test")
     origin = f"The names {training}.txt and test.txt are accepted as well"
-    source = Source("WikiText-2", root, tuple(f"wikitext-2/wiki.{part}.tokens" for part in needed), origin)
 
-    def find(part: str) -> str | None:
-        either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
-        return next((file for file in either if (root / file).is_file()), None)
+    def source() -> Source:
+        """Name each file as it is there, or else as it is published."""
+        names = []
+        for part in needed:
+            either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
+            names.append(next((file for file in either if (root / file).is_file()), either[0]))
+        return Source("WikiText-2", root, tuple(names), origin)
 
-    failure = "download is off"
-    if download:
-        try:
-            for part in needed:
-                if not find(part):
-                    _fetch(WIKITEXT, root, f"wikitext-2/{part}.txt")
-        except (OSError, ValueError) as error:
-            failure = f"download failed ({reason(error)})"
-    if missing := [file for part, file in zip(needed, source.files) if not find(part)]:
-        other = (
-            "; --dataset wikitext-2-valid trains on the validation file"
-            if training == "train" and find("valid")
-            else ""
-        )
-        raise source.error(f"missing {', '.join(missing)}; {failure}{other}")
-    train, test = (_articles(_read(source, find(part))) for part in needed)
+    def fetch() -> None:
+        for part, file in zip(needed, source().files):
+            if not (root / file).is_file():
+                _fetch(WIKITEXT, root, f"wikitext-2/{part}.txt")
+
+    valid = any((root / "wikitext-2" / name).is_file() for name in ("valid.txt", "wiki.valid.tokens"))
+    hint = "; --dataset wikitext-2-valid trains on the validation file" if training == "train" and valid else ""
+    source().require(download, fetch, hint)
+    train, test = (_articles(_read(source(), file)) for file in source().files)
     name = "wikitext-2" if training == "train" else f"wikitext-2-{training}"
     return dataset(name, train, options, test=test, spaced=True)
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
+    """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
 
     All that a speaker says is one document, in the file's order, without the name above every speech.
 
@@ -101,13 +96,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
     """
     file = "tinyshakespeare/input.txt"
     source = Source("Shakespeare", root, (file,))
-    if not (root / file).is_file():
-        if not download:
-            raise source.error(f"missing {file}; download is off")
-        try:
-            _fetch(SHAKESPEARE, root, file)
-        except (OSError, ValueError) as error:
-            raise source.error(f"missing {file}; download failed ({reason(error)})") from error
+    source.require(download, lambda: _fetch(SHAKESPEARE, root, file))
     speeches: dict[str, list[str]] = {}
     for block in _read(source, file).split("\n\n"):
         name, _, speech = block.strip("\n").partition("\n")
@@ -118,7 +107,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
 
 
 def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:
-    """A file of text in UTF-8, as one document without owners; its last tenth is for testing.
+    """Load a file of text in UTF-8 as one document without owners; its last tenth is for testing.
 
     Args:
         path: of the file; absolute, or relative to the working directory or, if it is not there, to root.
@@ -135,7 +124,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
 
 def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
-    r"""Texts by name, with every paragraph in the shortest of its texts only. How lines are broken does not matter.
+    r"""Keep every paragraph in the shortest of its texts only. How lines are broken does not matter.
 
     >>> _unrepeated({"long": "One and\ntwo.\n\nThree.", "short": "One\nand two."})
     {'long': 'Three.', 'short': 'One\nand two.'}
@@ -150,7 +139,7 @@ def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
 
 
 def _articles(text: str) -> list[str]:
-    r"""The articles of WikiText. Each begins with its title, ` = Title = ` between blank lines.
+    r"""Split WikiText into its articles. Each begins with its title, ` = Title = ` between blank lines.
 
     >>> _articles(" \n = A = \n \n a \n = b = \n \n = = C = = \n \n = D = \n \n")
     [' \n = A = \n \n a \n = b = \n \n = = C = = \n \n', ' = D = \n \n']

@@ -1,5 +1,6 @@
 """The form that every data set has once it is loaded: images and labels, or text, on one device."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
@@ -7,18 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl.base.errors import FLError
-from fl.base.memory import ask
+from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
-from fl.data import arrays, items
+from fl.data import arrays
 
 GIVEN = "given"
 """The name of a data set that was not loaded by name."""
 
 
 class Origin(NamedTuple):
-    """The name that a data set was loaded by, the `TextOptions` of one of text, and how it was prepared since: the
-    settings of the same names.
+    """How a data set was made: the settings of the same names, by which it was loaded and then prepared.
+
+    Attributes:
+        text: the `TextOptions`, for text.
     """
 
     name: str
@@ -28,7 +30,7 @@ class Origin(NamedTuple):
     samples: int = 0
 
     def bare(self) -> "Origin":
-        """As it was loaded, before it was prepared."""
+        """Return the origin of the data before they were prepared."""
         return Origin(self.name, self.text)
 
 
@@ -48,7 +50,7 @@ class Dataset:
             FedMR's released code has it for CIFAR-10.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
-        vocabulary: the word of each token, for `fl.data.tokens.decode`; empty for bytes and images.
+        vocabulary: the word of each token, for `fl.data.text.decode`; empty for bytes and images.
         origin: how it was loaded; None for data of your own. Whatever `dataclasses.replace` makes of a data set has
             none, since it may be other data.
     """
@@ -87,7 +89,7 @@ class Dataset:
         test_owners: Any = None,
         top: int = 255,
     ) -> "Dataset":
-        """A data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
+        """Make a data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
 
         Args:
             x: uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
@@ -114,7 +116,7 @@ class Dataset:
     def from_torch(
         cls, train: Any, test: Any, owners: Any = None, classes: int | None = None, *, test_owners: Any = None
     ) -> "Dataset":
-        """A data set of two of torch's or torchvision's, whose items are (sample, label), such as an `ImageFolder`.
+        """Make a data set of two of torch or torchvision, whose items are (sample, label), such as an `ImageFolder`.
 
         All samples are read into memory, once: random transforms of training images would be drawn only once, so use
         --crop and --flip for these.
@@ -131,14 +133,14 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = items.of_torch(train, test)
+        found = arrays.of_torch(train, test)
         return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners)
 
     @classmethod
     def from_huggingface(
         cls, train: Any, test: Any, image: str = "image", label: str = "label", owner: str | None = None
     ) -> "Dataset":
-        """A data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
+        """Make a data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
 
         Args:
             image: the column of the samples: images, or lists of numbers of one length.
@@ -148,7 +150,7 @@ class Dataset:
         Raises:
             FLError: as `from_torch`, and for columns that are not there.
         """
-        return cls.from_arrays(**items.of_huggingface(train, test, image, label, owner))
+        return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner))
 
     @property
     def text(self) -> bool:
@@ -166,8 +168,8 @@ class Dataset:
         return self.x.ndim == 4
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What a model expects, always in memory of its own: floats in [-1, 1] of uint8 images of any leading shape,
-        floats as they are, int64 of tokens.
+        """Convert samples to what a model expects, always in new memory: uint8 images of any leading shape to floats in
+        [-1, 1], floats as they are, tokens to int64.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
@@ -180,7 +182,7 @@ class Dataset:
         return images.to(dtype).mul_(2 / self.top).sub_(1)
 
     def padded(self, pixels: int) -> "Dataset":
-        """The same images with a border that repeats their edges, so that a white background stays white.
+        """Add a border to all images that repeats their edges, so that a white background stays white.
 
         >>> from fl.data import load
         >>> load("digits").padded(2).x.shape
@@ -193,13 +195,13 @@ class Dataset:
                 f"--pad is for images, and the samples of {self.name} are {list(self.x.shape[1:])}: leave it out"
             )
         larger = prod(n + 2 * pixels for n in self.x.shape[-2:]) * self.x.shape[1] * self.x.element_size()
-        ask(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
+        ask_memory(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
         x, test_x = (images[..., rows, :][..., columns] for images in (self.x, self.test_x))
         return replace(self, x=x, test_x=test_x)
 
     def pooled(self) -> "Dataset":
-        """With the test samples added at the end of the training samples; the test set stays as it is.
+        """Add the test samples at the end of the training samples; the test set stays as it is.
 
         >>> from fl.data import load
         >>> load("digits").pooled().x.shape
@@ -213,7 +215,7 @@ class Dataset:
         return replace(self, x=x, y=y, owners=owners)
 
     def sampled(self, number: int) -> "Dataset":
-        """With so many of the training samples: always the same random ones, in their order; 0 for all.
+        """Keep a number of training samples, always the same random ones, in their order; 0 keeps all.
 
         >>> from fl.data import load
         >>> load("digits").sampled(100).x.shape
@@ -228,17 +230,17 @@ class Dataset:
         return replace(self, x=self.x[chosen], y=self.y[chosen], owners=owners)
 
     def tested_on(self, index: Tensor) -> "Dataset":
-        """With these training samples as its test set, which are those that clients hold out of pooled data."""
+        """Use these training samples as the test set: those that clients hold out of pooled data."""
         owners = None if self.owners is None else self.owners[index]
         return replace(self, test_x=self.x[index], test_y=self.y[index], test_owners=owners)
 
     def to(self, device: torch.device | str) -> "Dataset":
-        """The same data on another device. Owners stay on the CPU, since only partitions read them."""
+        """Move the data to another device. Owners stay on the CPU, since only partitions read them."""
         tensors = {k: getattr(self, k).to(device) for k in ("x", "y", "test_x", "test_y")}
         return replace(self, **tensors).marked(self.origin)
 
     def marked(self, origin: Origin | None) -> "Dataset":
-        """The same data, known to be loaded in this way.
+        """Copy the data set with another origin.
 
         >>> from fl.data import load
         >>> digits = load("digits")
@@ -248,3 +250,19 @@ class Dataset:
         same = replace(self)
         object.__setattr__(same, "origin", origin)
         return same
+
+
+def fingerprint(data: Dataset) -> dict[str, Any]:
+    """Identify a data set by shapes, types and a hash of all bytes, as JSON; it is the same on every device.
+
+    >>> from fl.data import load
+    >>> print(fingerprint(load("digits"))["x"])
+    uint8 [1437, 1, 8, 8]
+    """
+    digest, said = hashlib.sha256(), {}
+    for part in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
+        if (values := getattr(data, part)) is not None:
+            said[part] = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+            digest.update(f"{part} {said[part]}".encode())
+            digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source
+from fl.data.loader import Loader, Source
 
 CLASSES = 62  # 0-9, A-Z, a-z
 Samples = tuple[np.ndarray, np.ndarray]  # of one writer: uint8 [n, 784], int64 [n]
 
 
 def load(root: Path, download: bool) -> Dataset:
-    """LEAF's FEMNIST with the writers as natural owners.
+    """Load LEAF's FEMNIST with the writers as natural owners.
 
     Source: github.com/TalwalkarLab/leaf. Its data/femnist/preprocess.sh writes data/train/*.json and
     data/test/*.json; put them into root/femnist/train and root/femnist/test. How many writers and samples there are
@@ -44,8 +43,7 @@ def load(root: Path, download: bool) -> Dataset:
         f"data/femnist/data/train and data/femnist/data/test into {root / 'femnist'}"
     )
     source = Source("FEMNIST", root, ("femnist/train/*.json", "femnist/test/*.json"), origin)
-    if missing := source.missing():
-        raise source.error(f"missing {', '.join(missing)}")
+    source.require()
     train, test = (_read_part(source, root / "femnist" / part) for part in ("train", "test"))
     numbers = {writer: i for i, writer in enumerate(sorted({*train, *test}))}
     x, y, owners = _stack(train, numbers)
@@ -54,7 +52,7 @@ def load(root: Path, download: bool) -> Dataset:
 
 
 def _read_part(source: Source, folder: Path) -> dict[str, Samples]:
-    """Every writer of the files of a folder."""
+    """Read the samples of every writer from the files of a folder."""
     writers: dict[str, Samples] = {}
     for file in sorted(folder.glob("*.json")):
         try:
@@ -93,7 +91,7 @@ def _samples(writer: str, count: int, x: list, y: list) -> Samples:
 
 
 def _stack(writers: dict[str, Samples], numbers: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Images uint8 [N, 1, 28, 28], labels [N] and owners [N], sorted by owner."""
+    """Stack images uint8 [N, 1, 28, 28], labels [N] and owners [N], sorted by owner."""
     order = sorted(writers)
     x = np.concatenate([writers[writer][0] for writer in order]).reshape(-1, 1, 28, 28)
     y = np.concatenate([writers[writer][1] for writer in order])

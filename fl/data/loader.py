@@ -1,14 +1,18 @@
-"""How one data set is found and loaded."""
+"""What a data set's own file needs: Loader, which says how it is loaded, and Source, which says where its files are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from torch import Tensor
+
+from fl.base.errors import FLError, reason
 from fl.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
 class Loader:
-    """What everything outside a data set's own file knows of it.
+    """How a data set is loaded: all that is known of it outside its own file.
 
     A file of this folder that has data sets names them in `LOADERS`, a dictionary from the name on the command line to
     the loader. That is all it takes to add one. A name that ends in `:FILE`, such as `text:FILE`, is followed by the
@@ -16,8 +20,8 @@ class Loader:
 
     Attributes:
         load: (root, download) -> the data set, from the folder `root`; it may download missing files if `download` is
-            true, and raises the errors of `fl.data.source.Source` for missing and damaged files. For text it is (root,
-            download, TextOptions), and for names with a file (root, download, TextOptions, path).
+            true, and raises the errors of `Source` for missing and damaged files. For text it is (root, download,
+            TextOptions), and for names with a file (root, download, TextOptions, path).
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
     """
@@ -25,3 +29,70 @@ class Loader:
     load: Callable[..., Dataset]
     text: bool = False
     bundled: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one data set, and the errors about missing and damaged ones.
+
+    Attributes:
+        title: the data set's name in messages.
+        root: the folder that files are relative to.
+        files: every file that is needed, or a pattern such as `femnist/train/*.json` for at least one file.
+        origin: a sentence about where the data comes from, if it needs one.
+    """
+
+    title: str
+    root: Path
+    files: tuple[str, ...]
+    origin: str = ""
+
+    def require(self, download: bool = False, fetch: Callable[[], object] | None = None, hint: str = "") -> None:
+        """Raise FLError unless all files are there, or `fetch` brings those that are missing.
+
+        Args:
+            download: whether `fetch` may be called.
+            fetch: downloads the files, or raises; None: there is no download.
+            hint: ends the message.
+        """
+        missing = [file for file in self.files if next(self.root.glob(file), None) is None]
+        if not missing:
+            return
+        failure, cause = "; download is off" if fetch else "", None
+        if fetch and download:
+            try:
+                fetch()
+                return
+            except Exception as error:  # no network, no space, a cut archive: torchvision raises many kinds
+                failure, cause = f"; download failed ({reason(error)})", error
+        raise self.error(f"missing {', '.join(missing)}{failure}{hint}") from cause
+
+    def error(self, what: str) -> FLError:
+        """Make the exception that says what is wrong, in which folder, and which files are expected there.
+
+        >>> print(Source("MNIST", Path("data"), ("a", "b")).error("missing a; download is off"))  # doctest: +ELLIPSIS
+        MNIST cannot be read from data: missing a; download is off. Expected there: a, b. Name the folder that ...
+        """
+        return FLError(
+            f"{self.title} cannot be read from {self.root}: {what}. Expected there: {', '.join(self.files)}. "
+            "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}")
+        )
+
+    def damaged(self, file: str | Path, why: str | Exception) -> FLError:
+        """Make the exception for a file that is there but is damaged.
+
+        >>> print(Source("MNIST", Path("data"), ("a", "b")).damaged("a", "empty"))  # doctest: +ELLIPSIS
+        MNIST cannot be read from data: files are damaged (a: empty). Expected there: a, b. ...
+        """
+        file = file.relative_to(self.root).as_posix() if isinstance(file, Path) else file
+        return self.error(f"files are damaged ({file}: {reason(why)})")
+
+    def check_labels(self, labels: Tensor, valid: range, images: int, file: str | Path) -> None:
+        """Raise FLError unless `file`, from which labels were read, has one valid label for each image."""
+        if len(labels) != images:
+            raise self.damaged(file, f"{len(labels)} labels for {images} images")
+        if images == 0:
+            raise self.damaged(file, "no samples")
+        if labels.min() < valid.start or labels.max() >= valid.stop:
+            found = f"{labels.min()} to {labels.max()}"
+            raise self.damaged(file, f"labels from {found} where {valid.start} to {valid.stop - 1} are valid")

@@ -1,6 +1,12 @@
-"""From documents to a Dataset: tokens, the part to test on, and sequences of equal length."""
+"""Text: its tokens (words of a vocabulary, or bytes), and documents as a Dataset of sequences of them.
 
-from collections.abc import Sequence
+Words joined by spaces split into the same words again. The end of a line is a word of its own, as in WikiText's
+published counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +17,12 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast1, OnlyWith, check_values, number, one_of
 from fl.data.dataset import Dataset
-from fl.data.tokens import encode_bytes, encode_words, vocabulary_of, words
+
+UNKNOWN = "<unk>"
+"""Stands for every word that is not in the vocabulary; its token is 0. In WikiText's files it is a word already."""
+
+_WORDS = re.compile(rf"\n|{UNKNOWN}|\w+(?:'\w+)*|[^\w\s]")
+_SPACED = re.compile(r"\n|\S+")
 
 
 @dataclass(frozen=True)
@@ -21,8 +32,8 @@ class TextOptions:
     tokens: Annotated[str, one_of("word", "byte")] = "word"
     """what a token is: word or byte"""
     vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
-    """word: how many of the most frequent words are kept; all others become <unk>, as do words that occur only once in
-    the training part; 0: no limit"""
+    """word: number of the most frequent words that are kept; all others become <unk>, as do words that occur only once
+    in the training part; 0: no limit"""
     length: AtLeast1 = 64
     """tokens of a sequence; each sequence is a sample"""
 
@@ -35,7 +46,7 @@ def dataset(
     owned: bool = True,
     spaced: bool = False,
 ) -> Dataset:
-    """Text as a data set of sequences, whose labels are the tokens that come next.
+    """Make a data set of documents: sequences of tokens, whose labels are the tokens that come next.
 
     A document is cut into consecutive sequences of T tokens. What is left at its end, up to T tokens, is too short for
     another sequence and is dropped. (A document that is too short has no sequence, and its number does not occur in
@@ -86,7 +97,7 @@ def dataset(
 
 
 def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
-    """Consecutive sequences x, int32 [n, length], of a stream of tokens, and the tokens after each, y, int64.
+    """Cut a stream of tokens into sequences x, int32 [n, length], and the tokens after each, y, int64.
 
     >>> windows(np.arange(8), 3)
     (tensor([[0, 1, 2],
@@ -97,3 +108,63 @@ def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
     tokens = torch.from_numpy(np.ascontiguousarray(stream[: count * length + 1]))
     x, y = tokens[: count * length], tokens[1 : count * length + 1]
     return x.view(count, length).int(), y.view(count, length).long()
+
+
+def words(text: str, spaced: bool = False) -> list[str]:
+    r"""Split a text into words: runs of letters, digits and underscores, single other characters, and ends of lines.
+
+    Args:
+        spaced: whether the text is tokenised already, so that words are separated by spaces.
+
+    >>> words("Don't panic:\nit's <unk>.")
+    ["Don't", 'panic', ':', '\n', "it's", '<unk>', '.']
+    >>> words("a U.S. film @-@ maker", spaced=True)
+    ['a', 'U.S.', 'film', '@-@', 'maker']
+    """
+    return (_SPACED if spaced else _WORDS).findall(text)
+
+
+def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int = 1) -> tuple[str, ...]:
+    """List `<unk>` and the most frequent words of the documents; ties are in alphabetical order.
+
+    Args:
+        limit: how many words at most, `<unk>` included; 0 for all.
+        least: how often a word must occur.
+
+    >>> vocabulary_of([["b", "a", "c"], ["c"]], limit=3)
+    ('<unk>', 'c', 'a')
+    """
+    counts = Counter(word for document in documents for word in document)
+    del counts[UNKNOWN]
+    ranked = sorted((word for word, n in counts.items() if n >= least), key=lambda word: (-counts[word], word))
+    return (UNKNOWN, *(ranked[: limit - 1] if limit else ranked))
+
+
+def encode_words(document: Sequence[str], numbers: dict[str, int]) -> np.ndarray:
+    """Convert words to tokens, int32 [n]; 0 for words without a number.
+
+    >>> encode_words(["c", "a", "d"], {"<unk>": 0, "c": 1, "a": 2})
+    array([1, 2, 0], dtype=int32)
+    """
+    return np.fromiter((numbers.get(word, 0) for word in document), np.int32, len(document))
+
+
+def encode_bytes(text: str) -> np.ndarray:
+    """Convert a text to the bytes of its UTF-8, int32 [n] from 0 to 255.
+
+    >>> encode_bytes("né")
+    array([110, 195, 169], dtype=int32)
+    """
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
+    """Convert tokens [n] to text: words joined by spaces; without a vocabulary, tokens are bytes.
+
+    >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
+    ('spam <unk>', 'né')
+    """
+    numbers = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+    if not vocabulary:
+        return bytes(numbers).decode(errors="replace")  # a sequence may begin or end within a character
+    return " ".join(vocabulary[number] for number in numbers)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source, reason
+from fl.data.loader import Loader, Source
 
 FOLDER = "tiny-imagenet-200"
 CLASSES, SIDE = 200, 64
@@ -18,7 +17,7 @@ FILES = ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_ann
 
 
 def load(root: Path, download: bool) -> Dataset:
-    """Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
+    """Load Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
 
     Source: cs231n.stanford.edu/tiny-imagenet-200.zip (248 MB).
 
@@ -33,14 +32,16 @@ def load(root: Path, download: bool) -> Dataset:
     Raises:
         FLError: for missing or damaged files; it names them and the address of the archive.
     """
+    from torchvision.datasets.utils import download_and_extract_archive
+
     origin = f"The data comes from {URL.removeprefix('https://')}"
     source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
-    if missing := source.missing():
-        if not download:
-            raise source.error(f"missing {', '.join(missing)}; download is off")
-        _download(source, missing)
+    source.require(download, lambda: download_and_extract_archive(URL, str(root), md5=MD5))
     folder = root / FOLDER
-    number = {wnid: i for i, wnid in enumerate(_wnids(source, folder / "wnids.txt"))}
+    wnids = sorted(set(_lines(source, folder / "wnids.txt")))
+    if len(wnids) != CLASSES:
+        raise source.damaged(folder / "wnids.txt", f"{len(wnids)} different classes, not {CLASSES}")
+    number = {wnid: i for i, wnid in enumerate(wnids)}
     files = {wnid: _class_files(source, folder / "train" / wnid) for wnid in number}
     x = _decode(source, [file for wnid in files for file in files[wnid]])
     y = torch.tensor([number[wnid] for wnid in files for _ in files[wnid]])
@@ -49,33 +50,16 @@ def load(root: Path, download: bool) -> Dataset:
     return Dataset("tiny-imagenet", x, y, test_x, torch.tensor(list(annotated.values())), CLASSES)
 
 
-def _download(source: Source, missing: list[str]) -> None:
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    try:
-        download_and_extract_archive(URL, str(source.root), md5=MD5)
-    except Exception as error:  # no network, no space, a cut archive: torchvision raises many kinds
-        raise source.error(f"missing {', '.join(missing)}; download failed ({reason(error)})") from error
-
-
 def _lines(source: Source, file: Path) -> list[str]:
-    """The lines of a text file that are not empty."""
+    """Read the lines of a text file that are not empty."""
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
         raise source.damaged(file, error) from error
 
 
-def _wnids(source: Source, file: Path) -> list[str]:
-    """The sorted WordNet ids of the classes."""
-    wnids = sorted(set(_lines(source, file)))
-    if len(wnids) != CLASSES:
-        raise source.damaged(file, f"{len(wnids)} different classes, not {CLASSES}")
-    return wnids
-
-
 def _class_files(source: Source, folder: Path) -> list[Path]:
-    """The training images of a class, checked against its list of boxes if that is there."""
+    """List the training images of a class, checked against its list of boxes if that is there."""
     files = sorted((folder / "images").glob("*.JPEG"))
     if not files:
         raise source.damaged(folder / "images", "no images")
@@ -88,7 +72,7 @@ def _class_files(source: Source, folder: Path) -> list[Path]:
 
 
 def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[str, int]:
-    """File name -> label of the images of the val part, sorted by file name."""
+    """Read the labels of the images of the val part by file name, sorted."""
     file = folder / "val_annotations.txt"
     labels = {}
     for name, *rest in (line.split("\t") for line in _lines(source, file)):
@@ -104,7 +88,7 @@ def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[s
 
 
 def _decode(source: Source, files: list[Path]) -> Tensor:
-    """uint8 [N, 3, 64, 64] of JPEG files; a core decodes about 6,000 a second."""
+    """Decode JPEG files to uint8 [N, 3, 64, 64]; a core decodes about 6,000 a second."""
     from PIL import Image
 
     images = np.empty((len(files), 3, SIDE, SIDE), np.uint8)

@@ -23,7 +23,7 @@ from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.cohort import per_client
-from fl.models import own
+from fl.models import custom_model
 from fl.models.create import create
 from fl.models.fleet import make_fleet
 from fl.partition import Parts, Split, Splits
@@ -249,7 +249,7 @@ class Node:
         settings = Config.from_yaml(config)
         device = pick_device(settings.device)
         data, local = training(settings, self.data.to(device))
-        spec = model_spec(settings, data) if own.is_own(settings.model) else _spec(model)
+        spec = model_spec(settings, data) if custom_model.is_custom(settings.model) else _spec(model)
         net = create(torch.Generator(), spec).to(device)
         parts = []
         for mine in self.split:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fl.base.memory import ask
+from fl.base.errors import ask_memory
 from fl.base.rng import Rng
 from fl.engine.augment import Augment
 from surgery.transfer import upload
@@ -115,7 +115,7 @@ def make_batches(
     ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
     """
     steps = max((filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
-    ask(
+    ask_memory(
         8 * len(parts) * steps * (size + 1),
         f"the batches of {epochs:,} epochs" + f" with {repeats:,} steps on each" * (repeats > 1),
         "use fewer of them",

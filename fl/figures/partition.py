@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fl.figures.structure import COLORS
 from fl.figures.style import save, shorten
-from fl.partition.counts import counts
-from fl.partition.kind import Partition
+from fl.partition import Partition, counts
 
 _NEAREST = 0.09  # share of the colour bar between two ticks
 

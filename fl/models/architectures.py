@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +14,10 @@ import yaml
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import Blocks, OnlyWith, Share, one_of, several
-from fl.data import Dataset, fingerprint, is_own
+from fl.data import Dataset, fingerprint, is_custom
 from fl.models.create import create
-from fl.models.search import Space, largest_within, search, zico
-from fl.models.search.zico import Deviation
+from fl.models.search import Space, largest_within, search
+from fl.models.zico import zico
 from fl.partition import Splits
 from zoo import Spec
 
@@ -32,24 +32,24 @@ class ArchitectureOptions:
     """What the clients of methods with models of different architectures may choose among."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0)] = (1.0,)
-    """rates of the width of the model that --width and --depth describe"""
+    """widths to choose among, as rates of that of the model that --width and --depth describe"""
     depths: Blocks = ()
-    """numbers of blocks: one for all sections (1,2,3), or one for each with dashes between (1-1-2-2,2-2-3-3); own:
-    the model's own"""
+    """depths to choose among, as numbers of blocks: one for all sections (1,2,3), or one for each with dashes
+    between (1-1-2-2,2-2-3-3); own: the model's own"""
     mixed: bool = False
-    """whether every section may have a width and a depth of its own"""
+    """let every section have a width and a depth of its own"""
     choose: Annotated[str, one_of("zico", "cycle", "random", "budget", "given")] = "zico"
     """how clients choose: zico (the weak ones the smallest, the others what ZiCo scores best on their own data), cycle
     (in turn), random, budget (the largest that they can afford) or given (by --architectures.file)"""
     weak: Annotated[Share, OnlyWith("choose", "zico")] = 0.5
-    """zico: share of the clients that take the smallest"""
+    """zico: share of the clients that take the smallest architecture"""
     deviation: Annotated[str, one_of("signed", "absolute"), OnlyWith("choose", "zico")] = "signed"
     """zico: of what the score takes the standard deviation: signed (the gradients, as the released code does) or
     absolute (their absolute values, as ZiCo's paper does)"""
     budgets: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0), OnlyWith("choose", "budget")] = ()
-    """budget: what clients can afford, in turn"""
+    """budget: largest sizes that clients can afford, given to them in turn"""
     unit: Annotated[str, one_of("macs", "parameters", "bytes"), OnlyWith("choose", "budget")] = "macs"
-    """budget: in what it is counted: macs (of one sample), parameters or bytes"""
+    """budget: unit of the budgets: macs (of one sample), parameters or bytes"""
     file: Annotated[str | None, OnlyWith("choose", "given"), tyro.conf.arg(metavar="FILE")] = None
     """given: a YAML list with the width and the depth of each client, as [{width: 0.5, depth: 2}, ...]"""
 
@@ -61,7 +61,7 @@ class ArchitectureOptions:
         self.blocks()
 
     def blocks(self) -> tuple[int | tuple[int, ...], ...]:
-        """The depths as numbers.
+        """Parse the depths.
 
         >>> ArchitectureOptions(depths=("2", "1-2")).blocks()
         (2, (1, 2))
@@ -76,7 +76,7 @@ class ArchitectureOptions:
         return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in each)
 
     def announce(self, base: Spec) -> Space:
-        """The candidates."""
+        """Make the space of candidates."""
         return Space(base, self.widths, self.blocks(), self.mixed)
 
 
@@ -89,7 +89,7 @@ def choose(
     rng: Rng,
     take_largest: frozenset[int] = frozenset(),
 ) -> list[Spec]:
-    """The architecture of each client.
+    """Choose the architecture of each client.
 
     Args:
         take_largest: clients that take the largest candidate instead of choosing, as malicious ones could
@@ -102,13 +102,12 @@ def choose(
     n = len(clients)
     if options.choose == "zico":
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
-        which = fingerprint(data)["sha256"] if is_own(data.name) else data.name
+        which = fingerprint(data)["sha256"] if is_custom(data.name) else data.name
         key = (space, options.weak, options.deviation, which, len(data.y), batch_size, rng, take_largest, split)
         if key not in _CHOSEN:
             while len(_CHOSEN) >= _SEEDS:
                 del _CHOSEN[next(iter(_CHOSEN))]
-            scorer = _Scorer(space, data, clients, batch_size, rng, options.deviation)
-            _CHOSEN[key] = _by_score(space, options.weak, scorer, n, take_largest)
+            _CHOSEN[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
         chosen = _CHOSEN[key]
     elif options.choose == "random":
         chosen = [space.random(rng.torch("architecture", k)) for k in range(n)]
@@ -130,46 +129,40 @@ def choose(
     return [largest if k in take_largest else spec for k, spec in enumerate(chosen)]
 
 
-def _by_score(space: Space, weak: float, scorer: "_Scorer", n: int, take_largest: frozenset[int]) -> list[Spec | None]:
-    """The smallest candidate for weak clients, the one with the best score for others; None for takers of the
-    largest."""
-    few = set(draw(n, round(weak * n), scorer.rng.torch("weak")))
-    best = scorer.best if len(space) > 1 else lambda _: space.smallest
-    return [space.smallest if k in few else None if k in take_largest else best(k) for k in range(n)]
+def _by_score(
+    space: Space,
+    options: ArchitectureOptions,
+    data: Dataset,
+    clients: Splits,
+    batch_size: int,
+    rng: Rng,
+    take_largest: frozenset[int],
+) -> list[Spec | None]:
+    """Choose the smallest candidate for weak clients, and for each other client the one with the best ZiCo score on its
+    own data; None for those that take the largest.
 
+    The scored models have initial weights drawn from the run's seed. A client with too few samples for two different
+    batches takes the smallest candidate.
+    """
+    weak = set(draw(len(clients), round(options.weak * len(clients)), rng.torch("weak")))
+    model = lru_cache(_KEPT)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
 
-class _Scorer:
-    """ZiCo's scores of the candidates on clients' data, with initial weights drawn from the run's seed."""
+    def best(client: int) -> Spec:
+        samples = clients.train[client]
+        if len(space) == 1 or len(samples) < 2 * _BATCHES:
+            return space.smallest
+        order = torch.randperm(len(samples), generator=rng.torch("zico", client)).tolist()
+        size = min(batch_size, len(samples) // _BATCHES)
+        pieces = [samples[order[b * size : (b + 1) * size]].to(data.x.device) for b in range(_BATCHES)]
+        batches = [(data.normalise(data.x[piece]), data.y[piece]) for piece in pieces]
+        score = partial(zico, batches=batches, deviation=options.deviation)
+        return search(space, lambda spec: score(model(spec)), rng.torch("architecture search", client))
 
-    def __init__(
-        self, space: Space, data: Dataset, clients: Splits, batch_size: int, rng: Rng, deviation: Deviation
-    ) -> None:
-        self.space, self.data, self.clients, self.batch_size, self.rng = space, data, clients, batch_size, rng
-        self.deviation = deviation
-        self.model = lru_cache(_KEPT)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
-
-    def best(self, client: int) -> Spec:
-        """The candidate with the best score; the smallest for a client with too few samples for different batches."""
-        if len(self.clients.train[client]) < 2 * _BATCHES:
-            return self.space.smallest
-        batches = self._batches(client)
-
-        def score(spec: Spec) -> float:
-            return zico(self.model(spec), batches, deviation=self.deviation)
-
-        return search(self.space, score, self.rng.torch("architecture search", client))
-
-    def _batches(self, client: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Two batches of the client's training samples that have none in common."""
-        own = self.clients.train[client]
-        order = torch.randperm(len(own), generator=self.rng.torch("zico", client)).tolist()
-        size = min(self.batch_size, len(own) // _BATCHES)
-        index = [own[order[b * size : (b + 1) * size]].to(self.data.x.device) for b in range(_BATCHES)]
-        return [(self.data.normalise(self.data.x[some]), self.data.y[some]) for some in index]
+    return [space.smallest if k in weak else None if k in take_largest else best(k) for k in range(len(clients))]
 
 
 def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
-    """The architectures that a file gives to the clients, in their order.
+    """Read the architectures that a file gives to the clients, in their order.
 
     Raises:
         FLError: for a file with other content or of another length, and for architectures that were not announced.
@@ -188,7 +181,7 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
 
 
 def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
-    """The candidates of these widths and depths.
+    """Make the specs of given widths and depths, which have to be among the candidates.
 
     Raises:
         FLError: naming the client, and the part of its architecture that the server has not announced.
@@ -198,7 +191,7 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
         width, depth = (tuple(v) if isinstance(v, list) else v for v in (row.get("width", 1.0), row.get("depth")))
         try:
             spec = space.base.scaled(width, depth)
-            space.check(spec)
+            space.genes(spec)
         except (FLError, ValueError) as error:
             raise FLError(f"{where}: client {client} is refused: {error}") from None
         specs.append(spec)

@@ -6,15 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import nn
 
 import zoo
-from fl.base.errors import FLError
-from fl.base.memory import ask
-from fl.models import own
+from fl.base.errors import FLError, ask_memory
+from fl.models import custom_model
 from surgery import SurgeryError, narrow, sections, state, ungraft
 from surgery.errors import first_line
 
@@ -31,10 +29,11 @@ def make_spec(
     tokens: int | None = None,
     dropout: float | None = None,
 ) -> zoo.Spec:
-    """The spec of a model that can be trained on such images or text.
+    """Make the spec of a model that can be trained on such images or text.
 
     Args:
-        name: of the zoo, timm:NAME or torchvision:NAME; for a model of your own, this only checks the other settings.
+        name: of the zoo, timm:NAME or torchvision:NAME; for a model of your own, this only checks the settings, and
+            nothing can be built of the result (see `custom_model.describe`).
         width, depth, norm, stem: see `zoo.Spec`; a library's models have one width, at most 1, and their own norms and
             stems.
         tokens: the length of sequences, for text; None for images.
@@ -47,13 +46,14 @@ def make_spec(
     >>> make_spec("vgg11", 10, image_size=32).dropout, make_spec("vgg11", 10, image_size=32, dropout=0.1).dropout
     (0.5, 0.1)
     """
-    values: dict[str, Any] = {"name": name, "num_classes": num_classes, "width": width, "depth": depth}
     try:
-        if own.is_own(name):
+        if custom_model.is_custom(name):
             for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
                 if value is not None:
                     raise FLError(f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out")
-            return own.placeholder(name, width, depth)
+            if name != custom_model.GIVEN:
+                custom_model.by_name(name)
+            return custom_model.CustomSpec(name, width=width, depth=depth)
         takes = zoo.Spec(name).member.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(
@@ -62,29 +62,30 @@ def make_spec(
             )
         if "tokens" not in takes and tokens is not None:
             raise FLError(f"--model {name} is made for images, and the data set is text: choose --model transformer")
-        library = ":" in name
-        if library and norm is not None:
+        if ":" in name and norm is not None:
             raise FLError(f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model")
         if stem is not None and "stem" not in takes:
             raise FLError(f"--stem {stem}: {name} has one stem only; leave it out, or choose another model")
         if dropout is not None and "dropout" not in takes:
             raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
-        spec = zoo.Spec(
-            **values,
+        return zoo.Spec(
+            name,
+            num_classes=num_classes,
             in_channels=in_channels,
             image_size=image_size,
             tokens=tokens,
+            width=width,
+            depth=depth,
             norm=norm,
             stem=stem,
             dropout=dropout,
         )
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
-    return spec
 
 
 def takes_text(name: str) -> bool:
-    """Whether a model is made for text.
+    """Return whether a model is made for text.
 
     >>> takes_text("transformer"), takes_text("cnn")
     (True, False)
@@ -108,20 +109,22 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     """
     try:
         if spec.member.depth is not None:
-            ask(weight_bytes(spec), f"{own.said(spec.name)} of this size", "use a smaller --width or --depth")
+            ask_memory(
+                weight_bytes(spec), f"{custom_model.said(spec.name)} of this size", "use a smaller --width or --depth"
+            )
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
-        if not isinstance(spec, own.OwnSpec):  # which are checked with the data
+        if not isinstance(spec, custom_model.CustomSpec):  # which are checked with the data
             _check_runs(spec, model)
         return cut(spec, model)
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
     except SurgeryError as error:
-        raise FLError(f"{own.said(spec.name)}: {error}") from None
+        raise FLError(f"{custom_model.said(spec.name)}: {error}") from None
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
-    """The part of a library's full model that a spec describes, with its weights.
+    """Cut the part that a spec describes out of a library's full model, with its weights.
 
     Raises SurgeryError for a model that cannot be cut like this.
     """
@@ -137,7 +140,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
 
 @lru_cache(maxsize=1024)
 def weight_bytes(spec: zoo.Spec) -> int:
-    """Bytes of a zoo model's parameters and buffers, without building it in memory; 0 for a library's or a user's.
+    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's.
 
     >>> weight_bytes(make_spec("cnn", 10, in_channels=1, image_size=8, width=0.1))
     11396
@@ -156,11 +159,13 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         reason = first_line(error)
         shape = "x".join(map(str, images.shape[1:]))
-        raise FLError(f"{own.said(spec.name)} cannot take images of {shape}: {reason}; choose another model") from None
+        raise FLError(
+            f"{custom_model.said(spec.name)} cannot take images of {shape}: {reason}; choose another model"
+        ) from None
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
-            f"{own.said(spec.name)} is no plain classifier (it gives {what} in training): choose another model"
+            f"{custom_model.said(spec.name)} is no plain classifier (it gives {what} in training): choose another model"
         )
 
 
@@ -168,8 +173,8 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
     """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
     if len(sample) != 3:
         raise FLError(
-            f"{own.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, as in "
-            "fl.simulate(..., model=...) or --model my_module:MyNet"
+            f"{custom_model.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, "
+            "as in fl.simulate(..., model=...) or --model my_module:MyNet"
         )
     if sample[1] == sample[2]:
         return
@@ -178,6 +183,6 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
             copy.deepcopy(model).train()(torch.zeros(2, *sample, device=next(model.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         raise FLError(
-            f"{own.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
+            f"{custom_model.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
             f"({first_line(error)}): make them square, or choose another model, such as resnet20"
         ) from None

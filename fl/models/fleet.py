@@ -34,7 +34,7 @@ class Architecture(NamedTuple):
 
 @dataclass(frozen=True)
 class Fleet:
-    """Each client's architecture.
+    """The architectures of all clients.
 
     Attributes:
         architectures: all that occur, each once.
@@ -57,12 +57,12 @@ class Fleet:
 
 
 def uniform(model: nn.Module, clients: int) -> Fleet:
-    """A fleet whose clients all have the global model itself."""
+    """Make a fleet whose clients all have the global model itself."""
     return Fleet((Architecture(model, identity_plan(model)),), (0,) * clients)
 
 
 def identity_plan(model: nn.Module) -> Submodel:
-    """The plan of a model within itself.
+    """Make the plan of a model within itself.
 
     >>> print(identity_plan(nn.Linear(2, 1, bias=False)).describe())
     Submodel of 18e956db1f906ff1: 2 of 2 elements, 0 edits
@@ -73,7 +73,7 @@ def identity_plan(model: nn.Module) -> Submodel:
 
 
 def ungrafted(plan: Submodel) -> Submodel:
-    """The same plan without grafting: each tensor stands only for itself.
+    """Remove grafting from a plan, so that each tensor stands only for itself.
 
     >>> plan = Submodel({"a": (Source("a", (None,)), Source("b", (None,)))}, {"a": (2,), "b": (2,)})
     >>> ungrafted(plan).entries
@@ -83,7 +83,7 @@ def ungrafted(plan: Submodel) -> Submodel:
 
 
 def make_fleet(full: nn.Module, spec: zoo.Spec, specs: Sequence[zoo.Spec]) -> Fleet:
-    """The fleet of clients with these architectures.
+    """Make the fleet of clients with these architectures.
 
     Args:
         full: the global model, made from `spec`, on the device that trains.
@@ -97,7 +97,7 @@ def make_fleet(full: nn.Module, spec: zoo.Spec, specs: Sequence[zoo.Spec]) -> Fl
 
 
 def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architecture:
-    """The module and the plan of one architecture."""
+    """Make the module and the plan of one architecture."""
     model = create(torch.Generator(), small).to(next(full.parameters()).device)
     for name, module in model.named_modules():
         if isinstance(module, Scaler):  # it divides by the client's rate relative to the server's
@@ -114,7 +114,7 @@ def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architect
 def plan_within(
     full: nn.Module, small: nn.Module, stand: str, choose: Callable[[int, int], Sequence[int]] | None = None
 ) -> Submodel:
-    """Where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
+    """Plan where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
 
     Args:
         stand: which other blocks a block stands for, see `surgery.ungraft`.
@@ -131,7 +131,7 @@ def plan_within(
 def kept_blocks(
     full: nn.Module, small: nn.Module, choose: Callable[[int, int], Sequence[int]] | None = None
 ) -> dict[str, int | Sequence[int]]:
-    """The blocks of each of the full model's sections that the small one has, in the form that `ungraft` takes.
+    """Find which blocks of each of the full model's sections the small one has, in the form that `ungraft` takes.
 
     They are found by the names of tensors, since `surgery.sections` finds no section where one block is left.
     """
@@ -144,7 +144,7 @@ def kept_blocks(
 
 
 def brief(values: tuple | None, between: str = ",") -> str:
-    """Widths or depths in a few words.
+    """Write widths or depths in a few words.
 
     >>> brief((0.5, 0.5)), brief((1, 2), "-"), brief(None), brief(())
     ('0.5', '1-2', 'full', 'none')

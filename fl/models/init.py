@@ -1,8 +1,12 @@
-"""The weights that a run begins with, if they are not drawn: fitted to its model."""
+"""The weights that a run begins with, if they are not drawn: from a file, or as timm and torchvision publish them, and
+fitted to its model.
+"""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -12,13 +16,61 @@ import surgery
 import zoo
 from fl.base.errors import FLError
 from fl.models.create import create, cut
+from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
 from fl.models.fleet import plan_within
-from fl.models.head import classifier
-from fl.models.own import OwnSpec, said
-from fl.models.weights import read
 from surgery import State, SurgeryError
 from surgery.errors import first_line
-from zoo.weights import classes
+from zoo import weights as published
+
+SUFFIXES = (".safetensors", ".pt", ".pth")
+
+
+def check_init(init: str, model: str) -> None:
+    """Raise FLError unless --init has a form that `find` takes for a model of this name. Nothing is opened.
+
+    >>> check_init("timm", "resnet18")
+    >>> check_init("weights.txt", "resnet18")
+    Traceback (most recent call last):
+    fl.base.errors.FLError: --init weights.txt: give timm, torchvision or a file *.safetensors, *.pt or *.pth
+    """
+    if init not in LIBRARIES and Path(init).suffix not in SUFFIXES:
+        raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth")
+    if init in LIBRARIES and is_custom(model):
+        raise FLError(
+            f"--init {init}: {init} publishes no weights for a model of your own ({said(model)}): save a state_dict() "
+            f"with the names of your model to a file, and give --init FILE.pt; or choose --model {init}:NAME"
+        )
+
+
+def _read(init: str, spec: zoo.Spec) -> tuple[dict[str, Tensor], str, str]:
+    """Read the weights that --init names, under the names that their source gives them, with that source (a file, or
+    timm:NAME or torchvision:NAME) and its SHA-256 (of the file; of weights that a library fetched, of their names and
+    values).
+    """
+    check_init(init, spec.name)
+    if init in LIBRARIES:
+        try:
+            name = published.counterpart(init, spec)
+            tensors = published.fetch(init, name).state_dict()
+        except zoo.ZooError as error:
+            raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)") from None
+        return tensors, f"{init}:{name}", _hash(tensors)
+    try:
+        tensors = published.read(init)
+    except zoo.ZooError as error:
+        raise FLError(f"--init {error}") from None
+    if any("/" in name for name in tensors):
+        raise FLError(f"--init {init} is a checkpoint: give the file that `python -m fl.export RUN FILE` makes of it")
+    with open(init, "rb") as file:
+        return tensors, init, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class Start(NamedTuple):
@@ -26,7 +78,7 @@ class Start(NamedTuple):
 
     Attributes:
         taken: the tensors that come from the source; all others are drawn as ever.
-        source: where they come from: a file, timm:NAME or torchvision:NAME. sha256: see `Weights`.
+        source: where they come from: a file, timm:NAME or torchvision:NAME. sha256: see `_read`.
         left: the tensors of the classifier, if it is another one there and is drawn.
         summed: the tensors that are summed over their input channels.
     """
@@ -38,7 +90,7 @@ class Start(NamedTuple):
     summed: tuple[str, ...] = ()
 
     def told(self) -> str:
-        """In one line where the weights come from, and what was not taken."""
+        """Say in one line where the weights come from, and what was not taken."""
         line = f"the model begins from {self.source} (sha256 {self.sha256[:12]})"
         if self.left:
             line += f"; its classifier ({', '.join(self.left)}) is for other classes there, and stays as drawn"
@@ -47,7 +99,7 @@ class Start(NamedTuple):
         return line
 
     def create(self, generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
-        """The model of a spec with these weights; what is left is drawn from the generator, as `create` draws it."""
+        """Create the model of a spec with these weights; what is left is drawn from the generator."""
         model = create(generator, spec)
         try:
             strange = model.load_state_dict(self.taken, strict=False).unexpected_keys
@@ -59,7 +111,7 @@ class Start(NamedTuple):
 
 
 def find(init: str, spec: zoo.Spec) -> Start:
-    """The weights that --init names, for the model of a spec.
+    """Read the weights that --init names, and fit them to the model of a spec.
 
     They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
     same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `surgery.corner`.
@@ -68,13 +120,14 @@ def find(init: str, spec: zoo.Spec) -> Start:
     where images are grey, but in a model of one's own. Nothing else may differ.
 
     Raises:
-        FLError: as `fl.models.weights.read`, and naming the tensors that do not fit.
+        FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
+            they cannot be fetched; and naming the tensors that do not fit.
     """
-    given = read(init, spec)
+    given, source, sha256 = _read(init, spec)
     full, misfits = replace(spec, width=1.0, depth=None), []
     for whole in dict.fromkeys((spec, full)):
         try:
-            taken, left, summed = _fitted(given.tensors, whole)
+            taken, left, summed = _fitted(given, whole)
         except _Misfit as error:
             misfits.append(error)
             continue
@@ -82,15 +135,15 @@ def find(init: str, spec: zoo.Spec) -> Start:
             taken = _part(taken, full, spec)
         taken = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in taken.items()}
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
-        return Start(taken, given.source, given.sha256, tuple(left), tuple(summed))
+        return Start(taken, source, sha256, tuple(left), tuple(summed))
     which = said(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
     why = min(misfits, key=lambda one: one.count)
-    patches = "position" in str(why) and not isinstance(spec, OwnSpec) and "stem" in spec.member.defaults
+    patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.member.defaults
     hint = (
         "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
         "--stem cifar of 4x4, and --pad enlarges images"
     ) * patches
-    raise FLError(f"--init {given.source} does not fit {which}: {why}{hint}")
+    raise FLError(f"--init {source} does not fit {which}: {why}{hint}")
 
 
 class _Misfit(Exception):
@@ -102,7 +155,7 @@ class _Misfit(Exception):
 
 
 def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
-    """The tensors under the names of a spec's model, those of the classifier that are left, and those summed."""
+    """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed."""
     own = _own(spec)
     given = _renamed(given, spec, own)
     missing = [name for name in own if name not in given and not _optional(name)]
@@ -130,7 +183,7 @@ def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[st
 
 
 def _left(given: Mapping[str, Tensor], heads: State) -> list[str]:
-    """The classifier's tensors, if it is one for other classes, or not there at all; none if it is another layer."""
+    """List the classifier's tensors if it is for other classes, or not there at all; none if it is another layer."""
     there = [given.get(name) for name in heads]
     if all(tensor is None for tensor in there):
         return list(heads)
@@ -140,7 +193,7 @@ def _left(given: Mapping[str, Tensor], heads: State) -> list[str]:
 
 
 def _optional(name: str) -> bool:
-    """Whether weights may come without this tensor: a norm's counter of steps, NeFL's step size (1 at first)."""
+    """Return whether weights may come without this tensor: a norm's counter of steps, NeFL's step size (1 at first)."""
     return name.endswith(("num_batches_tracked", ".step"))
 
 
@@ -152,12 +205,12 @@ def _listed(what: str, names: list[str], most: int = 3) -> list[str]:
 
 
 def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping[str, Tensor]:
-    """With the names of the zoo's model, if these are the weights of its counterpart in a library."""
+    """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
     if _foreign(spec) or 2 * len(own.keys() & given.keys()) >= len(own):
         return given
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
     if spec.tokens is None:
-        plain["num_classes"] = classes(given) or spec.num_classes
+        plain["num_classes"] = published.classes(given) or spec.num_classes
     errors = []
     for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:
@@ -169,7 +222,7 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
-    """The tensors of a spec's model, cut out of those of the full one."""
+    """Cut the tensors of a spec's model out of those of the full one."""
     model = replace(full).build(torch.Generator())
     model.load_state_dict(taken, strict=False)
     try:
@@ -181,19 +234,19 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
 
 
 def _foreign(spec: zoo.Spec) -> bool:
-    """Whether a model is a library's or a user's, which is made narrow by cutting the full one."""
-    return ":" in spec.name or isinstance(spec, OwnSpec)
+    """Return whether a model is a library's or a user's, which is made narrow by cutting the full one."""
+    return ":" in spec.name or isinstance(spec, CustomSpec)
 
 
 def _heads(spec: zoo.Spec) -> frozenset[str]:
-    """The tensors of a model's classifier; of text none."""
-    if isinstance(spec, OwnSpec):
-        return frozenset() if spec.targets else classifier(spec)
+    """Name the tensors of a model's classifier; none for text."""
+    if isinstance(spec, CustomSpec):
+        return frozenset() if spec.targets else spec.classifier()
     return _varied(spec, num_classes=spec.num_classes + 1)
 
 
 def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
-    """The tensors of a spec's model that depend on a field of the spec; of text none."""
+    """Name the tensors of a spec's model that depend on a field of the spec; none for text."""
     if spec.tokens is not None:
         return frozenset()
     own, other = _own(spec), _own(replace(spec, **change))
@@ -202,7 +255,7 @@ def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _own(spec: zoo.Spec) -> State:
-    """The state of a spec's model, as it is made; without values where the model can be made so."""
+    """Return the state of a spec's model, on the meta device."""
     try:
         whole = replace(spec, width=1.0, depth=None)
         if _foreign(spec) and spec != whole:
@@ -213,5 +266,5 @@ def _own(spec: zoo.Spec) -> State:
 
 
 def maker(spec: zoo.Spec, start: Start | None) -> Callable[[torch.Generator], nn.Module]:
-    """generator -> the model of a spec, with the weights that the run begins with."""
+    """Make a function of a generator that creates the model of a spec, with the weights that the run begins with."""
     return lambda generator: start.create(generator, spec) if start else create(generator, spec)

@@ -1,22 +1,26 @@
-"""Who holds which samples: one file for each way of dealing them out, whose `KIND` is found by `deal.py`.
+"""Who holds which samples: all ways of dealing them out, by name.
 
->>> import torch
->>> from fl.base.rng import Rng
->>> labels = torch.arange(100) % 10
->>> parts, structure = deal(labels, "clusters", clients=4, rng=Rng(0).numpy("partition"), minimum=1, clusters=(2,))
->>> [len(part) for part in parts], structure.tolist()
-([25, 25, 25, 25], [[0, 0, 1, 1]])
+kind.py         Kind, what is said of one, and Partition, what it gives
+split.py        Parts and Splits: the samples of many clients in a few tensors
+unlabelled.py   iid, contiguous, natural
+classes.py      shards, clusters
+dirichlet.py    dirichlet
 """
 
-from fl.partition.clusters import clusters
-from fl.partition.contiguous import contiguous
-from fl.partition.deal import KINDS, check_text_kind, deal
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.base.plugins import declared
+from fl.base.settings import choice
+from fl.partition.classes import clusters, shards
 from fl.partition.dirichlet import dirichlet
-from fl.partition.iid import iid
-from fl.partition.kind import Kind, Partition
-from fl.partition.natural import natural
-from fl.partition.shards import shards
+from fl.partition.kind import Kind, Partition, Task, counts
 from fl.partition.split import Parts, Split, Splits, hold_out
+from fl.partition.unlabelled import contiguous, iid, natural
 
 __all__ = [
     "KINDS",
@@ -28,10 +32,70 @@ __all__ = [
     "check_text_kind",
     "clusters",
     "contiguous",
+    "counts",
     "deal",
     "dirichlet",
     "hold_out",
     "iid",
     "natural",
+    "overview",
     "shards",
 ]
+
+KINDS: dict[str, Kind] = declared("fl.partition", "KIND", Kind)
+"""Name -> what its file declares."""
+
+
+def deal(
+    labels: Tensor,
+    kind: str,
+    clients: int,
+    rng: np.random.Generator,
+    minimum: int = 10,
+    owners: Tensor | None = None,
+    **options: Any,
+) -> Partition:
+    """Deal out samples to clients.
+
+    Args:
+        labels: int64 [N]; [N, T] for text, which only some kinds can deal out.
+        kind: one of `KINDS`.
+        rng: the partition is a function of it and the other arguments.
+        minimum: samples that every client must have.
+        owners: the natural owner of each sample, int64 [N]; None for data without owners.
+        options: of all kinds, see `Kind.options`. Those that this kind does not read are ignored.
+
+    Raises:
+        FLError: for an unknown kind, and for data that cannot be dealt out like this.
+    """
+    choice("partition", [kind], KINDS)
+    if labels.ndim > 1:
+        check_text_kind(kind)
+    known = {name for one in KINDS.values() for name in one.reads}
+    if clients > len(labels):
+        raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
+    if strange := sorted(options.keys() - known):
+        raise TypeError(f"deal() got an unexpected option {strange[0]!r}: there are {', '.join(sorted(known))}")
+    chosen = KINDS[kind]
+    mine = {name: options[name] for name in chosen.reads if name in options}
+    return chosen.deal(
+        Task(labels, owners, clients, minimum, rng), replace(chosen.options, **mine) if mine else chosen.options
+    )
+
+
+def check_text_kind(kind: str) -> None:
+    """Raise FLError for a partition that depends on class labels, which text does not have."""
+    if not KINDS[kind].text:
+        able = ", ".join(name for name, one in KINDS.items() if one.text)
+        raise FLError(f"--partition {kind} depends on class labels, and text has none: choose {able}")
+
+
+def overview() -> str:
+    """List the names of all partitions with a few words on each, for --help.
+
+    >>> overview().split("; ")[-1]
+    'text allows contiguous, iid and natural only'
+    """
+    every = ", ".join(f"{name} ({kind.about})" if kind.about else name for name, kind in KINDS.items())
+    *first, last = (name for name, kind in KINDS.items() if kind.text)
+    return f"{every}; text allows {', '.join(first)} and {last} only"

@@ -23,11 +23,11 @@ class DirichletOptions:
     """Mixtures of classes."""
 
     alpha: Above0 = 0.5
-    """dirichlet: concentration; smaller is more heterogeneous"""
+    """dirichlet: concentration of the classes' shares; smaller is more heterogeneous (FedMR: 0.1, 0.5 and 1)"""
 
 
 def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.random.Generator) -> Parts:
-    """Label skew by a Dirichlet distribution (Hsu et al. 2019), with FedMR's balance rule.
+    """Deal classes out by a Dirichlet distribution (Hsu et al. 2019), with FedMR's balance rule.
 
     Each class is dealt out in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
     more get none; the other shares are renormalised, and the class is cut at their cumulative sum. The whole draw is
@@ -84,7 +84,7 @@ def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Ge
 
 
 def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The client of each sample [N], and how many samples each client has [clients]."""
+    """Draw the client of each sample [N], and count the samples of each client [clients]."""
     owners, sizes = np.empty(len(y), dtype=np.int64), np.zeros(clients, dtype=np.int64)
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))

@@ -15,10 +15,11 @@ from fl.partition.split import Parts
 
 
 class Partition(NamedTuple):
-    """Attributes:
-    parts: the samples of each client, as indices into the training set.
-    structure: the truth about which clients are alike: the cluster of each client on each level, int64 [levels,
-        clients], see `together` and `alone`.
+    """Who holds which samples, and which clients are truly alike.
+
+    Attributes:
+        parts: the samples of each client, as indices into the training set.
+        structure: the cluster of each client on each level, int64 [levels, clients], see `together` and `alone`.
     """
 
     parts: Parts
@@ -43,14 +44,10 @@ class Task(NamedTuple):
     rng: np.random.Generator
 
 
-def _no_word(_: Any) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Kind:
-    """A way of dealing samples out. A file of this folder that has one calls it KIND: that is all it takes to add one.
-    The file's name is its name on the command line.
+    """A way of dealing samples out. To add one, add a file to this folder that calls it KIND: the file's name is
+    its name on the command line. A file with several has a dictionary from their names to them.
 
     Attributes:
         deal: (task, options) -> the partition. It raises FLError if the data cannot be dealt out like this.
@@ -67,7 +64,7 @@ class Kind:
     options: Any = None
     text: bool = False
     about: str = ""
-    word: Callable[[Any], str] = _no_word
+    word: Callable[[Any], str] = lambda options: ""
     partial: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +82,7 @@ class Kind:
 
 
 def together(clients: int) -> Tensor:
-    """The structure of clients that do not differ: one cluster, int64 [1, clients].
+    """Make the structure of clients that do not differ: one cluster, int64 [1, clients].
 
     >>> together(3)
     tensor([[0, 0, 0]])
@@ -94,9 +91,24 @@ def together(clients: int) -> Tensor:
 
 
 def alone(clients: int) -> Tensor:
-    """The structure of clients that all differ: a cluster for each, int64 [1, clients].
+    """Make the structure of clients that all differ: a cluster for each, int64 [1, clients].
 
     >>> alone(3)
     tensor([[0, 1, 2]])
     """
     return torch.arange(clients)[None]
+
+
+def counts(partition: Partition, labels: Tensor, classes: int) -> np.ndarray:
+    """Count the samples of each client and class, int64 [clients, classes].
+
+    >>> from fl.partition import Parts
+    >>> parts = Parts.of([torch.tensor([0, 2]), torch.tensor([1])])
+    >>> counts(Partition(parts, torch.zeros(1, 2)), torch.tensor([0, 1, 0]), 2)
+    array([[2, 0],
+           [0, 1]])
+    """
+    parts = partition.parts
+    rows = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+    cells = rows * classes + labels[parts.samples].cpu()
+    return cells.bincount(minlength=len(parts) * classes).view(-1, classes).numpy()

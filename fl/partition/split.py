@@ -40,7 +40,7 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> "Parts":
-        """Made from a sequence of index tensors."""
+        """Join a sequence of index tensors."""
         if isinstance(parts, cls):
             return parts
         samples = torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in parts)])
@@ -48,7 +48,7 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def owned(cls, owners: np.ndarray, clients: int, samples: np.ndarray | None = None) -> "Parts":
-        """The samples of each of the clients, in ascending order.
+        """Collect the samples of each client, in ascending order, from the client of each sample.
 
         Args:
             owners: the client of each sample, [M]; -1 for none.
@@ -108,7 +108,7 @@ class Splits(Sequence[Split]):
 
     @classmethod
     def of(cls, splits: Sequence[Split]) -> "Splits":
-        """Made from any sequence of `Split`."""
+        """Join any sequence of `Split`."""
         return splits if isinstance(splits, cls) else cls(*(Parts.of([split[i] for split in splits]) for i in range(3)))
 
     def __post_init__(self) -> None:

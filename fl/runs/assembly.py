@@ -10,8 +10,7 @@ from fl import data, partition
 from fl.algorithms import ALGORITHMS, is_mixed
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
-from fl.base.memory import ask
+from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.distributed import current
@@ -22,7 +21,7 @@ from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.clients import RemoteClients
 from fl.federation.presence import make_presence
-from fl.models import own
+from fl.models import custom_model
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import make_fleet
@@ -37,7 +36,7 @@ _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
 def build(
     config: Config,
     dataset: data.Dataset | None = None,
-    model: own.Model | None = None,
+    model: custom_model.Model | None = None,
     start: Start | None = None,
     remote: RemoteClients | None = None,
 ) -> tuple[Federation, Algorithm]:
@@ -91,7 +90,7 @@ def build(
         _check_models(specs or [spec], config.cohort())
     create = maker(spec, start)
     net = create(rng.torch("weights")).to(device)
-    if not isinstance(spec, own.OwnSpec) and not dataset.text:
+    if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
     one_start = isinstance(getattr(spec, "source", None), nn.Module)
     fed = Federation(
@@ -174,18 +173,18 @@ def _specs(
     return maximum(chosen), chosen
 
 
-def model_spec(config: Config, dataset: data.Dataset, model: own.Model | None = None) -> Spec:
+def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model | None = None) -> Spec:
     """The model of the settings for the samples and classes, or the vocabulary, of a data set.
 
     Args:
         model: a model of your own, if the settings do not name it.
     """
-    if own.is_own(config.model):
+    if custom_model.is_custom(config.model):
         depth = config.depth[0] if len(config.depth) == 1 else config.depth or None
         width = config.width[0] if len(config.width) == 1 else config.width
-        source = own.by_name(config.model) if model is None else model
+        source = custom_model.by_name(config.model) if model is None else model
         try:
-            return own.describe(config.model, source, dataset, width, depth)
+            return custom_model.describe(config.model, source, dataset, width, depth)
         except ZooError as error:
             raise FLError(str(error)) from None
     if dataset.text:
@@ -219,7 +218,7 @@ def _check_models(specs: Sequence[Spec], participants: int) -> None:
     """
     needed = (participants + 5) * min(map(weight_bytes, specs))
     what = f"a round of {participants:,} clients"
-    ask(needed, what, "use fewer --participants, or a smaller --width or --depth")
+    ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
 
 
 def _check_batch(fed: Federation) -> None:
@@ -229,4 +228,4 @@ def _check_batch(fed: Federation) -> None:
     models = [kind.model for kind in fed.fleet.architectures] if fed.fleet else [fed.model]
     size = fed.local.size_of_batches(fed.clients.train)
     kept = size * min(activation_bytes(model, fed.data) for model in models) // 2
-    ask(kept, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
+    ask_memory(kept, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")

@@ -12,7 +12,7 @@ import zoo
 from fl.algorithms.algorithm import Server
 from fl.base import tensors as files
 from fl.base.errors import FLError
-from fl.models.own import Model
+from fl.models.custom_model import Model
 from fl.runs.given import spec_of
 from surgery import State, SurgeryError, check_same
 from zoo import Spec

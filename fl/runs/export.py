@@ -20,7 +20,7 @@ from fl.base.files import replacing
 from fl.config import Config
 from fl.data import Dataset
 from fl.federation import Federation
-from fl.models.own import Model
+from fl.models.custom_model import Model
 from fl.runs import checkpoint, given
 from fl.runs.assembly import build
 from fl.runs.folder import begin, load_model

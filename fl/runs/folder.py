@@ -14,7 +14,7 @@ from fl.base.errors import FLError
 from fl.base.settings import written
 from fl.config import Config
 from fl.config.config import plain
-from fl.models.own import Model
+from fl.models.custom_model import Model
 from fl.runs import checkpoint, metrics
 from surgery import State
 from zoo import Spec

@@ -12,11 +12,11 @@ from fl import data
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.federation import Federation
-from fl.models import own
+from fl.models import custom_model
 from zoo import Spec
 
 
-def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) -> Config:
+def said(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
     """The settings of a run on these data with this model: they say what was given, and not found by name, and how many
     samples are held out for a method that needs some. Data that were changed since they were loaded are given.
     """
@@ -27,14 +27,14 @@ def said(config: Config, dataset: data.Dataset | None, model: own.Model | None) 
         )
     if dataset is not None and not config.names(dataset):
         config = replace(config, dataset=data.GIVEN)
-    return (config if model is None else replace(config, model=own.GIVEN)).holding_out()
+    return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
 
 
 def identified(config: Config, fed: Federation) -> dict[str, Any]:
     """What a checkpoint keeps of the data and of the model of a run, as JSON has it; None for those by name."""
     return {
-        "data": data.fingerprint(fed.data) if data.is_own(config.dataset) else None,
-        "model": own.identity(fed.spec) if isinstance(fed.spec, own.OwnSpec) else None,
+        "data": data.fingerprint(fed.data) if data.is_custom(config.dataset) else None,
+        "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
     }
 
 
@@ -50,11 +50,11 @@ def check_given(folder: Path, known: Mapping[str, Any], fed: Federation, now: Ma
         which = "a model by name" if model is None else f"the model {model['class']}, given"
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
     if model:
-        own.check_same(fed.spec.full(), model, str(folder))
+        custom_model.check_same(fed.spec.full(), model, str(folder))
 
 
 def spec_of(
-    where: Path, values: Mapping[str, Any], known: Mapping[str, Any] | None, model: own.Model | None = None
+    where: Path, values: Mapping[str, Any], known: Mapping[str, Any] | None, model: custom_model.Model | None = None
 ) -> Spec:
     """The spec of a model from its fields, as a checkpoint or a file of pathways has them.
 
@@ -67,13 +67,13 @@ def spec_of(
         FLError: if the model is needed and not given, or is another one; ZooError for fields that no model has.
     """
     name = str(values.get("name"))
-    if not own.is_own(name):
+    if not custom_model.is_custom(name):
         if model is not None:
             raise FLError(f"{where} holds the model {name}, which is found by its name: leave model= out")
         return Spec.from_dict(values)
-    if model is None and name.partition(":")[0] == own.GIVEN:
+    if model is None and name.partition(":")[0] == custom_model.GIVEN:
         raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
-    return own.restored(dict(values), known, str(where), model)
+    return custom_model.restored(dict(values), known, str(where), model)
 
 
 def _check_data(folder: Path, known: dict[str, Any] | None, now: dict[str, Any] | None) -> None:

@@ -16,7 +16,7 @@ from fl.federation.clients import RemoteClients
 from fl.figures.coverage import leave_coverage
 from fl.figures.curves import leave_curves
 from fl.figures.structure import leave_structure
-from fl.models.own import Model
+from fl.models.custom_model import Model
 from fl.runs import given, lock
 from fl.runs.assembly import build
 from fl.runs.lock import SETTINGS, held

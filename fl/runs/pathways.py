@@ -18,7 +18,7 @@ from fl.base.errors import FLError
 from fl.config import Config
 from fl.federation import client_models
 from fl.federation.client_models import Level
-from fl.models.own import Model, OwnSpec, identity
+from fl.models.custom_model import CustomSpec, Model, identity
 from fl.runs import checkpoint
 from fl.runs.given import spec_of
 from surgery import State
@@ -112,7 +112,7 @@ class Pathways:
         }
         parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
         state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
-        state["own"] = identity(self.spec) if isinstance(self.spec, OwnSpec) else None
+        state["own"] = identity(self.spec) if isinstance(self.spec, CustomSpec) else None
         tensors.write(path, _FORMAT, parts, state)
 
     @classmethod

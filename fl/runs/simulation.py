@@ -12,7 +12,7 @@ from fl.base.files import write_json, write_text
 from fl.config import Config
 from fl.federation import Federation
 from fl.federation.clients import RemoteClients
-from fl.models.own import Model
+from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, given, metrics, start
 from fl.runs.assembly import build

@@ -12,9 +12,9 @@ from fl.base.tables import write_csv
 from fl.config import Config
 from fl.engine.work import flops
 from fl.federation import Federation
+from fl.models.custom_model import LIBRARIES
 from fl.models.fleet import brief
 from fl.models.init import Start
-from fl.models.weights import LIBRARIES
 from fl.runs import checkpoint
 from surgery import state
 

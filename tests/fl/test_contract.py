@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from fl.federation.client_models import predict_all
 from ranks import ran, tiny
 from safetensors.torch import load_file
 from torch import nn
@@ -21,6 +20,7 @@ from torch import nn
 import fl
 from fl import AttackOptions, Defence, FLError, Rng
 from fl.algorithms import ALGORITHMS
+from fl.federation.client_models import predict_all
 
 
 @pytest.fixture(scope="module", params=ALGORITHMS)

@@ -267,3 +267,17 @@ def test_a_file_that_declares_something_else_is_named(tmp_path, monkeypatch):
     assert declared("mine", "KIND", int) == {"one": 1}
     with pytest.raises(FLError, match=r"mine\.one: KIND must be a str, got 1"):
         declared("mine", "KIND", str)
+
+
+def test_a_file_may_declare_several_and_none_twice(tmp_path, monkeypatch):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/__init__.py").touch()
+    (tmp_path / "ours/many.py").write_text("KIND = {'b': 2, 'a': 1}")
+    (tmp_path / "ours/more.py").write_text("KIND = 3\nTWICE = {'many': 4}")
+    (tmp_path / "ours/most.py").write_text("TWICE = {'many': 5}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [*declared("ours", "KIND", int).items()] == [("a", 1), ("b", 2), ("more", 3)]
+    with pytest.raises(FLError, match=r"ours\.many: KIND\['b'\] must be a str, got 2"):
+        declared("ours", "KIND", str)
+    with pytest.raises(FLError, match=r"ours\.most: TWICE\['many'\]: there is another one of this name"):
+        declared("ours", "TWICE", int)

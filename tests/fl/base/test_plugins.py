@@ -11,9 +11,9 @@ from torch import nn
 import fl
 from fl.base.errors import FLError
 from fl.base.plugins import find
-from fl.data import is_own, is_text
+from fl.data import is_custom, is_text
 from fl.data import load as load_data
-from fl.models import own
+from fl.models import custom_model
 from fl.runs import checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -107,9 +107,9 @@ def test_a_run_by_import_path(module, tmp_path):
 
 def test_what_a_colon_meant_it_still_means(module):
     assert is_text("text:notes.txt")
-    assert not is_own("text:notes")
-    assert not own.is_own("timm:resnet18")
-    assert not own.is_own("torchvision:resnet18")
+    assert not is_custom("text:notes")
+    assert not custom_model.is_custom("timm:resnet18")
+    assert not custom_model.is_custom("torchvision:resnet18")
     with pytest.raises(FLError, match="did you mean 'timm:resnet18'"):
         fl.Config(model="timn:resnet18").check()
     assert find("models", "torch.nn:Linear") is nn.Linear

@@ -19,7 +19,7 @@ from fl.data import TextOptions, corpora
 from fl.data import text as text_module
 from fl.data.__main__ import main as data_command
 from fl.data.__main__ import main as look
-from fl.data.tokens import UNKNOWN, decode, encode_bytes, encode_words, vocabulary_of, words
+from fl.data.text import UNKNOWN, decode, encode_bytes, encode_words, vocabulary_of, words
 from fl.models import make_spec
 from fl.runs import evaluate
 from fl.runs.metrics import read

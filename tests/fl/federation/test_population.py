@@ -21,7 +21,7 @@ from fl.data import Dataset
 from fl.data.__main__ import main as look
 from fl.federation import Federation, LocalTraining
 from fl.partition import Parts, Split, Splits, clusters, dirichlet, hold_out, iid, natural, shards
-from fl.partition.iid import _unequal
+from fl.partition.unlabelled import _unequal
 from fl.run import main
 from fl.runs.evaluate import score_clients, summarise_clients
 

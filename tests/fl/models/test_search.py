@@ -12,8 +12,8 @@ from torch import nn
 from fl import models
 from fl.base.errors import FLError
 from fl.engine.objectives import cross_entropy
-from fl.models.search import Space, evolve, exhaustive, largest_within, maximum, search, zico
-from fl.models.search.budget import size
+from fl.models.search import Space, evolve, exhaustive, largest_within, maximum, search, size
+from fl.models.zico import zico
 from surgery import state
 from zoo import Spec
 
@@ -237,19 +237,19 @@ def test_what_was_not_announced_is_refused():
     with pytest.raises(
         FLError, match=r"^resnet20 .*: width 0.6 \(announced: 0.5, 1, 0.75\); depth 5 \(announced: 1, 2\)$"
     ):
-        space.check(RESNET.scaled(0.6, 5))
+        space.genes(RESNET.scaled(0.6, 5))
     with pytest.raises(FLError, match=r"width \(0.5, 1, 1\) \(announced: 0.5"):
-        space.check(RESNET.scaled((0.5, 1, 1), 1))
+        space.genes(RESNET.scaled((0.5, 1, 1), 1))
     with pytest.raises(FLError, match=r"num_classes 4 \(announced: 3\); norm 'group' \(announced: 'batch'\)$"):
-        space.check(Spec("resnet20", 4, 1, 8, norm="group"))
+        space.genes(Spec("resnet20", 4, 1, 8, norm="group"))
     with pytest.raises(FLError, match=r"depth of section2 2 \(announced: 1, 3\)$"):
-        SPACES["mixed"].check(Spec("resnet20", width=(0.5, 0.5, 1), depth=(1, 2, 3)))
+        SPACES["mixed"].genes(Spec("resnet20", width=(0.5, 0.5, 1), depth=(1, 2, 3)))
     with pytest.raises(
         FLError, match=r"width of section2 1 \(announced: 0.25, 0.5\)\. These are rates of its full width"
     ):
-        SPACES["mixed"].check(Spec("resnet20", depth=(1, 1, 3)))
+        SPACES["mixed"].genes(Spec("resnet20", depth=(1, 1, 3)))
     with pytest.raises(FLError, match="with these sections"):
-        SPACES["tail"].check(Spec("vgg11", depth=2))
+        SPACES["tail"].genes(Spec("vgg11", depth=2))
     assert RESNET.scaled(0.6, 1) not in space
     assert "resnet20" not in space
 

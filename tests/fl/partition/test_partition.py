@@ -13,9 +13,8 @@ from fl.base.errors import FLError
 from fl.config import Config
 from fl.data import Dataset, load
 from fl.figures.partition import draw
-from fl.partition import KINDS, clusters, deal, dirichlet, hold_out, iid, natural, shards
-from fl.partition.clusters import _shared_out, nested
-from fl.partition.counts import counts
+from fl.partition import KINDS, clusters, counts, deal, dirichlet, hold_out, iid, natural, shards
+from fl.partition.classes import _shared_out, nested
 from fl.runs.assembly import build
 
 

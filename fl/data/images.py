@@ -1,4 +1,5 @@
-"""Data sets that torchvision's own classes read and download: the MNIST family, EMNIST, CIFAR-10 and CIFAR-100.
+"""Images that come with scikit-learn (digits), or that torchvision's own classes read and download: the MNIST family,
+EMNIST, CIFAR-10 and CIFAR-100.
 
 Every function here takes the folder that torchvision's class calls its root, and whether missing files may be
 downloaded. Missing and damaged files are an FLError that names them and the folder.
@@ -13,31 +14,53 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl.base.errors import reason
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader
-from fl.data.source import Source, reason
+from fl.data.loader import Loader, Source
 
 EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
 """The splits of EMNIST, and the labels in their files. Only those of `letters` do not start at 0."""
 
 
-def mnist(root: Path, download: bool) -> Dataset:
-    """MNIST (LeCun et al. 1998): x uint8 [60000, 1, 28, 28], test_x [10000, 1, 28, 28], 10 classes."""
-    from torchvision.datasets import MNIST
+def digits(root: Path, download: bool) -> Dataset:
+    """Load 1,797 handwritten digits of 8x8 pixels with 17 grey levels; every fifth, stratified by class, is test data.
 
-    return _idx("mnist", MNIST, Source("MNIST", root, _idx_files("MNIST", "train", "t10k")), range(10), download)
+    Source: scikit-learn's `load_digits`, the test part of UCI's "Optical Recognition of Handwritten Digits".
+
+    Args:
+        root, download: unused, since the data comes with scikit-learn.
+
+    Returns:
+        x uint8 [1437, 1, 8, 8], test_x [360, 1, 8, 8], 10 classes, top = 16.
+
+    >>> digits(Path(), download=False).test_x.shape
+    torch.Size([360, 1, 8, 8])
+    """
+    del root, download
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
+    x, test_x, y, test_y = map(torch.from_numpy, parts)
+    return Dataset("digits", x.byte(), y.long(), test_x.byte(), test_y.long(), classes=10, top=16)
 
 
-def fashion_mnist(root: Path, download: bool) -> Dataset:
-    """Fashion-MNIST (Xiao et al. 2017): x uint8 [60000, 1, 28, 28], test_x [10000, 1, 28, 28], 10 classes."""
-    from torchvision.datasets import FashionMNIST
+def mnist(root: Path, download: bool, title: str = "MNIST") -> Dataset:
+    """Load MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017), by its title.
 
-    source = Source("Fashion-MNIST", root, _idx_files("FashionMNIST", "train", "t10k"))
-    return _idx("fashion-mnist", FashionMNIST, source, range(10), download)
+    Returns:
+        x uint8 [60000, 1, 28, 28], test_x [10000, 1, 28, 28], 10 classes.
+    """
+    from torchvision import datasets
+
+    folder = title.replace("-", "")
+    source = Source(title, root, _idx_files(folder, "train", "t10k"))
+    return _idx(title.lower(), getattr(datasets, folder), source, range(10), download)
 
 
 def emnist(root: Path, download: bool, split: str) -> Dataset:
-    """A split of EMNIST (Cohen et al. 2017): handwritten digits and letters, uint8 [N, 1, 28, 28].
+    """Load a split of EMNIST (Cohen et al. 2017): handwritten digits and letters, uint8 [N, 1, 28, 28].
 
     NIST's files hold each image transposed; here images stand upright. Labels start at 0 in every split.
 
@@ -54,46 +77,53 @@ def emnist(root: Path, download: bool, split: str) -> Dataset:
     return replace(lying, x=x, test_x=test_x)
 
 
-def cifar10(root: Path, download: bool) -> Dataset:
-    """CIFAR-10 (Krizhevsky 2009): x uint8 [50000, 3, 32, 32], test_x [10000, 3, 32, 32], 10 classes."""
-    from torchvision.datasets import CIFAR10
-
-    return _cifar("cifar10", CIFAR10, "CIFAR-10", 10, root, download)[0]
-
-
-def cifar100(root: Path, download: bool) -> Dataset:
-    """CIFAR-100 (Krizhevsky 2009): x uint8 [50000, 3, 32, 32], test_x [10000, 3, 32, 32], 100 fine classes."""
-    from torchvision.datasets import CIFAR100
-
-    return _cifar("cifar100", CIFAR100, "CIFAR-100", 100, root, download)[0]
-
-
-def cifar100_coarse(root: Path, download: bool) -> Dataset:
-    """CIFAR-100 with its 20 superclasses of five fine classes each as labels; images as in `cifar100`.
+def cifar(root: Path, download: bool, classes: int, coarse: bool = False) -> Dataset:
+    """Load CIFAR-10 or CIFAR-100 (Krizhevsky 2009), by the number of its classes.
 
     torchvision's class keeps the fine labels only, so the coarse ones are read from the same two files. By then it has
     checked their md5, and unpickling is restricted to what NumPy arrays need, so that no file can run code here.
-    """
-    from torchvision.datasets import CIFAR100
 
-    fine, source = _cifar("cifar100-coarse", CIFAR100, "CIFAR-100", 100, root, download)
-    y, test_y = (_coarse_labels(source, *pair) for pair in zip(source.files, (len(fine.y), len(fine.test_y))))
-    return replace(fine, y=y, test_y=test_y, classes=20)
+    Args:
+        coarse: label CIFAR-100 by its 20 superclasses of five fine classes each.
+
+    Returns:
+        x uint8 [50000, 3, 32, 32], test_x [10000, 3, 32, 32].
+    """
+    from torchvision import datasets
+    from torchvision.datasets.utils import check_integrity
+
+    cls = getattr(datasets, f"CIFAR{classes}")
+    md5 = dict([*cls.train_list, *cls.test_list, (cls.meta["filename"], cls.meta["md5"])])
+    source = Source(f"CIFAR-{classes}", root, tuple(f"{cls.base_folder}/{file}" for file in md5))
+
+    def probe(file: Path) -> None:
+        if not check_integrity(file, md5[file.name]):
+            raise ValueError("its md5 differs from the published one")
+
+    arrays = []
+    files = source.files[0], source.files[len(cls.train_list)]  # of training samples (the first), of test samples
+    for part, file in zip(_parts(cls, source, download, probe), files):
+        labels = torch.tensor(part.targets)
+        source.check_labels(labels, range(classes), len(part.data), file)
+        if coarse:
+            labels = _coarse_labels(source, file, len(part.data))
+        arrays += [torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), labels]
+    return Dataset(f"cifar{classes}{'-coarse' * coarse}", *arrays, classes=20 if coarse else classes)
 
 
 def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path], object]):
-    """(train, test) from torchvision's class, which downloads only if files are missing.
+    """Load (train, test) by torchvision's class, which downloads only if files are missing.
 
     If files are damaged, `probe`, which raises an exception for a damaged file, finds the one to name.
     """
-    missing = source.missing()
-    if missing and not download:
-        raise source.error(f"missing {', '.join(missing)}; download is off")
+
+    def read(fetch: bool) -> tuple:
+        return tuple(cls(source.root, train=part, download=fetch) for part in (True, False))
+
+    source.require(download, lambda: read(True))
     try:
-        return tuple(cls(source.root, train=part, download=bool(missing)) for part in (True, False))
+        return read(False)
     except Exception as error:  # torchvision raises many kinds, down to AssertionError, for what it cannot read
-        if missing:
-            raise source.error(f"missing {', '.join(missing)}; download failed ({reason(error)})") from error
         for file in source.files:
             try:
                 probe(source.root / file)
@@ -108,7 +138,7 @@ def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
 
 
 def _idx(name: str, cls: Callable, source: Source, valid: range, download: bool) -> Dataset:
-    """The Dataset of a class like MNIST: its files are the images and labels of the training and of the test part."""
+    """Load the data set of a class like MNIST, whose files are images and labels, of both parts."""
     train, test = parts = _parts(cls, source, download, _read_idx)
     for part, images, labels in zip(parts, source.files[::2], source.files[1::2]):
         if part.data.shape[1:] != (28, 28):
@@ -122,26 +152,6 @@ def _read_idx(file: Path) -> Tensor:
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
     return (read_image_file if "images" in file.name else read_label_file)(str(file))
-
-
-def _cifar(name: str, cls: Callable, title: str, classes: int, root: Path, download: bool) -> tuple[Dataset, Source]:
-    """The Dataset of a class like CIFAR10, and its files: training batches, test batch, names of the labels."""
-    from torchvision.datasets.utils import check_integrity
-
-    md5 = dict([*cls.train_list, *cls.test_list, (cls.meta["filename"], cls.meta["md5"])])
-    source = Source(title, root, tuple(f"{cls.base_folder}/{file}" for file in md5))
-
-    def probe(file: Path) -> None:
-        if not check_integrity(file, md5[file.name]):
-            raise ValueError("its md5 differs from the published one")
-
-    parts = _parts(cls, source, download, probe)
-    arrays = []
-    for part, file in zip(parts, (source.files[0], source.files[len(cls.train_list)])):
-        labels = torch.tensor(part.targets)
-        source.check_labels(labels, range(classes), len(part.data), file)
-        arrays += [torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), labels]
-    return Dataset(name, *arrays, classes=classes), source
 
 
 def _coarse_labels(source: Source, file: str, images: int) -> Tensor:
@@ -169,10 +179,11 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 LOADERS = {
+    "digits": Loader(digits, bundled=True),
     "mnist": Loader(mnist),
-    "fashion-mnist": Loader(fashion_mnist),
+    "fashion-mnist": Loader(partial(mnist, title="Fashion-MNIST")),
     **{f"emnist-{split}": Loader(partial(emnist, split=split)) for split in EMNIST_LABELS},
-    "cifar10": Loader(cifar10),
-    "cifar100": Loader(cifar100),
-    "cifar100-coarse": Loader(cifar100_coarse),
+    "cifar10": Loader(partial(cifar, classes=10)),
+    "cifar100": Loader(partial(cifar, classes=100)),
+    "cifar100-coarse": Loader(partial(cifar, classes=100, coarse=True)),
 }

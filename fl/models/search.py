@@ -1,5 +1,8 @@
-"""The architectures that the server announces (FedFA, Alg. 1, line 1), and the global model of those that clients
-chose (line 3).
+"""The architectures that the server announces (FedFA, Alg. 1, line 1), the search among them for the one with the best
+score or the largest that a client can afford, and the global model of those that clients chose (line 3).
+
+score = lambda spec: zico(create(rng.torch("zico", client), spec).to(device), batches)
+chosen = search(Space(base, widths, depths), score, rng.torch("search", client))
 """
 
 import dataclasses
@@ -7,13 +10,22 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import surgery
 from fl.base.errors import FLError
+from fl.models.create import create
 from zoo import Spec, ZooError
+
+FEW = 64
+"""Up to this number, all candidates are tried."""
+
+Score: TypeAlias = Callable[[Spec], float]
+Unit: TypeAlias = Literal["macs", "parameters", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -62,12 +74,12 @@ class Space:
 
     @property
     def _slots(self) -> int:
-        """How many widths are chosen."""
+        """The number of widths that are chosen."""
         return len(self.base.depth) or len(self.base.width) if self.mixed else 1
 
     @cached_property
     def _choices(self) -> list[tuple[str, list[Any]]]:
-        """The choices, widths first: the name of each, and the values among which a spec chooses."""
+        """All choices, widths first: the name of each, and the values among which a spec chooses."""
         base = self.base
         if not self.mixed:
             widths = [base.scaled(width).width for width in self.widths]
@@ -77,18 +89,18 @@ class Space:
         return widths + [(f"depth of {n}", list(self.depths) or [full]) for n, full in zip(names, base.depth)]
 
     def _values(self, spec: Spec) -> list[Any]:
-        """The values that a spec has for `_choices`."""
+        """List the values that a spec has for `_choices`."""
         return [*spec.width[: self._slots], *spec.depth] if self.mixed else [spec.width, spec.depth]
 
     def _make(self, genes: Iterable[int]) -> Spec:
-        """The spec with the candidates at these places."""
+        """Make the spec whose choices are the values at these positions."""
         genes = list(genes)
         widths = tuple(self.widths[gene] for gene in genes[: self._slots])
         depths = tuple(values[gene] for gene, (_, values) in list(zip(genes, self._choices))[self._slots :])
         return self.base.scaled(widths, depths) if self.mixed else self.base.scaled(widths[0], depths[0])
 
     def genes(self, spec: Spec) -> tuple[int, ...]:
-        """The positions of a spec's widths and depths among the candidates; they order the grid.
+        """Find the positions of a spec's widths and depths among the candidates; they order the grid.
 
         Raises:
             FLError: if the spec was not announced; it names the wrong values and the candidates.
@@ -115,15 +127,11 @@ class Space:
         units = ". These are rates of its full width: those that were announced, times --width" if scaled else ""
         raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
 
-    def check(self, spec: Spec) -> None:
-        """Raise FLError if the spec was not announced; it names the wrong values and the candidates."""
-        self.genes(spec)
-
     def __contains__(self, spec: object) -> bool:
         if not isinstance(spec, Spec):
             return False
         try:
-            self.check(spec)
+            self.genes(spec)
         except FLError:
             return False
         return True
@@ -163,7 +171,7 @@ class Space:
         return _extreme(every, pick)
 
     def neighbours(self, spec: Spec) -> list[Spec]:
-        """The candidates that differ from this one in one width or depth, in the order of the grid's genes."""
+        """List the candidates that differ from this one in one width or depth, in the order of the grid's genes."""
         genes = self.genes(spec)
         return [
             self._make((*genes[:i], other, *genes[i + 1 :]))
@@ -173,22 +181,140 @@ class Space:
         ]
 
     def random(self, generator: torch.Generator) -> Spec:
-        """A candidate, drawn uniformly."""
+        """Draw a candidate uniformly."""
         return self._make(_below(size, generator) for size in self._sizes)
 
     def mutate(self, spec: Spec, generator: torch.Generator) -> Spec:
-        """A candidate that differs from this one in one width or depth; the same one if there is no other."""
+        """Draw a candidate that differs from this one in one width or depth; this one if there is no other."""
         others = self.neighbours(spec)
         return others[_below(len(others), generator)] if others else spec
 
     def crossover(self, a: Spec, b: Spec, generator: torch.Generator) -> Spec:
-        """A candidate that has each width and depth from one of the two."""
+        """Draw a candidate that has each width and depth from one of the two."""
         pairs = zip(self.genes(a), self.genes(b))
         return self._make(pair[_below(2, generator)] for pair in pairs)
 
 
+def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
+    """Find the best of up to 64 candidates, or the one that `evolve` finds among more.
+
+    >>> space = Space(Spec("resnet20"), widths=(0.5, 1), depths=(1, 2, 3))
+    >>> search(space, lambda spec: -abs(spec.width[0] * spec.depth[0] - 1.6), torch.Generator()).depth
+    (3, 3, 3)
+    """
+    return exhaustive(space, score) if len(space) <= FEW else evolve(space, score, generator)
+
+
+def exhaustive(space: Space, score: Score) -> Spec:
+    """Find the candidate with the highest score; among equal ones the first of the grid. NaN is the lowest score."""
+    return _ranked(space, {spec: score(spec) for spec in space})[0]
+
+
+def evolve(
+    space: Space,
+    score: Score,
+    generator: torch.Generator,
+    population: int = 16,
+    generations: int = 15,
+    parents: int = 6,
+) -> Spec:
+    """Find the best candidate that evolution sees, with at most population x (1 + generations) scores and none twice.
+
+    The first population is random. Every later candidate is a random cross of two of the best so far, with one width or
+    depth changed, or more until the candidate is new. Equal scores, and NaN, rank as in `exhaustive`.
+
+    Args:
+        generator: the result depends only on it and on the scores.
+        parents: how many of the best candidates have children.
+    """
+    for name, value in (("population", population), ("generations", generations), ("parents", parents)):
+        if value < 1:
+            raise FLError(f"evolution needs a {name} of at least 1, got {value}")
+    scores: dict[Spec, float] = {}
+    for _ in range(1 + generations):
+        best = _ranked(space, scores)[:parents]
+        for _ in range(min(population, len(space) - len(scores))):
+            child = space.random(generator)
+            if best:
+                a, b = (best[int(torch.randint(len(best), (), generator=generator))] for _ in range(2))
+                child = space.mutate(space.crossover(a, b, generator), generator)
+            while child in scores:
+                child = space.mutate(child, generator)
+            scores[child] = score(child)
+    return _ranked(space, scores)[0]
+
+
+def _ranked(space: Space, scores: dict[Spec, float]) -> list[Spec]:
+    """Sort candidates by score, the highest first; equal ones in the order of the grid."""
+    worth = {spec: -math.inf if math.isnan(value) else value for spec, value in scores.items()}
+    return sorted(worth, key=lambda spec: (-worth[spec], space.genes(spec)))
+
+
+def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
+    """Find the candidate with the largest count that does not exceed the limit; of equal ones the first of the grid.
+
+    In mixed spaces of more than 64 candidates not all are counted: starting with the smallest candidate, the width or
+    depth that adds most and still fits is raised, one at a time. In the result no single one can be raised further, but
+    there may be a larger candidate that fits.
+
+    Args:
+        unit: "macs" of one sample at the base's own image size, "parameters", or "bytes": 4 for each element of the
+            floating-point state, including buffers, which is what a model takes on the network.
+
+    Raises:
+        FLError: if no candidate fits; it names the smallest and its count.
+
+    >>> space = Space(Spec("resnet20"), widths=(0.25, 0.5, 1), depths=(1, 2, 3))
+    >>> spec = largest_within(space, 20e6, "macs")
+    >>> spec.width[0], spec.depth[0], spec.count().macs
+    (1.0, 1, 12239488)
+    """
+    if unit not in get_args(Unit):
+        raise FLError(f"unknown unit {unit!r} of a model's size: choose {', '.join(get_args(Unit))}")
+    climbing = space.mixed and len(space) > FEW
+    starts = [space.smallest] if climbing else list(space)
+
+    def fitting(specs: list[Spec], above: int = -1) -> dict[Spec, int]:
+        return {spec: count for spec in specs if above < (count := size(spec, unit)) <= limit}
+
+    found = fitting(starts)
+    if not found:
+        least = min(starts, key=lambda spec: size(spec, unit))
+        raise FLError(
+            f"no candidate of {least.name} has at most {limit:,.0f} {unit}: the smallest, of width {least.width} and "
+            f"depth {least.depth}, has {size(least, unit):,}"
+        )
+    best = max(found, key=found.__getitem__)
+    while climbing and (larger := fitting(space.neighbours(best), above=found[best])):
+        best, found = max(larger, key=larger.__getitem__), larger
+    return best
+
+
+@lru_cache(maxsize=4096)
+def size(spec: Spec, unit: Unit) -> int:
+    """Count the MACs of one sample, parameters, or bytes of a model. Only models of a library are built in memory.
+
+    >>> size(Spec("cnn"), "parameters"), size(Spec("cnn"), "bytes")
+    (1663370, 6653480)
+    """
+    try:
+        library = spec.member.depth is None  # its narrow and shallow models come from surgery on a real one
+        if not library and unit != "bytes":
+            return getattr(spec.count(), unit)
+        model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")
+    except ZooError as error:
+        raise FLError(str(error)) from None
+    if unit == "bytes":
+        return sum(4 * tensor.numel() for tensor in surgery.state(model).values() if tensor.is_floating_point())
+    if unit == "parameters":
+        return sum(parameter.numel() for parameter in model.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(spec.example(device="meta"))
+    return counter.get_total_flops() // 2
+
+
 def maximum(specs: Iterable[Spec]) -> Spec:
-    """The smallest model that contains all of them: the maximum of every width and of every section's depth.
+    """Make the smallest model that contains all of these: the maximum of every width and of every section's depth.
 
     Raises:
         FLError: for no specs, and for specs that differ in anything else.
@@ -221,7 +347,7 @@ def _extreme(specs: list[Spec], pick: Callable[..., Any]) -> Spec:
 
 
 def _apart(a: Spec, b: Spec) -> list[str]:
-    """The fields, other than width and depth, in which two specs differ."""
+    """Name the fields, other than width and depth, in which two specs differ."""
     names = [field.name for field in dataclasses.fields(Spec) if field.name not in ("width", "depth")]
     return [name for name in names if getattr(a, name) != getattr(b, name)]
 
@@ -231,7 +357,8 @@ def _below(bound: int, generator: torch.Generator) -> int:
 
 
 def _short(value: Any) -> str:
-    """
+    """Write a width or depth for messages.
+
     >>> _short((0.5, 0.5)), _short((3, 1)), _short(1.0), _short(None)
     ('0.5', '(3, 1)', '1', 'full')
     """

@@ -1,18 +1,18 @@
-"""Clusters of clients that share classes, on one level or several (FeMAM, section 5.1 and Table C.1)."""
+"""Partitions by classes: shards (each client has a few) and clusters (those of a cluster share them)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.settings import Integers, Sizes
-from fl.partition.iid import even
-from fl.partition.kind import Kind, Partition
-from fl.partition.shards import deal_classes
+from fl.base.settings import Integers, Sizes, number, written
+from fl.partition.kind import Kind, Partition, alone
 from fl.partition.split import Parts
+from fl.partition.unlabelled import even
 
 _TABLE = {  # Table C.1: classes of each cluster, by the number of classes and of clusters on each level
     (100, (2, 5, 9)): (19, 7, 3),
@@ -23,13 +23,83 @@ _TABLE = {  # Table C.1: classes of each cluster, by the number of classes and o
 
 
 @dataclass(frozen=True)
+class ShardsOptions:
+    """Shares of the classes."""
+
+    class_share: Annotated[float, number(float, above=0, most=1)] = 0.2
+    """shards: share of the classes that each client holds, with equally many samples of each (FedFA: 0.2)"""
+
+
+@dataclass(frozen=True)
 class ClustersOptions:
     """Clusters of clients."""
 
     clusters: Integers = (5,)
-    """clusters: how many; several numbers are levels from coarse to fine, such as 2,5,9 (FeMAM)"""
+    """clusters: number of clusters; several numbers are levels from coarse to fine (FeMAM: 5, and levels as 2,5,9)"""
     cluster_classes: Sizes = ()
-    """clusters: classes of each cluster, one number for each level; auto is an equal share, or the paper's number"""
+    """clusters: number of classes of each cluster, one for each level; auto is FeMAM's number where it has one, else an
+    equal share"""
+
+
+def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> Parts:
+    """Deal each client a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
+
+    Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
+    same number of samples of each of their classes, which is the largest possible one; what is left is not used.
+
+    Args:
+        labels: [N], int64.
+        share: of the classes, above 0 and at most 1; a client has one class at least.
+        minimum: samples that every client must have.
+
+    Returns:
+        The samples of each client, disjoint and equally many.
+
+    Raises:
+        FLError: if there are not enough samples for every client.
+
+    >>> import torch
+    >>> y = torch.arange(100) % 10
+    >>> parts = shards(y, 10, 0.2, 1, np.random.default_rng(0))
+    >>> {len(y[part].unique()) for part in parts}, {len(part) for part in parts}
+    ({2}, {10})
+    """
+    if not 0 < share <= 1:
+        raise FLError(f"--class-share is a share of the classes above 0 and at most 1, got {share}")
+    y = labels.cpu().numpy()
+    classes = np.unique(y)
+    if not len(classes):
+        raise FLError("there are no samples to deal out")
+    held = deal_classes(len(classes), clients, max(1, round(share * len(classes))), rng)
+    holders = np.bincount(held.ravel(), minlength=len(classes))
+    members = [rng.permutation(np.flatnonzero(y == label)) for label in classes]
+    count = min(len(m) // h for m, h in zip(members, holders) if h)
+    if count == 0 or count * held.shape[1] < minimum:
+        raise FLError(
+            f"{clients} clients with {held.shape[1]} classes each get {count} samples of a class, too few for "
+            f"--min-samples {minimum}: use fewer clients, a larger --class-share or a smaller --min-samples"
+        )
+    owners = np.full(len(y), -1)
+    for c, samples in enumerate(members):
+        mine = np.flatnonzero((held == c).any(1))
+        owners[samples[: count * len(mine)]] = np.repeat(mine, count)
+    return Parts.owned(owners, clients)
+
+
+def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
+    """Deal distinct classes to every holder, [holders, each]; each class is dealt equally often, give or take one.
+
+    >>> deal_classes(4, 2, 2, np.random.default_rng(0)).ravel().tolist()
+    [2, 0, 3, 1]
+    """
+    dealt = np.zeros(classes, dtype=np.int64)
+    rows = []
+    for _ in range(holders):
+        order = rng.permutation(classes)
+        row = order[np.argsort(dealt[order], kind="stable")[:each]]  # those dealt least so far, ties at random
+        dealt[row] += 1
+        rows.append(row)
+    return np.stack(rows)
 
 
 def clusters(
@@ -40,7 +110,7 @@ def clusters(
     minimum: int,
     rng: np.random.Generator,
 ) -> tuple[Parts, Tensor]:
-    """Cluster-wise and multi-level skew: on each level the clients form clusters, each with classes of its own.
+    """Deal by clusters: on each level the clients form clusters, each with classes of its own.
 
     One level: every cluster has `classes` of all classes. If there are too few for that, clusters overlap, as little as
     possible. Several levels: each level has classes of its own, which are dealt out to its clusters without overlap; a
@@ -70,16 +140,16 @@ def clusters(
     counts = tuple(counts)
     if not counts or min(counts) < 1 or list(counts) != sorted(counts) or counts[-1] > clients:
         raise FLError(
-            f"--clusters {_text(counts) or 'none'} for {clients} clients: give numbers that do not decrease from level "
-            "to level, and no more clusters than clients"
+            f"--clusters {written(counts) or 'none'} for {clients} clients: give numbers that do not decrease from "
+            "level to level, and no more clusters than clients"
         )
     classes = _classes_of(len(names), counts, tuple(classes))
     needed = sum(k * c for k, c in zip(counts, classes))
     if max(classes) > len(names):
-        raise FLError(f"--cluster-classes {_text(classes)}: the data has {len(names)} classes, use fewer")
+        raise FLError(f"--cluster-classes {written(classes)}: the data has {len(names)} classes, use fewer")
     if len(counts) > 1 and needed > len(names):
         raise FLError(
-            f"--clusters {_text(counts)} with --cluster-classes {_text(classes)} need {needed} classes on disjoint "
+            f"--clusters {written(counts)} with --cluster-classes {written(classes)} need {needed} classes on disjoint "
             f"levels, the data has {len(names)}: use fewer"
         )
     structure = nested(counts, clients)
@@ -96,14 +166,14 @@ def clusters(
     parts = Parts.owned(owners, clients)
     if (fewest := int(parts.sizes.min())) < minimum:
         raise FLError(
-            f"--clusters {_text(counts)} leave a client with {fewest} samples, fewer than --min-samples {minimum}: use "
-            "fewer clients, more --cluster-classes or a smaller --min-samples"
+            f"--clusters {written(counts)} leave a client with {fewest} samples, fewer than --min-samples {minimum}: "
+            "use fewer clients, more --cluster-classes or a smaller --min-samples"
         )
     return parts, torch.from_numpy(structure)
 
 
 def nested(counts: Sequence[int], clients: int) -> np.ndarray:
-    """The cluster of each client on each level [levels, clients]: runs of clients, finer within coarser.
+    """Assign each client a cluster on each level [levels, clients]: runs of clients, finer within coarser.
 
     The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these.
 
@@ -125,14 +195,14 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
         return _shared_out(total, counts)
     if len(classes) != len(counts) or min(classes) < 1:
         raise FLError(
-            f"--clusters {_text(counts)} of {total} classes need --cluster-classes: one number, 1 or more, for each "
-            f"level; got {_text(classes) or 'none'}"
+            f"--clusters {written(counts)} of {total} classes need --cluster-classes: one number, 1 or more, for each "
+            f"level; got {written(classes) or 'none'}"
         )
     return classes
 
 
 def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Classes of each cluster on several levels, where the paper has no numbers; coarse levels have more.
+    """Choose how many classes clusters have on several levels, where the paper has no numbers; coarse levels have more.
 
     Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages of Table C.1 (40, 37 and
     23% on three levels). What is left over goes to the levels in turn, coarse ones first: one more class for each of
@@ -156,15 +226,21 @@ def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(classes)
 
 
-def _text(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
-
-
-KIND = Kind(
-    lambda task, options: Partition(
-        *clusters(task.labels, task.clients, options.clusters, options.cluster_classes, task.minimum, task.rng)
+KIND = {
+    "clusters": Kind(
+        lambda task, options: Partition(
+            *clusters(task.labels, task.clients, options.clusters, options.cluster_classes, task.minimum, task.rng)
+        ),
+        ClustersOptions(),
+        about="on one level or several",
+        word=lambda options: written(options.clusters),
     ),
-    ClustersOptions(),
-    about="on one level or several",
-    word=lambda options: _text(options.clusters),
-)
+    "shards": Kind(
+        lambda task, options: Partition(
+            shards(task.labels, task.clients, options.class_share, task.minimum, task.rng), alone(task.clients)
+        ),
+        ShardsOptions(),
+        about="each client has a few classes",
+        word=lambda options: f"{options.class_share:g}",
+    ),
+}

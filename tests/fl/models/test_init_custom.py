@@ -11,7 +11,7 @@ from torch import nn
 import fl
 from fl import data
 from fl.base.errors import FLError
-from fl.models import own
+from fl.models import custom_model
 from fl.models.init import find, maker
 
 DIGITS = data.load("digits")
@@ -42,7 +42,7 @@ def file(tmp_path):
 
 def begun(init, model, **changes):
     """(state of a model that begins from a file, the start, the state that it would draw otherwise)."""
-    spec = own.describe("given", model, DIGITS, **changes)
+    spec = custom_model.describe("given", model, DIGITS, **changes)
     start = find(init, spec)
     drawn, state = (maker(spec, one)(torch.Generator().manual_seed(1)).state_dict() for one in (None, start))
     return state, start, drawn

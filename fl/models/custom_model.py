@@ -30,7 +30,7 @@ Model: TypeAlias = nn.Module | Callable[[], nn.Module]
 """A module, whose weights are the initial ones, or a function that makes one with weights of its own."""
 
 
-class OwnSpec(zoo.Spec):
+class CustomSpec(zoo.Spec):
     """The spec of a user's model; `describe` makes it. Before data and model are known, nothing can be built.
 
     Attributes:
@@ -44,48 +44,69 @@ class OwnSpec(zoo.Spec):
 
     @property
     def member(self) -> Member:
-        """What of a spec such a model takes: a width of at most 1, a depth, and the number of classes."""
+        """The fields of a spec that such a model takes: a width of at most 1, a depth, and the number of classes."""
         return Member(lambda _: self.build(), None, ("all",), {"num_classes": None}, "your own", initialised=True)
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
-        """A copy of the module, or what the function makes with torch's generator seeded from this one."""
+        """Copy the module, or call the function with torch's generator seeded from this one."""
         if self.width != (1.0,) or self.depth is not None:
             raise FLError(f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow")
         return _built(self.name, self.source, generator).to(device)
 
     def full(self) -> nn.Module:
-        """The user's model as it was given, neither narrow nor shallow."""
+        """Build the user's model as it was given, neither narrow nor shallow."""
         return replace(self, width=1.0, depth=None).build(torch.Generator().manual_seed(0))
 
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Samples of zeros; their size is that of the data."""
+        """Make samples of zeros, of the data's size."""
         del size
         return torch.zeros(batch, *self.shape, dtype=self.dtype, device=device)
 
+    def classifier(self) -> frozenset[str]:
+        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on.
 
-def is_own(name: str) -> bool:
-    """Whether a model of this name is a user's.
+        >>> from fl.data import load
+        >>> spec = describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
+        >>> sorted(spec.classifier())
+        ['1.bias', '1.weight']
+        """
+        model, outputs = self.full(), {}
+        leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
+        hooks = [
+            module.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
+            for name, module in leaves.items()
+        ]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = model.train()(self.example(2))
+        for hook in hooks:
+            hook.remove()
+        for name, output in outputs.items():
+            if output is logits:
+                return frozenset(f"{name}.{key}" if name else key for key in leaves[name].state_dict())
+        return frozenset()
 
-    >>> is_own("given"), is_own("my_module:MyNet"), is_own("timm:resnet18"), is_own("cnn")
+
+def is_custom(name: str) -> bool:
+    """Return whether a model of this name is a user's.
+
+    >>> is_custom("given"), is_custom("my_module:MyNet"), is_custom("timm:resnet18"), is_custom("cnn")
     (True, True, False, False)
     """
     module = name.partition(":")[0]
     if module == GIVEN:
         return True
-    if is_path(name, LIBRARIES):  # a misspelt timm is no module
-        return not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75) or _is_there(module)
+    if is_path(name, LIBRARIES):
+        if not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75):
+            return True
+        try:
+            return find_spec(module) is not None  # a misspelt timm is no module
+        except (ImportError, ValueError):
+            return False
     return name in installed("models") and name not in zoo.names()
 
 
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def by_name(name: str) -> Model:
-    """The model of an import path or an entry point.
+    """Import the model of an import path or an entry point.
 
     Raises:
         FLError: for one that is not there, or is neither a module nor a function; and for one that was given from
@@ -102,14 +123,14 @@ def by_name(name: str) -> Model:
 
 
 def checked(model: Any, flag: str = "model=") -> Model:
-    """The same, if it is a model. FLError for what is neither a module nor a function."""
+    """Return a model after checking that it is a module or a function; FLError if it is neither."""
     if isinstance(model, nn.Module) or callable(model):
         return model
     raise FLError(f"{flag} is {kind(model)}: give an nn.Module, or a function that makes one")
 
 
 def said(name: str) -> str:
-    """A model as messages call it: the flag that names it, or the argument that it was given by.
+    """Name a model in messages: by its flag, or by the argument that it was given as.
 
     >>> said("resnet20"), said("my_module:MyNet"), said("given:MyNet")
     ('--model resnet20', '--model my_module:MyNet', 'model=MyNet')
@@ -118,8 +139,8 @@ def said(name: str) -> str:
     return f"model={kind}" if given == GIVEN else f"--model {name}"
 
 
-def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> OwnSpec:
-    """The spec of a user's model for such data.
+def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> CustomSpec:
+    """Make the spec of a user's model for such data.
 
     Args:
         name: an import path or an entry point; "given" becomes given:CLASS.
@@ -141,15 +162,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     return own_spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
-def placeholder(name: str, width: Any = 1.0, depth: Any = None) -> OwnSpec:
-    """A spec for checks of the settings, before the data are loaded. It cannot be built."""
-    if name != GIVEN:
-        by_name(name)
-    return OwnSpec(name, width=width, depth=depth)
-
-
-def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> OwnSpec:
-    """The spec of a run folder's model.
+def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> CustomSpec:
+    """Make the spec of a run folder's model again.
 
     Args:
         values: its fields, as a checkpoint has them. known: what `identity` and `sample` said of it.
@@ -167,8 +181,8 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     return _kind(source, known["sample"], dtype, known["targets"]).from_dict(values)
 
 
-def identity(spec: OwnSpec) -> dict[str, Any]:
-    """What a run folder keeps of a model, so that another one is refused: JSON."""
+def identity(spec: CustomSpec) -> dict[str, Any]:
+    """Describe a model in JSON, which a run folder keeps so that another model is refused."""
     full = spec.full()
     return {
         "class": type(full).__qualname__,
@@ -190,21 +204,21 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
         )
 
 
-def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[OwnSpec]:
-    """The class of a model's specs: those of two models are never equal."""
+def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[CustomSpec]:
+    """Make the class of a model's specs: those of two models are never equal."""
     held = source if isinstance(source, nn.Module) else staticmethod(source)
     return type(
-        "OwnSpec", (OwnSpec,), {"source": held, "shape": tuple(shape), "dtype": dtype, "targets": tuple(targets)}
+        "CustomSpec", (CustomSpec,), {"source": held, "shape": tuple(shape), "dtype": dtype, "targets": tuple(targets)}
     )
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """That of the first parameter, in which a model gets its samples."""
+    """Return the type of the first parameter, in which a model gets its samples."""
     return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def _built(name: str, source: Model | None, generator: torch.Generator | None) -> nn.Module:
-    """A new model, on the CPU or where its maker puts it."""
+    """Make a new model, on the CPU or where its maker puts it."""
     if source is None:
         raise FLError(f"{said(name)} cannot be built before the data are known")
     with torch.random.fork_rng(devices=[]):

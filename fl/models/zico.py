@@ -29,7 +29,7 @@ def zico(
     context: Any = None,
     deviation: Deviation = "signed",
 ) -> float:
-    """The sum over layers of log(sum over the layer's weights of mean|g| / std(g)); a higher score is better.
+    """Score a model by the sum over layers of log(sum over weights of mean|g| / std(g)); a higher score is better.
 
     Mean and population standard deviation are over the batches; g is the gradient of the objective's mean over a batch
     in training mode. The layers are the linear and convolutional ones; only their weights count, not their biases.
@@ -95,13 +95,13 @@ def zico(
 
 
 def _sum(magnitudes: Tensor, squares: Tensor, batches: int) -> Tensor:
-    """The sum over a layer's weights of mean|g| / std(g), from the sums of |g| and of (g - mean)^2 over batches."""
+    """Sum mean|g| / std(g) over a layer's weights, from the sums of |g| and of (g - mean)^2 over batches."""
     ratios = magnitudes / (squares * batches).sqrt()
     return torch.where(squares == 0, 0, ratios).sum(dtype=torch.float64)
 
 
 def _still(model: nn.Module) -> nn.Module:
-    """A copy in training mode, with dropout and stochastic depth off."""
+    """Copy a model, in training mode, with dropout and stochastic depth off."""
     model = copy.deepcopy(model).train()
     for module in model.modules():
         if rate := dropout_rate(module):
