@@ -381,30 +381,6 @@ def test_settings_cannot_change_on_the_way(tmp_path, capsys):
     assert snapshot(tmp_path) == before
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, capsys):
-    folder, other = run(tmp_path), run(tmp_path, "--width", 0.2, name="other")
-    method = run(tmp_path, "--algorithm", "fedavg", name="method")
-    before = snapshot(folder)
-    capsys.readouterr()
-    for source, message in ((other, "width was"), (method, "slots/")):
-        content = (source / "checkpoint.safetensors").read_bytes()
-        (folder / "checkpoint.safetensors").write_bytes(content)
-        assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
-        error = capsys.readouterr().err
-        assert "holds another model" in error
-        assert message in error
-        assert error.count("\n") == 1
-        assert snapshot(folder) == before | {folder / "checkpoint.safetensors": content}
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
-    folder = run(tmp_path)
-    path = folder / "checkpoint.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
-    assert "cannot be read" in capsys.readouterr().err
-
-
 def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
     folder = run(tmp_path, "--lr-schedule", "cosine", "--chunk", "1")
     assert "--resume" not in capsys.readouterr().out
@@ -429,26 +405,6 @@ def test_yaml_round_trip_and_strangers():
         Config.from_yaml("learning_rate: 1")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rounds: abc", "rounds cannot be 'abc'"),
-        ("seeds: [a]", "seeds cannot be"),
-        ("fedmr: 3", "fedmr. is not a mapping"),
-        ("fedmr: {speed: 3}", "unknown setting fedmr.speed"),
-        ("a: [", "not YAML"),
-        ("- 1", "it is not a mapping"),
-    ],
-)
-def test_broken_settings_of_a_folder_are_told(tmp_path, capsys, text, message):
-    (tmp_path / "config.yaml").write_text(text)
-    assert cli.main(["--resume", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert str(tmp_path) in error
-    assert error.count("\n") == 1
-
-
 def test_settings_written_by_hand_are_read():
     config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipants: 0.5\nseeds: 3\nfedmr: {fraction: 1}")
     assert (config.algorithm, config.lr, config.participants, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
@@ -462,25 +418,6 @@ def test_several_runs_are_not_one(tmp_path):
     with pytest.raises(fl.FLError, match=r"config\.runs"):
         fl.build(Config(seeds=(0, 1)))
     assert Config.read(folder / "fedmr-seed1").name == "fedmr-seed1"
-
-
-def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
-    folder = run(tmp_path)
-    path = folder / "metrics.csv"
-    whole = path.read_bytes()
-    for content, message in (
-        (b"", "does not hold rounds 1 to 4"),
-        (whole.splitlines()[0], "does not hold rounds 1 to 4"),
-        (b"\xff\xfe,\n1", "not a table of rounds"),
-        (b"step,foo\n1,2", "not a table of rounds"),
-        (b"round,foo\n1,2\n2,2\n3,2\n4,2\n", "is not the table that the run left"),
-    ):
-        path.write_bytes(content)
-        assert cli.main(["--resume", str(folder)]) == 2
-        assert message in capsys.readouterr().err
-    path.write_bytes(whole)
-    assert cli.main(["--resume", str(folder)]) == 0
-    assert path.read_bytes() == whole
 
 
 def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):
