@@ -211,13 +211,6 @@ def test_a_damaged_run_is_told_and_the_others_are_listed(run_folder, tmp_path, c
     assert all(f"warning: {folder} is left out: " in err for folder in folders)
 
 
-def test_a_folder_without_runs_is_refused(tmp_path, capsys):
-    assert cli.main(["runs", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
-    assert cli.main(["runs", str(tmp_path / "none")]) == 2
-    assert "is not a folder" in capsys.readouterr().err
-
-
 def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
     config = Config(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
     path = tmp_path / "mine.yaml"

@@ -274,88 +274,12 @@ def snapshot(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-BAD = [
-    (["--algorithm", "fedavgg"], "unknown --algorithm 'fedavgg': there are clusamp, fedasam, fedavg, fedexp"),
-    (["--algorithm", "fedavg,fedavg"], "name each method and each seed only once"),
-    (["--algorithm", "indep", "--fedmr.secure", "3"], "--fedmr.secure is for fedmr, which is not in --algorithm indep"),
-    (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
-    (["--lr-schedule", "linear"], "unknown --lr-schedule 'linear': there are constant, step, cosine"),
-    (
-        ["--lr-schedule", "step", "--lr-steps", "0.5,2"],
-        "--lr-steps must be above 0 and below 1, got 0.5,2.0",
-    ),
-    (["--clip", "-1"], "--clip must be 0 or more"),
-    (["--chunk", "-1"], "--chunk must be 0 or more"),
-    (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, cifar10, "),
-    (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
-    (["--partition", "iidd"], "unknown --partition 'iidd': there are clusters, contiguous, dirichlet"),
-    (["--backend", "gpu"], "unknown --backend 'gpu': there are auto, loop, workers, vmap, graphs"),
-    (["--norm", "instance"], "unknown --norm 'instance': there are default, none, batch, static_batch, group, layer"),
-    (["--participants", "5"], "--participants 5 of --clients 4"),
-    (["--participants", "1.5"], "neither a count (5) nor a share above 0 and at most 1"),
-    (["--participants", "0"], "between 1 and all"),
-    (["--clients", "50", "--min-samples", "11"], "500 samples cannot give 50 clients 11 each: use fewer clients"),
-    (["--clients", "1000", "--samples", "0"], "use fewer clients"),
-    (["--rounds", "0"], "--rounds must be 1 or more"),
-    (["--lr", "-1"], "--lr must be above 0"),
-    (["--lr", "nan"], "--lr must be a finite number"),
-    (["--alpha", "nan"], "--alpha must be a finite number"),
-    (["--algorithm", "fedprox", "--fedprox.mu", "inf"], "--fedprox.mu must be a finite number"),
-    (["--local-test", "nan"], "--local-test must be a finite number"),
-    (["--width", "inf"], "--width must be a finite number"),
-    (["--device", "meta"], "device 'meta' cannot be used"),
-    (["--name", "a\0b"], "cannot be made"),
-    (["--name", "/tmp/x"], "is not a plain name"),
-    (["--seeds", "-1"], "--seeds must be at least 0"),
-    (["--device", "quantum"], "device 'quantum' cannot be used"),
-    (["--local-test", "1"], "below 1"),
-    (["--fedmr.fraction", "2"], "--fedmr.fraction must be between 0 and 1, got 2.0"),
-    (["--fedmr.unit", "block"], "no residual blocks"),
-    (["--fedmr.unit", "channel"], "unknown --fedmr.unit 'channel': there are layer, block, tensor"),
-    (["--dataset", "cifar10", "--no-download", "--data-root", "/nowhere"], "cifar-10-batches-py/data_batch_1"),
-    (["--resume", "/nowhere"], "no config.yaml"),
-]
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
-def test_bad_input_is_one_clear_line(tmp_path, capsys, flags, message):
-    assert cli.main([*TINY, "--out", str(tmp_path), *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())  # nothing was written
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        ("--attack.amplify 20", "--attack.amplify is for --attack.share above 0, not for 0.0: leave"),
-        ("--attack.share 0.5 --attack.target 3", "--attack.target is for --attack.kind trigger, not for shuffle"),
-        ("--attack.kind trigger", "--attack.kind is for --attack.share above 0"),
-        ("--defence.rule median --defence.trim 0.1", "--defence.trim is for --defence.rule trimmed, not for median"),
-        (
-            "--algorithm fedfa --fedfa.scale none --fedfa.quantile 0.5",
-            "--fedfa.quantile is for --fedfa.scale norm or rms, not for none",
-        ),
-    ],
-)
-def test_options_that_nothing_reads_are_refused(tmp_path, capsys, flags, reason):
-    assert cli.main(["--out", str(tmp_path), *flags.split()]) == 2
-    assert reason in capsys.readouterr().err
-
-
 def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         Stop(patch, 2, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB"))
         folder = run(tmp_path, code=2)
     assert "error: out of memory: use a smaller --batch-size" in capsys.readouterr().err
     assert cli.main(["--resume", str(folder)]) == 0
-
-
-def test_unknown_recipes_name_the_near_one(capsys):
-    assert cli.main(["digit"]) == 2
-    assert "did you mean 'digits'?" in capsys.readouterr().err
 
 
 def test_an_existing_folder_is_not_touched(tmp_path, capsys):

@@ -259,54 +259,6 @@ def test_a_sweep_survives_being_written(tmp_path):
             Sweep.read(tmp_path)
 
 
-BAD = [
-    ([], "name the option to sweep and its values first"),
-    (["--participants", "1,2"], "name the option to sweep and its values first"),
-    (["participants"], "name the option to sweep and its values first"),
-    (["participant", "1,2"], "unknown option 'participant': did you mean 'participants'?"),
-    (["fedmr.speed", "1,2"], "unknown option 'fedmr.speed'"),
-    (["participants", "1,x"], "participants cannot be 'x'"),
-    (["rounds", "1,2.5"], "rounds cannot be '2.5': --rounds takes a whole number"),
-    (["lr", "0.1,"], "lr cannot be ''"),
-    (["flip", "true,maybe"], "unknown value of flip 'maybe': there are true, false"),
-    (["local-valid", "0,0.2", "--algorithm", "femam"], "--local-valid 0: femam validates on samples"),
-    (["participants", "2"], "at least two values"),
-    (["lr", "0.1,0.2,0.10"], "0.10 is there twice"),
-    (["participants", "1,2", "--participants", "3"], "--participants is what is swept"),
-    (["fedmr.stage1-rounds", "1,2", "--fedmr.stage1_rounds=3"], "--fedmr.stage1-rounds is what is swept"),
-    (["seeds", "1,2"], "seeds is not swept: give several as --seeds A,B,..."),
-    (["algorithm", "fedavg,fedmr"], "algorithm is not swept: give several as --algorithm A,B,..."),
-    (["device", "cpu,cuda"], "device is not swept: results do not depend on it"),
-    (
-        ["fedmr.fraction", "0,1", "--algorithm", "fedavg"],
-        "--fedmr.fraction is for fedmr, which is not in --algorithm fedavg",
-    ),
-    (["fedmr.fraction", "0,2"], "between 0 and 1"),
-    (["alpha", "0.1,1", "--partition", "iid"], "--alpha is for --partition dirichlet, not for iid"),
-    (["participants", "2,5", "--clients", "4"], "--participants 5 of --clients 4"),
-    (["participants", "1,2", "digit"], "did you mean 'digits'?"),
-    (["attack.amplify", "1,20"], "attack.amplify is for --attack.share above 0, not for 0.0"),
-    (["attack.size", "2,3", "--attack.share", "0.5"], "is for --attack.kind trigger, not for shuffle"),
-    (["defence.trim", "0.1,0.2"], "is for --defence.rule trimmed, not for mean"),
-    (["defence.rule", "mean,best"], "unknown --defence.rule 'best'"),
-    (["attack.share", "0,1.5"], "attack.share must be between 0 and 1"),
-    (
-        ["architectures.widths", "1/0.5,1"],
-        "--architectures.widths is for fedfa, ",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
-def test_bad_input_is_one_clear_line(tmp_path, capsys, arguments, message):
-    assert sweep.main([*arguments, *(["--out", str(tmp_path)] if len(arguments) > 1 else [])]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_recipes_are_swept():
     made, _, resumed = sweep.command(["lr", "0.1,0.2", "pydoc", "--rounds", "3", "--name", "a"])
     assert (made.config.dataset, made.config.rounds, made.option, resumed) == ("pydoc", 3, "lr", False)

@@ -384,27 +384,6 @@ def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
     assert measured() == pytest.approx(whole, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
-        (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
-        (["--dataset", "digits"], "--text.vocabulary is for data sets of text, not for digits: leave it out"),
-        (["--partition", "dirichlet"], "depends on class labels, and text has none: choose contiguous, iid, natural"),
-        (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
-        (["--text.length", "-1"], "--text.length must be 1 or more"),
-        (["--dataset", "text:a.txt"], "--dataset text:a.txt: there is no file a.txt, nor in /nowhere"),
-        (["--norm", "batch"], "transformer takes no norm"),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line(tmp_path, capsys, flags, message):
-    assert cli.main([*FLAGS, "--data-root", "/nowhere", "--out", str(tmp_path), *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_text_passed_to_deal_has_no_classes():
     with pytest.raises(fl.FLError, match="text has none"):
         fl.partition.deal(torch.zeros(20, 3).long(), "shards", 2, fl.Rng(0).numpy("partition"))
