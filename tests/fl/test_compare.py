@@ -361,6 +361,9 @@ def test_a_target_above_one_is_a_perplexity(tmp_path):
     assert dict(zip(cells(head), cells(line), strict=True))["local perplexity"] == "45.00"
     assert "global test perplexity of 50 or less" in said
     assert cells(reached) == ["fedmr", "1", "2", "2.0"]
+    image = fake_run(tmp_path / "b", [0.5], algorithm=("fedavg",))
+    _, *mixed = map(cells, outcomes.table(groups.group(groups.find_runs([folder, image]))).splitlines())
+    assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
 
 def test_local_accuracy_and_the_attack_have_columns(tmp_path, drawn):

@@ -1,8 +1,5 @@
 import json
 import signal
-import subprocess
-import sys
-import time
 from itertools import product
 
 import pytest
@@ -182,21 +179,6 @@ def test_rounds_can_be_added(tmp_path):
     assert Config.read(short).rounds == 6
 
 
-@pytest.mark.slow
-def test_a_killed_process_can_be_resumed(tmp_path):
-    whole = run(tmp_path, "--rounds", 60, "--checkpoint-every", 2, name="whole")
-    command = [sys.executable, "-m", "fl.run", *TINY, "--rounds", "60", "--checkpoint-every", "2"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path), "--name", "killed"], stderr=subprocess.DEVNULL)
-    killed = tmp_path / "killed"
-    while not (killed / "checkpoint.safetensors").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert cli.main(["--resume", str(killed)]) == 0
-    assert_equal_runs(whole, killed)
-
-
 def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path, capsys):
     folder = run(tmp_path, "--algorithm", "fedavg,fedmr", "--seeds", "0,1")
     runs = {path.name for path in folder.iterdir() if path.is_dir()}
@@ -320,13 +302,6 @@ def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
     assert all(t.isfinite().all() for t in load_file(folder / "checkpoint.safetensors").values())
     ((listed,), _) = listing(folder)
     assert listed.state == "failed"
-
-
-def test_yaml_round_trip_and_strangers():
-    config = Config(algorithm=("fedavg", "indep"), participants=0.25, seeds=(3, 4), data_root="x")
-    assert Config.from_yaml(config.to_yaml()) == config
-    with pytest.raises(fl.FLError, match="learning_rate"):
-        Config.from_yaml("learning_rate: 1")
 
 
 def test_settings_written_by_hand_are_read():
