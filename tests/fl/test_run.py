@@ -196,19 +196,6 @@ def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path
     assert not torch.equal(federations["fedmr-seed0"].clients[0].train, federations["fedmr-seed1"].clients[0].train)
 
 
-def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    flags = ("--algorithm", "fedavg,fedmr")
-    whole = run(tmp_path, *flags, name="whole")
-    with monkeypatch.context() as patch:
-        Stop(patch, 2)
-        broken = run(tmp_path, *flags, name="broken", code=130)
-    assert not (broken / "fedmr-seed0").exists()
-    assert cli.main(["--resume", str(broken)]) == 0
-    for method in ("fedavg-seed0", "fedmr-seed0"):
-        assert_equal_runs(whole / method, broken / method)
-    assert (broken / "comparison.png").exists()
-
-
 def test_unnamed_runs_never_meet(tmp_path):
     for _ in range(2):
         run(tmp_path, "--rounds", 1, name=None)

@@ -18,6 +18,7 @@ from fl import run as cli
 from fl.algorithms import ALGORITHMS
 from fl.analysis.similarity import initial_model
 from fl.base.errors import FLError
+from fl.config.command_line import parse
 from fl.models.init import Start, find, maker
 from fl.runs.start import FILE, keep, kept
 from zoo.interop import TIMM
@@ -213,18 +214,11 @@ TINY = fl.Config(clients=4, participants=2, rounds=2, local_epochs=1, width=0.1,
 def test_every_method_begins_there(cnn, name, tmp_path):
     """With clients' parts cut out of it, where architectures differ; what they would draw otherwise is the file's."""
     path, state = cnn
-    mixed = {"architectures": fl.ArchitectureOptions(widths=(1.0,), choose="cycle")}
-    if ALGORITHMS[name].clients == "mixed" and name != "flexifed":
-        mixed = {"architectures": fl.ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")}
-    more = mixed if ALGORITHMS[name].clients == "mixed" else {}
-    config = replace(TINY, algorithm=name, width=1.0, init=str(path), **more)
-    if name in OF_METHOD:
-        flags = OF_METHOD[name]
-        config = fl.Config.from_yaml(config.to_yaml())
-        options = {f.split(".")[1].replace("-", "_"): v for f, v in zip(flags[::2], flags[1::2])}
-        values = {k: tuple(v.split(",")) if k == "levels" else tuple(map(int, v.split(","))) if "," in v else int(v)
-                  for k, v in options.items()}  # fmt: skip
-        config = replace(config, **{name: replace(getattr(config, name), **values)})
+    few = ["--clients", "4", "--participants", "2", "--local-valid", "0.1", "--algorithm", name, "--init", str(path)]
+    if ALGORITHMS[name].clients == "mixed":
+        widths = "1" if name == "flexifed" else "0.5,1"
+        few += ["--architectures.widths", widths, "--architectures.choose", "cycle"]
+    config, _ = parse([*few, *OF_METHOD.get(name, [])])
     fed, algorithm = fl.build(config)
     server = algorithm.init()
     for part, tensors in server.items():
