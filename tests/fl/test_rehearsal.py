@@ -288,11 +288,11 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
 
 def test_a_graph_reads_the_data_that_it_was_captured_with(pretended, make_federation):
     """... and keeps them: others could come to lie at the same address, which is what they are known by."""
-    job, *rest = one_group(make_federation)
+    (job, *rest), objective = one_group(make_federation), with_logits(cross_entropy)
     for number in range(3):
         data = dataclasses.replace(job.data, y=(job.data.y + number) % 3)
         table = torch.zeros(len(data.y), 3).to("cuda")
-        group = (dataclasses.replace(job, data=data, per_sample=table, objective=with_logits(cross_entropy)), *rest)
+        group = (dataclasses.replace(job, data=data, per_sample=table, objective=objective), *rest)
         found, expected = (train([group], backend)[0] for backend in ("graphs", "loop"))
         assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
         kept = weakref.ref(data), weakref.ref(table)
