@@ -195,46 +195,19 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("config.yaml", None, "no config.yaml"),
-        ("config.yaml", "a: [", "is not YAML"),
-        ("config.yaml", "- 1", "does not hold settings"),
-        ("config.yaml", "seeds: 3", "algorithm, seeds and rounds"),
-        ("config.yaml", b"\xff\xfe\x00", "not text"),
-        ("metrics.csv", "round,accuracy\n1,0.5\n1,0.5\n", "once each"),
-        ("metrics.csv", "round,accuracy\n1,half\n", "'half'"),
-        ("metrics.csv", "nothing", "not a table of rounds"),
-        ("metrics.csv", Path("/dev/zero"), "not a regular file"),
-        ("summary.json", "not json", "is not JSON"),
-    ],
-)
-def test_a_damaged_run_is_told_and_the_others_are_listed(file, text, said, run_folder, tmp_path, capsys):
+def test_a_damaged_run_is_told_and_the_others_are_listed(run_folder, tmp_path, capsys):
+    """Which damage is told, tests/fl/runs/test_damage.py says."""
     run_folder("runs/whole")
-    damaged = run_folder("runs/damaged", rounds=5) / file
-    damaged.unlink(missing_ok=True)
-    if isinstance(text, Path):
-        damaged.symlink_to(text)
-    elif text is not None:
-        damaged.write_bytes(text if isinstance(text, bytes) else text.encode())
-    if file == "metrics.csv" and text == "nothing":
-        damaged.write_text("nothing\nhere\n")
+    folders = [run_folder(f"runs/{name}") for name in ("a", "b")]
+    (folders[0] / "config.yaml").unlink()
+    (folders[1] / "config.yaml").write_text("seeds: 3")
     runs, wrong = listing(tmp_path / "runs")
     assert [Path(run.folder).name for run in runs] == ["whole"]
-    assert list(wrong) == [damaged.parent]
-    assert said in wrong[damaged.parent]
+    assert list(wrong) == folders
     assert cli.main(["runs", str(tmp_path / "runs")]) == 0
     out, err = capsys.readouterr()
     assert out == table(runs) + "\n"
-    assert err.startswith(f"warning: {damaged.parent} is left out: ")
-
-
-def test_a_folder_without_runs_is_refused(tmp_path, capsys):
-    assert cli.main(["runs", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
-    assert cli.main(["runs", str(tmp_path / "none")]) == 2
-    assert "is not a folder" in capsys.readouterr().err
+    assert all(f"warning: {folder} is left out: " in err for folder in folders)
 
 
 def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
@@ -261,17 +234,13 @@ def test_settings_of_a_named_run_are_taken_without_its_folder(run_folder, tmp_pa
     ("text", "flags", "said"),
     [
         ("rounds: 7\nspeed: 3\n", [], "unknown setting speed"),
-        ("fedmr: {speed: 3}\n", [], "unknown setting fedmr.speed"),
-        ("rounds: many\n", [], "rounds cannot be 'many'"),
         ("resume: runs/a\n", [], "resume is a flag"),
         ("config: b.yaml\n", [], "config is a flag"),
-        ("a: [", [], "not YAML"),
         ("[" * 9000, [], "not YAML"),
         (None, [], "cannot be read: No such file"),
         (Path("/dev/zero"), [], "is not a regular file"),
         ("rounds: 7\n", ["--resume", "runs/a"], "--config and --resume both say"),
         ("rounds: 7\n", ["digits"], "--config and a recipe both say"),
-        ("rounds: 7\n", ["--alpha", "0.1", "--partition", "iid"], "--alpha is for --partition dirichlet"),
     ],
 )
 def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):

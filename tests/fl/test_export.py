@@ -140,28 +140,6 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
         fl.export(net, tmp_path / "other.pt", model=perceptron)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["model.h5"], "unknown format 'h5': there are pt, safetensors, pt2, onnx"),
-        (["model"], "unknown format ''"),
-        (["taken.pt"], "exists already"),
-        (["taken.pt", "--client", "4"], "has clients 0 to 3"),
-        (["nowhere/model.pt"], "there is no folder"),
-        (["model.pt", "--pixels"], "a state dict (pt) holds weights alone"),
-        (["model.pt", "--client", "4"], "has clients 0 to 3"),
-        (["model.pt", "--client", "1", "--best"], "--best is for the deployed model"),
-    ],
-)
-def test_what_cannot_be_exported_is_one_line(folder, tmp_path, arguments, message, capsys):
-    (tmp_path / "taken.pt").write_text("")
-    assert main([str(folder), str(tmp_path / arguments[0]), *arguments[1:]]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-    assert [path.name for path in tmp_path.iterdir()] == ["taken.pt"]
-
-
 def test_what_a_compiler_refuses_and_what_needs_an_example_is_told(tmp_path, monkeypatch):
     class Branching(nn.Module):
         def forward(self, x):

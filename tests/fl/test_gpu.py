@@ -48,11 +48,11 @@ def on_gpu(fed, **changes):
     return there.with_local(**changes)
 
 
-def assert_server_close(server, expected, rtol, atol):
-    assert server.keys() == expected.keys()
-    for part in expected:
-        for key, tensor in expected[part].items():
-            torch.testing.assert_close(server[part][key].cpu(), tensor, rtol=rtol, atol=atol)
+def assert_close(found, expected, rtol=1e-6, atol=1e-8):
+    """Of states, on whichever device."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name].cpu(), tensor.cpu(), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,8 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
     }
     assert elsewhere <= ON_HOST
     assert trained.loss.is_cuda
-    assert_server_close(server, expected, *((1e-7, 1e-9) if cuda else (1e-5, 1e-7)))
+    for part in server:
+        assert_close(server[part], expected[part], *((1e-7, 1e-9) if cuda else (1e-5, 1e-7)))
     x = fed.data.test_x[:5]
     for client in (None, 1):
         logits = algorithm.predict(expected, x, client)
@@ -102,8 +103,7 @@ def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_fed
     for number in (1, 2):
         expected = fed.train(surgery.broadcast(fed.initial(), 3), [2, 0, 3], Rng(0, number))
         trained = there.train(surgery.broadcast(there.initial(), 3), [2, 0, 3], Rng(0, number))
-        for name, tensor in expected.states.items():
-            torch.testing.assert_close(trained.states[name].cpu(), tensor, rtol=1e-6, atol=1e-8)
+        assert_close(trained.states, expected.states)
 
 
 @pytest.mark.parametrize("backend", some(BACKENDS, ["vmap", "graphs"]))
@@ -115,8 +115,7 @@ def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
     expected = fed.train(surgery.broadcast(fed.initial(), 3), [2, 0, 1], Rng(0, 1))
     trained = there.train(surgery.broadcast(there.initial(), 3), [2, 0, 1], Rng(0, 1))
     tolerance = {"rtol": 1e-2, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 1e-6, "atol": 1e-8}
-    for name, tensor in expected.states.items():
-        torch.testing.assert_close(trained.states[name].cpu(), tensor, **tolerance)
+    assert_close(trained.states, expected.states, **tolerance)
 
 
 @pytest.mark.parametrize("backend", some(["loop", "graphs"], ["graphs"]))
@@ -133,8 +132,7 @@ def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
     models = [copies[k] for k in order]
     trained = on_gpu(fed, backend=backend).train([surgery.state(m) for m in models], clients, Rng(0, 1), models=models)
     for state, other in zip(expected.states, trained.states):
-        for name, tensor in state.items():
-            torch.testing.assert_close(other[name].cpu(), tensor, rtol=1e-6, atol=1e-8)
+        assert_close(other, state)
 
 
 def test_waves_of_graphs_are_the_loop_and_repeat_themselves(cuda, make_federation):
@@ -171,8 +169,7 @@ def assert_waves_repeat(fed, times):
         assert torch.equal(other.loss, first.loss)
         assert all(torch.equal(other.states[name], tensor) for name, tensor in first.states.items())
     loop = fed.with_local(backend="loop").train(starts, clients, Rng(0, 1))
-    for name, tensor in loop.states.items():
-        torch.testing.assert_close(first.states[name], tensor, rtol=1e-5, atol=1e-7)
+    assert_close(first.states, loop.states, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("backend", some(BACKENDS, ["graphs"]))
@@ -315,37 +312,18 @@ SETTINGS = {
 }
 
 
-SLOW = (
-    "adam",
-    "crops and flips",
-    "attack and clipped updates",
-    "comings and goings",
-    "trimmed mean",
-    "in parts",
-    "masked loss",
-)
+QUICK = ("trigger and median", "static batch norm", "secure")
 
 
 @pytest.mark.parametrize("method", some(["fedmr", "heterofl"], ["fedmr"]))
-@pytest.mark.parametrize("case", some(SETTINGS, [case for case in SETTINGS if case not in SLOW]))
+@pytest.mark.parametrize("case", some(SETTINGS, QUICK))
 def test_settings_on_the_gpu(cuda, case, method):
     """The global model after two rounds, and what evaluation says of it, are those of the CPU."""
     if case == "secure":
         pytest.importorskip("nacl")
         if method != "fedmr":
             pytest.skip("recombination is FedMR's")
-    flags = [
-        *TINY,
-        "--participants",
-        "2",
-        "--samples",
-        "300",
-        "--algorithm",
-        method,
-        "--lr",
-        "0.015625",
-        *SETTINGS[case],
-    ]
+    flags = [*TINY, "--samples", "300", "--algorithm", method, "--lr", "0.015625", *SETTINGS[case]]
     config, _ = parse([*flags, "--backend", "loop", "--device", "cpu"])
     results = []
     for device, backend in (("cpu", "loop"), ("cuda", "graphs")):
@@ -355,8 +333,7 @@ def test_settings_on_the_gpu(cuda, case, method):
         algorithm = made(method, fed, config)
         results.append((fed, algorithm, play(algorithm, fed, rounds=2)[-1][0]))
     (_, _, expected), (fed, algorithm, server) = results
-    for name, tensor in expected["global"].items():
-        torch.testing.assert_close(server["global"][name].cpu(), tensor, rtol=1e-6, atol=1e-8)
+    assert_close(server["global"], expected["global"])
     each = [score_clients(f, lambda x, c, a=a, s=s: a.predict(s, x, c), partial(a.own, s)) for f, a, s in results]
     for part in each[0]:
         assert each[1][part] == [pytest.approx(row, rel=1e-5) for row in each[0][part]]

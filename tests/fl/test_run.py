@@ -1,8 +1,5 @@
 import json
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -177,21 +174,6 @@ def test_rounds_can_be_added(tmp_path):
     assert Config.read(short).rounds == 6
 
 
-@pytest.mark.slow
-def test_a_killed_process_can_be_resumed(tmp_path):
-    whole = run(tmp_path, "--rounds", 60, "--checkpoint-every", 2, name="whole")
-    command = [sys.executable, "-m", "fl.run", *TINY, "--rounds", "60", "--checkpoint-every", "2"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path), "--name", "killed"], stderr=subprocess.DEVNULL)
-    killed = tmp_path / "killed"
-    while not (killed / "checkpoint.safetensors").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert cli.main(["--resume", str(killed)]) == 0
-    assert_equal_runs(whole, killed)
-
-
 def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path, capsys):
     folder = run(tmp_path, "--algorithm", "fedavg,fedmr", "--seeds", "0,1")
     runs = {path.name for path in folder.iterdir() if path.is_dir()}
@@ -207,19 +189,6 @@ def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path
         assert all(torch.equal(x.train, y.train) for x, y in zip(a.clients, b.clients, strict=True))
         assert all(torch.equal(a.initial()[n], b.initial()[n]) for n in a.initial())
     assert not torch.equal(federations["fedmr-seed0"].clients[0].train, federations["fedmr-seed1"].clients[0].train)
-
-
-def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    flags = ("--algorithm", "fedavg,fedmr")
-    whole = run(tmp_path, *flags, name="whole")
-    with monkeypatch.context() as patch:
-        Stop(patch, 2)
-        broken = run(tmp_path, *flags, name="broken", code=130)
-    assert not (broken / "fedmr-seed0").exists()
-    assert cli.main(["--resume", str(broken)]) == 0
-    for method in ("fedavg-seed0", "fedmr-seed0"):
-        assert_equal_runs(whole / method, broken / method)
-    assert (broken / "comparison.png").exists()
 
 
 def test_unnamed_runs_never_meet(tmp_path):
@@ -269,88 +238,12 @@ def snapshot(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-BAD = [
-    (["--algorithm", "fedavgg"], "unknown --algorithm 'fedavgg': there are clusamp, fedasam, fedavg, fedexp"),
-    (["--algorithm", "fedavg,fedavg"], "name each method and each seed only once"),
-    (["--algorithm", "indep", "--fedmr.secure", "3"], "--fedmr.secure is for fedmr, which is not in --algorithm indep"),
-    (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
-    (["--lr-schedule", "linear"], "unknown --lr-schedule 'linear': there are constant, step, cosine"),
-    (
-        ["--lr-schedule", "step", "--lr-steps", "0.5,2"],
-        "--lr-steps must be above 0 and below 1, got 0.5,2.0",
-    ),
-    (["--clip", "-1"], "--clip must be 0 or more"),
-    (["--chunk", "-1"], "--chunk must be 0 or more"),
-    (["--dataset", "imagenet"], "unknown data set 'imagenet': there are digits, cifar10, "),
-    (["--model", "resnet"], "unknown model 'resnet': did you mean resnet"),
-    (["--partition", "iidd"], "unknown --partition 'iidd': there are clusters, contiguous, dirichlet"),
-    (["--backend", "gpu"], "unknown --backend 'gpu': there are auto, loop, workers, vmap, graphs"),
-    (["--norm", "instance"], "unknown --norm 'instance': there are default, none, batch, static_batch, group, layer"),
-    (["--participants", "5"], "--participants 5 of --clients 4"),
-    (["--participants", "1.5"], "neither a count (5) nor a share above 0 and at most 1"),
-    (["--participants", "0"], "between 1 and all"),
-    (["--clients", "50", "--min-samples", "11"], "500 samples cannot give 50 clients 11 each: use fewer clients"),
-    (["--clients", "1000", "--samples", "0"], "use fewer clients"),
-    (["--rounds", "0"], "--rounds must be 1 or more"),
-    (["--lr", "-1"], "--lr must be above 0"),
-    (["--lr", "nan"], "--lr must be a finite number"),
-    (["--alpha", "nan"], "--alpha must be a finite number"),
-    (["--algorithm", "fedprox", "--fedprox.mu", "inf"], "--fedprox.mu must be a finite number"),
-    (["--local-test", "nan"], "--local-test must be a finite number"),
-    (["--width", "inf"], "--width must be a finite number"),
-    (["--device", "meta"], "device 'meta' cannot be used"),
-    (["--name", "a\0b"], "cannot be made"),
-    (["--name", "/tmp/x"], "is not a plain name"),
-    (["--seeds", "-1"], "--seeds must be at least 0"),
-    (["--device", "quantum"], "device 'quantum' cannot be used"),
-    (["--local-test", "1"], "below 1"),
-    (["--fedmr.fraction", "2"], "--fedmr.fraction must be between 0 and 1, got 2.0"),
-    (["--fedmr.unit", "block"], "no residual blocks"),
-    (["--fedmr.unit", "channel"], "unknown --fedmr.unit 'channel': there are layer, block, tensor"),
-    (["--dataset", "cifar10", "--no-download", "--data-root", "/nowhere"], "cifar-10-batches-py/data_batch_1"),
-    (["--resume", "/nowhere"], "no config.yaml"),
-]
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
-def test_bad_input_is_one_clear_line(tmp_path, capsys, flags, message):
-    assert cli.main([*TINY, "--out", str(tmp_path), *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())  # nothing was written
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        ("--attack.amplify 20", "--attack.amplify is for --attack.share above 0, not for 0.0: leave"),
-        ("--attack.share 0.5 --attack.target 3", "--attack.target is for --attack.kind trigger, not for shuffle"),
-        ("--attack.kind trigger", "--attack.kind is for --attack.share above 0"),
-        ("--defence.rule median --defence.trim 0.1", "--defence.trim is for --defence.rule trimmed, not for median"),
-        (
-            "--algorithm fedfa --fedfa.scale none --fedfa.quantile 0.5",
-            "--fedfa.quantile is for --fedfa.scale norm or rms, not for none",
-        ),
-    ],
-)
-def test_options_that_nothing_reads_are_refused(tmp_path, capsys, flags, reason):
-    assert cli.main(["--out", str(tmp_path), *flags.split()]) == 2
-    assert reason in capsys.readouterr().err
-
-
 def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         Stop(patch, 2, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB"))
         folder = run(tmp_path, code=2)
     assert "error: out of memory: use a smaller --batch-size" in capsys.readouterr().err
     assert cli.main(["--resume", str(folder)]) == 0
-
-
-def test_unknown_recipes_name_the_near_one(capsys):
-    assert cli.main(["digit"]) == 2
-    assert "did you mean 'digits'?" in capsys.readouterr().err
 
 
 def test_an_existing_folder_is_not_touched(tmp_path, capsys):
@@ -376,30 +269,6 @@ def test_settings_cannot_change_on_the_way(tmp_path, capsys):
     assert snapshot(tmp_path) == before
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, capsys):
-    folder, other = run(tmp_path), run(tmp_path, "--width", 0.2, name="other")
-    method = run(tmp_path, "--algorithm", "fedavg", name="method")
-    before = snapshot(folder)
-    capsys.readouterr()
-    for source, message in ((other, "width was"), (method, "slots/")):
-        content = (source / "checkpoint.safetensors").read_bytes()
-        (folder / "checkpoint.safetensors").write_bytes(content)
-        assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
-        error = capsys.readouterr().err
-        assert "holds another model" in error
-        assert message in error
-        assert error.count("\n") == 1
-        assert snapshot(folder) == before | {folder / "checkpoint.safetensors": content}
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
-    folder = run(tmp_path)
-    path = folder / "checkpoint.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    assert cli.main(["--resume", str(folder), "--rounds", "5"]) == 2
-    assert "cannot be read" in capsys.readouterr().err
-
-
 def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
     folder = run(tmp_path, "--lr-schedule", "cosine", "--chunk", "1")
     assert "--resume" not in capsys.readouterr().out
@@ -417,33 +286,6 @@ def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
     assert listed.state == "failed"
 
 
-def test_yaml_round_trip_and_strangers():
-    config = Config(algorithm=("fedavg", "indep"), participants=0.25, seeds=(3, 4), data_root="x")
-    assert Config.from_yaml(config.to_yaml()) == config
-    with pytest.raises(fl.FLError, match="learning_rate"):
-        Config.from_yaml("learning_rate: 1")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rounds: abc", "rounds cannot be 'abc'"),
-        ("seeds: [a]", "seeds cannot be"),
-        ("fedmr: 3", "fedmr. is not a mapping"),
-        ("fedmr: {speed: 3}", "unknown setting fedmr.speed"),
-        ("a: [", "not YAML"),
-        ("- 1", "it is not a mapping"),
-    ],
-)
-def test_broken_settings_of_a_folder_are_told(tmp_path, capsys, text, message):
-    (tmp_path / "config.yaml").write_text(text)
-    assert cli.main(["--resume", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert str(tmp_path) in error
-    assert error.count("\n") == 1
-
-
 def test_settings_written_by_hand_are_read():
     config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipants: 0.5\nseeds: 3\nfedmr: {fraction: 1}")
     assert (config.algorithm, config.lr, config.participants, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
@@ -457,25 +299,6 @@ def test_several_runs_are_not_one(tmp_path):
     with pytest.raises(fl.FLError, match=r"config\.runs"):
         fl.build(Config(seeds=(0, 1)))
     assert Config.read(folder / "fedmr-seed1").name == "fedmr-seed1"
-
-
-def test_a_lost_or_foreign_table_is_told(tmp_path, capsys):
-    folder = run(tmp_path)
-    path = folder / "metrics.csv"
-    whole = path.read_bytes()
-    for content, message in (
-        (b"", "does not hold rounds 1 to 4"),
-        (whole.splitlines()[0], "does not hold rounds 1 to 4"),
-        (b"\xff\xfe,\n1", "not a table of rounds"),
-        (b"step,foo\n1,2", "not a table of rounds"),
-        (b"round,foo\n1,2\n2,2\n3,2\n4,2\n", "is not the table that the run left"),
-    ):
-        path.write_bytes(content)
-        assert cli.main(["--resume", str(folder)]) == 2
-        assert message in capsys.readouterr().err
-    path.write_bytes(whole)
-    assert cli.main(["--resume", str(folder)]) == 0
-    assert path.read_bytes() == whole
 
 
 def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):

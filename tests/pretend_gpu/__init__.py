@@ -7,8 +7,8 @@
         seen.waits, seen.launches       # where the host waited for the device; kernels, graphs and copies launched
 
 What CUDA refuses is refused (`Forbidden`): tensors of two devices in one operation, a host that waits while a graph
-is captured, a replay that reads memory which is gone, one stream that reads what another has not yet written. Numbers
-are those of the CPU, so that results can be compared with a round that ran on it.
+is captured, a replay that reads memory which is gone. Numbers are those of the CPU, so that results can be compared
+with a round that ran on it. Streams are one after the other here: races are for a real GPU (`pytest -m gpu`).
 """
 
 from pretend_gpu.gpu import PretendGPU, Seen

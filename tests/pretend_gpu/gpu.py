@@ -1,8 +1,9 @@
 """The device itself: patches that make torch believe in it, and the modes that see every operation."""
 
 import sys
+import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretend_gpu import rules
 from pretend_gpu.graphs import Recording
-from pretend_gpu.memory import Block, Memory, Streams, span, storage_of
 from pretend_gpu.rules import Forbidden, aten, tensors_of
 
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
@@ -48,8 +48,7 @@ class PretendGPU:
     """A context in which there is a CUDA device, see `pretend_gpu`."""
 
     def __init__(self) -> None:
-        self.streams, self.hazards = Streams(), []
-        self.memory = Memory(self._freed)
+        self._memory: dict[int, weakref.ref] = {}  # the device's storages, by the address of their record
         self.total = Seen()
         self.recording: Recording | None = None
         self.waiting_is_an_error = False
@@ -73,8 +72,6 @@ class PretendGPU:
 
     def __exit__(self, *error) -> None:
         self._stack.close()
-        if self.hazards and error[0] is None:
-            raise Forbidden(self.hazards[0])
 
     @contextmanager
     def watch(self) -> Iterator[Seen]:
@@ -87,11 +84,19 @@ class PretendGPU:
 
     # what torch asks
 
+    def __contains__(self, tensor: Tensor) -> bool:
+        return storage_of(tensor)._cdata in self._memory
+
+    def add(self, storage: UntypedStorage) -> None:
+        """Count a storage as the device's from now on."""
+        key = storage._cdata
+        self._memory.setdefault(key, weakref.ref(storage, lambda _: self._memory.pop(key, None)))
+
     def where(self, tensor: Tensor) -> torch.device:
         """The device of a tensor."""
         with torch._C.DisableTorchFunction():
             real = _Base.device.__get__(tensor)
-        return DEVICE if real.type == "cpu" and tensor in self.memory else real
+        return DEVICE if real.type == "cpu" and tensor in self else real
 
     def _tensor_methods(self) -> dict:
         """What is put over torch.Tensor's own attributes."""
@@ -117,13 +122,13 @@ class PretendGPU:
                 self._moving = None
 
         def listed(tensor: Tensor):
-            if tensor in self.memory:
+            if tensor in self:
                 self.waited("tolist")
             with torch._C.DisableTorchFunction():
                 return tolist(tensor)
 
         def array(tensor: Tensor, *args, **kwargs):
-            if tensor in self.memory:
+            if tensor in self:
                 raise Forbidden("can't convert a cuda tensor to numpy: use Tensor.cpu() first")
             return _Base.numpy(tensor, *args, **kwargs)
 
@@ -148,8 +153,8 @@ class PretendGPU:
         def copied(storage: UntypedStorage, memo: dict) -> UntypedStorage:
             with torch.utils._python_dispatch._disable_current_modes():
                 new = deepcopy(storage, memo)
-            if storage._cdata in self.memory._blocks:
-                self.memory.add(new, self.streams.current, False)
+            if storage._cdata in self._memory:
+                self.add(new)
             return new
 
         class Cast(autocast):
@@ -159,36 +164,22 @@ class PretendGPU:
         gpu = self
 
         class Stream:
-            """As torch.cuda.Stream."""
+            """As torch.cuda.Stream; what is on it is done at once."""
 
-            def __init__(self, device=None, number: int | None = None) -> None:
-                self.number = gpu.streams.new() if number is None else number
+            def __init__(self, device=None) -> None:
+                pass
 
             def wait_stream(self, other: "Stream") -> None:
-                gpu.streams.wait(self.number, other.number)
+                pass
 
             def synchronize(self) -> None:
                 gpu.waited("Stream.synchronize")
-                gpu.streams.finish(self.number)
-
-        class StreamContext:
-            """As torch.cuda.StreamContext, which can be entered many times."""
-
-            def __init__(self, chosen: Stream) -> None:
-                self.number, self.before = chosen.number, []
-
-            def __enter__(self) -> None:
-                self.before.append(gpu.streams.current)
-                gpu.streams.current = self.number
-
-            def __exit__(self, *_) -> None:
-                gpu.streams.current = self.before.pop()
 
         class CUDAGraph:
             """As torch.cuda.CUDAGraph."""
 
             def __init__(self) -> None:
-                self.recording = Recording(gpu.memory)
+                self.recording = Recording()
 
             def replay(self) -> None:
                 gpu.replay(self.recording)
@@ -198,21 +189,16 @@ class PretendGPU:
 
         @contextmanager
         def graph(captured: CUDAGraph, pool=None, stream=None, **_):
-            before = gpu.streams.current
-            gpu.streams.current = before if stream is None else stream.number
             gpu.recording = captured.recording
             for seen in gpu._watching:
                 seen.captures += 1
             try:
                 yield
             finally:
-                gpu.recording, gpu.streams.current = None, before
-                with torch.utils._python_dispatch._disable_current_modes():
-                    captured.recording.close()
+                gpu.recording = None
 
         def synchronize(device=None) -> None:
             self.waited("synchronize")
-            self.streams.finish_all()
 
         def made(data, *, device=None, **kwargs) -> Tensor:
             values = tensor(data, **kwargs)
@@ -238,9 +224,9 @@ class PretendGPU:
         yield torch.nn.functional, "one_hot", one_hot
         yield torch, "autocast", Cast
         yield cuda, "Stream", Stream
-        yield cuda, "stream", StreamContext
-        yield cuda, "current_stream", lambda device=None: Stream(number=self.streams.current)
-        yield cuda, "default_stream", lambda device=None: Stream(number=0)
+        yield cuda, "stream", lambda stream: nullcontext()
+        yield cuda, "current_stream", Stream
+        yield cuda, "default_stream", Stream
         yield cuda, "CUDAGraph", CUDAGraph
         yield cuda, "graph", graph
         yield cuda, "synchronize", synchronize
@@ -258,14 +244,13 @@ class PretendGPU:
     # what happens
 
     def waited(self, what: str) -> None:
-        """The host waits until the current stream is done."""
+        """The host waits for the device."""
         if self.waiting_is_an_error:
             raise Forbidden(f"called a synchronizing CUDA operation: {what}, {_caller()}")
         if self.recording is not None:
             raise Forbidden(f"{what} while a graph is captured, which only records: {_caller()}")
         for seen in self._watching:
             seen.waits.append(f"{_caller()} ({what})")
-        self.streams.finish(self.streams.current)
 
     def operate(self, func, args, kwargs):
         """An operation of torch, on whichever device."""
@@ -274,7 +259,7 @@ class PretendGPU:
         if asked is not None and asked.type == "cuda":
             kwargs["device"] = HOST
         inputs = tensors_of((args, kwargs))
-        here = [t in self.memory for t in inputs]
+        here = [t in self for t in inputs]
         around = bool(self._context and self._context[-1]) or self._in_backward()
         target = any(here) if inputs and asked is None else around
         if asked is not None and asked.type != "cpu":
@@ -294,57 +279,40 @@ class PretendGPU:
         elif target and not self._unseen and rules.waits(func, args, kwargs):
             self.waited(func.overloadpacket.__name__)
         written = _written(func, args, kwargs)
-        if self.recording is not None:
-            for tensor in written:
-                self.recording.protect(tensor.untyped_storage())
         result = func(*args, **kwargs)
         if target or any(here):
             self._account(func, args, kwargs, inputs, written, result, target)
         return result
 
     def _account(self, func, args, kwargs, inputs, written, result, target: bool) -> None:
-        """Count it, mark its results, and see to the order of streams."""
+        """Count it and mark its results."""
         results = tensors_of(result)
         known = {storage_of(t)._cdata for t in inputs}
         own = [t for t in results if storage_of(t)._cdata not in known and _Base.device.__get__(t).type == "cpu"]
         if target:
             for tensor in own:
-                self.memory.add(tensor.untyped_storage(), self.streams.current, self.recording is not None)
+                self.add(tensor.untyped_storage())
         count = rules.launches(func, args, kwargs, bool(own or written))
         if self.recording is not None:
             self.recording.launches += count
             if count or func._schema.is_mutable or own:
-                self.recording.add(func, args, kwargs, results, own, {t.untyped_storage()._cdata for t in written})
+                numbers = [tensor for tensor in inputs if tensor not in self]
+                self.recording.add(func, args, kwargs, results, own, numbers)
             return
         for seen in self._watching:
             seen.launches += count
             if count:
                 seen.operations[str(func)] = seen.operations.get(str(func), 0) + count
-        if count and len(self.streams.made) > 1:
-            changed = {id(t) for t in (*written, *own)}
-            uses = ((self.memory.block(t), span(t), id(t) in changed) for t in (*inputs, *own))
-            self.streams.use((use for use in uses if use[0] is not None), str(func))
 
     def replay(self, recording: Recording) -> None:
-        """A graph is launched on the current stream."""
+        """A graph is launched."""
         if self.recording is not None:
             raise Forbidden("a graph is replayed while another is captured")
         for seen in self._watching:
             seen.launches += 1
             seen.inside += recording.launches
-        uses = []
-        for key, (storage, writes) in recording.outside.items():
-            if storage() is None:
-                raise Forbidden("a graph is replayed that reads or writes memory which is gone")
-            if block := self.memory._blocks.get(key):
-                uses.append((block, (0, storage().nbytes()), writes))
-        self.streams.use(iter(uses), "replay")
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             recording.replay()
-
-    def _freed(self, block: Block) -> None:
-        if (wrong := self.streams.check_free(block)) and wrong not in self.hazards:
-            self.hazards.append(f"{wrong}: {_caller()}")
 
     @staticmethod
     def _in_backward() -> bool:
@@ -361,7 +329,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         asked = kwargs.get("device")
-        here = any(t in self.gpu.memory for t in tensors_of((args, kwargs)))
+        here = any(t in self.gpu for t in tensors_of((args, kwargs)))
         self.gpu._context.append(here if asked is None else torch.device(asked).type == "cuda")
         try:
             return func(*args, **kwargs)
@@ -379,6 +347,14 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunction():
             return self.gpu.operate(func, args, kwargs or {})
+
+
+def storage_of(tensor: Tensor) -> UntypedStorage:
+    """The memory of a tensor, also of one that vmap has wrapped."""
+    with torch._C.DisableTorchFunction():
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        return tensor.untyped_storage()
 
 
 def _written(func, args, kwargs) -> list[Tensor]:

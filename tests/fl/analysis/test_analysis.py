@@ -171,34 +171,6 @@ def test_models_that_are_no_family_are_refused(make_run):
         measure([Member("x", one.spec, one.model) for one in read([small, wide])[::-1]])
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["similarity"], "give run folders, or an untrained --model"),
-        (["similarity", "nowhere"], "nowhere"),
-        (["similarity", "nowhere", "--depth", "2"], "are for --model"),
-        (["similarity", "--model", "nothing"], "nothing"),
-        (["similarity", "--model", "resnet20", "--seed", "-1"], "--seed"),
-        (["similarity", "--model", "resnet20", "--width", ""], "at least one --width"),
-        (["similarity", "--model", "cnn"], "no section"),
-        (["similarity", "--model", "resnet20", "--out", "there.png"], "exists already"),
-        (["similarity", "--model", "resnet20", "--out", "a.doc"], "'doc'"),
-        (["scales", "nowhere", "neither"], "nowhere"),
-        (["scales", "nowhere", "neither", "--out", "there.png"], "nowhere"),
-        (["similarity", "nowhere", "--out", "there.png"], "nowhere"),
-    ],
-)
-def test_what_cannot_be_done_is_said_in_one_line(flags, reason, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.png").touch()
-    assert main(flags) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert reason in error
-    assert [path.name for path in tmp_path.iterdir()] == ["there.png"]
-
-
 def fleet():
     """Plans with grafting of a few clients of one global model, and the same without."""
     full = Spec("preresnet20", width=0.5, depth=3).build(device="meta")

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import re
-import stat
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import yaml
 
 import fl
 from fl import Config, FLError
-from fl import run as cli
 from fl.algorithms import OPTIONS, FedProxOptions
 from fl.base.rng import Rng
 from fl.config import command_line
@@ -77,56 +74,6 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     assert re.search(r"samples moved     \d+, from the largest clients\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--partition", "random"],
-            "unknown --partition 'random': there are clusters, contiguous, dirichlet, iid, ",
-        ),
-        (["--dataset", "mnistt"], "unknown data set 'mnistt'"),
-        (["--clients", "0"], "--clients must be 1 or more"),
-        (["--alpha", "nan"], "--alpha must be a finite number, got nan"),
-        (["--seed", "-1"], "--seed must be at least 0"),
-        (["--partition", "natural"], "owners, such as femnist"),
-        (["--plot", "split.txt"], "figures are not written as 'txt'"),
-    ],
-)
-def test_what_cannot_be_shown_is_one_line(flags, message, capsys):
-    assert main(flags) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", [".", "", "/", "..", "split.png", "pipe", "link", "dangling", "folder", "/dev/null"])
-def test_a_picture_replaces_nothing(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "split.png").write_text("mine")
-    (tmp_path / "folder").mkdir()
-    os.mkfifo("pipe")
-    os.symlink("split.png", "link")
-    os.symlink("nowhere", "dangling")
-    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
-    assert main(["--plot", name]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "choose another --plot" in error or "give a name, such as figure.png" in error
-    assert {path.name: path.lstat() for path in tmp_path.iterdir()} == before
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
-@pytest.mark.parametrize("flag", ["fedgen.steps", "fedgen.hidden", "fedgen.batch", "fedgen.noise", "fedmr.secure"])
-def test_a_count_that_would_fill_memory_or_never_end_is_refused(flag, tmp_path, capsys):
-    method = flag.partition(".")[0]
-    for count in (2**63 - 1, 2_000_000):
-        assert cli.main(["--algorithm", method, f"--{flag}", str(count), "--out", str(tmp_path)]) == 2
-        assert f"--{flag} must be between " in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.slow
 def test_femnist_s_writers_are_clients(data_root):
     config = Config(dataset="femnist", partition="natural", clients=60, participants=5, data_root=str(data_root))
@@ -146,42 +93,6 @@ def test_every_setting_comes_back_from_yaml_and_dropout_is_a_number(tmp_path):
     assert Config.from_yaml("dropout: 0").dropout == 0
     with pytest.raises(FLError, match="dropout cannot be 'abc'"):
         Config.from_yaml("dropout: abc")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--optimizer", "adam", "--momentum", "0.5"], "--momentum is for --optimizer sgd, not for adam"),
-        (["--betas", "0.5,0.9"], "--betas is for --optimizer adam, not for sgd"),
-        (["--lr-factor", "0.5"], "--lr-factor is for --lr-schedule step, not for constant"),
-        (["--text.tokens", "byte"], "--text.tokens is for data sets of text, not for digits"),
-        (["--crop", "8"], "--crop 8 is as large as the images"),
-        (["--optimizer", "adam", "--betas", "0.9,1"], "--betas must be at least 0 and below 1"),
-        (["--optimizer", "lbfgs"], "unknown --optimizer 'lbfgs': there are sgd, adam"),
-        (["--precision", "fp8"], "unknown --precision 'fp8': there are float32, tf32, bf16"),
-        (["--backend", "vmap", "--channels-last"], "--channels-last is a layout of one client's tensors"),
-        (["--dropout", "0.5"], "--dropout 0.5: cnn has no dropout to set"),
-    ],
-)
-def test_settings_that_nothing_reads_are_refused(flags, message, tmp_path, capsys):
-    assert cli.main([*flags, "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--momentum", "0.9", "--optimizer", "adam"], "--momentum is for --optimizer sgd, not for adam"),
-        (["--algorithm", "heterofl", "--fedexp.no-last-two"], "--fedexp.last-two is for fedexp, which is not in"),
-        (["--architectures.no-mixed"], "--architectures.mixed is for "),
-    ],
-)
-def test_a_flag_that_nothing_reads_is_refused_even_with_its_default(flags, message, tmp_path, capsys):
-    assert cli.main([*flags, "--out", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 import torch
-from fl_flags import TINY
 from selection import some
 
 from fl import run as cli
@@ -178,15 +177,3 @@ def test_heterofls_and_nefls_own():
     assert (config.rounds, config.batch_size, config.nefl.step_sizes, config.norm) == (500, 32, True, "batch")
     factors = [config.schedule()(number) for number in (250, 251, 375, 376)]
     assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
-
-
-@pytest.mark.slow
-@pytest.mark.drawn
-def test_digits_run(tmp_path):
-    flags = [*TINY, "--rounds", "1", "--samples", "200", "--algorithm", "fedfa", "--local-valid", "0"]
-    assert cli.main(["fedfa-digits", *flags, "--out", str(tmp_path), "--name", "a"]) == 0
-    config = Config.read(tmp_path / "a")
-    assert (config.masked_loss, config.architectures.depths) == (True, ("2", "3"))
-    lines = (tmp_path / "a" / "architectures.csv").read_text().splitlines()
-    assert lines[1].split(",")[:2] == ["0.05", "2"]  # the smallest, which the weak ones have
-    assert len((tmp_path / "a" / "metrics.csv").read_text().splitlines()) == 2

@@ -2,17 +2,13 @@
 
 import re
 import shlex
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from data_files import pixels, write_cifar100
-from PIL import Image
 
 from fl import run as cli
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.config.recipes import RECIPES, describe, femam, overview
 from fl.data import Dataset
 from fl.partition import hold_out
@@ -40,12 +36,6 @@ def test_there_is_a_row_for_every_pair_of_columns_and_the_overview_names_it():
     for name in SPLITS:
         data, split = name.split("-", 1)
         assert re.search(rf"femam-{data}-.*?\b{re.escape(split)}\b", lines, re.DOTALL), name
-
-
-@pytest.mark.parametrize("name", [*femam.TABLE, "femam-digits", "femam-fashion-mnist", "femam-femnist"])
-def test_they_can_be_run_and_say_how(name):
-    RECIPES[name]().check()
-    assert f"python -m fl.run {name}\n" in describe(name)
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -148,56 +138,3 @@ def test_fashion_mnist_with_other_partitions(flags, spread):
     assert len(parts.samples) == config.samples  # none is left over
     sizes = hold_out(parts, config.local_valid, config.local_test, Rng(0).numpy("hold-out"))
     assert sizes.total == config.samples
-
-
-# The path through the two data sets, on small files of their form
-
-
-@pytest.fixture
-def cifar100(tmp_path, monkeypatch):
-    """300 training and 100 test images in the form of CIFAR-100."""
-    contents = {"meta": {"fine_label_names": [str(label) for label in range(100)]}}
-    for part, n in (("train", 300), ("test", 100)):
-        contents[part] = {"data": pixels(n, 3072), "fine_labels": [i % 100 for i in range(n)]}
-    write_cifar100(tmp_path, monkeypatch, contents)
-    return tmp_path
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    """A training and a test image of each class in the form of Tiny-ImageNet."""
-    folder = tmp_path / "tiny-imagenet-200"
-    wnids = [f"n{i:08}" for i in range(200)]
-    (folder / "val" / "images").mkdir(parents=True)
-    (folder / "wnids.txt").write_text("\n".join(wnids))
-    for i, wnid in enumerate(wnids):
-        (folder / "train" / wnid / "images").mkdir(parents=True)
-        for file in (folder / "train" / wnid / "images" / f"{wnid}_0.JPEG", folder / "val" / "images" / f"{i}.JPEG"):
-            Image.new("RGB", (64, 64), (i, 255 - i, 0)).save(file)
-    lines = [f"{i}.JPEG\t{wnid}\t0\t0\t63\t63" for i, wnid in enumerate(wnids)]
-    (folder / "val" / "val_annotations.txt").write_text("\n".join(lines))
-    return tmp_path
-
-
-SMALL = "--algorithm femam --seeds 0 --rounds 2 --femam.levels global,personal --femam.level-rounds 1"
-
-
-@pytest.mark.parametrize(
-    ("name", "clients", "side"),
-    [("cifar100-levels3-6-11", 11, 32), pytest.param("tiny-clusters50", 5, 64, marks=pytest.mark.slow)],
-)
-def test_a_row_runs_on_its_data(name, clients, side, request, tmp_path):
-    root = request.getfixturevalue(name.split("-")[0])
-    flags = f"{SMALL} --clients {clients} --width 0.1 --local-epochs 1 --batch-size 100 --no-download".split()
-    places = ["--data-root", str(root), "--out", str(tmp_path), "--name", "a"]
-    assert cli.main([f"femam-{name}", *flags, *places]) == 0
-    config = Config.read(tmp_path / "a")
-    assert config.femam.level_rounds == (1,)
-    dataset = config.load()
-    assert dataset.x.shape == (400, 3, side, side)  # training and test images
-    assert set(Counter(dataset.y.tolist()).values()) == {4 if name.startswith("cifar") else 2}
-    header, *rows = (tmp_path / "a" / "metrics.csv").read_text().splitlines()
-    assert len(rows) == 2
-    last = dict(zip(header.split(","), rows[-1].split(",")))
-    assert 0 <= float(last["local_test_accuracy"]) <= 1
-    assert float(last["local_valid_loss"]) > 0

@@ -76,6 +76,8 @@ def test_bad_idx_files_are_named(tmp_path):
     assert "labels from 1 to 27" in damage(labels, np.array([1, 1, 27], np.uint8))
     assert "images of 28x27 pixels" in damage(images, pixels(6, 28, 27))
     damage(images, b"\0\0\x08\x03\0\0\0\x06\0\0\0\x1c\0\0\0\x1c" + b"\0" * 1000)  # cut short
+    for content in (b"", b"\0" * 100, b"junkjunkjunk", b"\0\0\x08\x01\0\0"):
+        damage(labels, content)
     images.unlink()
     assert "missing EMNIST/raw/emnist-letters-train-images-idx3-ubyte" in complaint("emnist-letters", tmp_path)
 

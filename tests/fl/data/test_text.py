@@ -8,19 +8,15 @@ import torch.nn.functional as F
 from data_files import complaint
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 import fl
 import surgery
-import zoo
 from fl import data
 from fl import run as cli
 from fl.data import TextOptions, corpora
 from fl.data import text as text_module
-from fl.data.__main__ import main as data_command
 from fl.data.__main__ import main as look
 from fl.data.text import UNKNOWN, decode, encode_bytes, encode_words, vocabulary_of, words
-from fl.models import make_spec
 from fl.runs import evaluate
 from fl.runs.metrics import read
 
@@ -278,14 +274,6 @@ def test_scores_of_text_and_of_its_pieces(monkeypatch):
     assert evaluate.score(lambda x: x, logits, labels, 7) == pytest.approx(whole, rel=1e-12)
 
 
-def test_pieces_of_images_give_the_same_scores(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(50, 3, generator=generator), torch.randint(3, (50,), generator=generator)
-    whole = evaluate.score(lambda x: x, logits, labels, 3)
-    monkeypatch.setattr(evaluate, "_LOGITS", 30)
-    assert evaluate.score(lambda x: x, logits, labels, 3) == pytest.approx(whole, rel=1e-12)
-
-
 def test_a_hopeless_loss_has_an_infinite_perplexity():
     logits = torch.tensor([[[1e4, 0.0]]])
     assert evaluate.score(lambda x: x, logits, torch.tensor([[1]]), 2)["perplexity"] == math.inf
@@ -334,77 +322,6 @@ def test_the_trained_language_model_can_be_taken_out(trained):
     assert read(folder / "metrics.csv")[-1]["loss"] == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_run_on_text_goes_on(tmp_path, capsys):
-    whole = train(tmp_path, "whole", "--algorithm", "fedavg")
-    short = train(tmp_path, "short", "--algorithm", "fedavg", "--rounds", "1")
-    assert "perplexity" in capsys.readouterr().out
-    assert cli.main(["--resume", str(short), "--rounds", "2"]) == 0
-    a, b = (load_file(folder / "checkpoint.safetensors") for folder in (whole, short))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert cli.main(["--resume", str(short), "--text.length", "8"]) == 2
-    assert "--text.length cannot change when a run is resumed (it had 16)" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.drawn
-def test_runs_on_text_are_compared_by_its_options(tmp_path, capsys):
-    once = ["--out", str(tmp_path), "--algorithm", "fedavg", "--rounds", "1"]
-    words = FLAGS.index("--text.vocabulary")  # which bytes have none of
-    for tokens, vocabulary in (("word", ["--text.vocabulary", "10000"]), ("byte", [])):
-        flags = [*FLAGS[:words], *FLAGS[words + 2 :], "--text.tokens", tokens, *vocabulary]
-        assert cli.main([*flags, *once, "--name", tokens]) == 0
-    assert cli.main(["--rounds", "1", "--local-epochs", "1", "--out", str(tmp_path), "--name", "digits"]) == 0
-    from fl.analysis.groups import find_runs, group
-    from fl.analysis.outcome import table
-    from fl.figures.comparison import compare
-
-    lines = compare([tmp_path / "word", tmp_path / "byte"], tmp_path / "a.png").splitlines()
-    assert [line.split("  ")[0] for line in lines[1:]] == ["fedavg text.tokens=word", "fedavg text.tokens=byte"]
-    mixed = table(group(find_runs([tmp_path / "word", tmp_path / "digits"]))).splitlines()
-    words = " ".join(mixed).split()
-    assert {"macro-F1", "perplexity", "MB", "seconds"} <= set(words)
-    assert words.count("-") == 2  # neither has what is of the other's kind
-
-
-def test_the_pieces_of_an_evaluation_do_not_matter(monkeypatch):
-    config = fl.Config(
-        dataset="pydoc", model="transformer", partition="iid", width=0.125, depth=1, text=TextOptions("byte", length=32)
-    )
-    fed, algorithm = fl.build(config)
-    state = algorithm.init()["global"]
-
-    def measured():
-        models = {name: torch.stack([t, t]) for name, t in state.items()}
-        return evaluate.evaluate_global(fed, lambda x: fed.predict(state, x)) | evaluate.evaluate_models(
-            fed, evaluate.honest_cohort(fed, models, [0, 1], [True, True])
-        )
-
-    whole = measured()
-    monkeypatch.setattr(evaluate, "_LOGITS", 100 * 32 * 256)
-    assert measured() == pytest.approx(whole, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model", "cnn"], "--model cnn is made for images, and the data set is text: choose --model transformer"),
-        (["--model", "timm:resnet18"], "--model timm:resnet18 is made for images"),
-        (["--dataset", "digits"], "--text.vocabulary is for data sets of text, not for digits: leave it out"),
-        (["--partition", "dirichlet"], "depends on class labels, and text has none: choose contiguous, iid, natural"),
-        (["--text.tokens", "char"], "unknown --text.tokens 'char': there are word, byte"),
-        (["--text.length", "-1"], "--text.length must be 1 or more"),
-        (["--dataset", "text:a.txt"], "--dataset text:a.txt: there is no file a.txt, nor in /nowhere"),
-        (["--norm", "batch"], "transformer takes no norm"),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line(tmp_path, capsys, flags, message):
-    assert cli.main([*FLAGS, "--data-root", "/nowhere", "--out", str(tmp_path), *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_text_passed_to_deal_has_no_classes():
     with pytest.raises(fl.FLError, match="text has none"):
         fl.partition.deal(torch.zeros(20, 3).long(), "shards", 2, fl.Rng(0).numpy("partition"))
@@ -416,26 +333,6 @@ def test_who_holds_what_text(tmp_path, capsys):
     assert "samples of 64, " in out
     assert "different tokens" in out
     assert "classes a client" not in out
-    assert look(["--dataset", "pydoc", "--partition", "iid", "--plot", str(tmp_path / "a.png")]) == 2
-    assert "text has no classes" in capsys.readouterr().err
-
-
-def test_the_length_is_the_model_s():
-    spec = make_spec("transformer", 50, width=0.125, tokens=16)
-    assert (spec.tokens, spec.num_classes) == (16, 50)
-    assert (
-        fl.Config(dataset="pydoc", model="transformer", text=TextOptions(length=16)).spec(50, None, None).tokens == 16
-    )
-    assert zoo.Spec("transformer").tokens == 64
-
-
-def test_settings_of_text_come_back_from_yaml():
-    config = fl.Config(dataset="pydoc", text=TextOptions("word", 0, 7))
-    assert fl.Config.from_yaml(config.to_yaml()) == config
-    with pytest.raises(fl.FLError, match=r"unknown setting text\.size"):
-        fl.Config.from_yaml("dataset: pydoc\ntext: {size: 3}")
-    with pytest.raises(fl.FLError, match=r"text\.length cannot be 'a'"):
-        fl.Config.from_yaml("dataset: pydoc\ntext: {length: a}")
 
 
 def test_the_objective_is_the_mean_over_all_tokens():
@@ -444,13 +341,6 @@ def test_the_objective_is_the_mean_over_all_tokens():
     logits, labels = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
     mean = sum(F.cross_entropy(row, label) for row, label in zip(logits, labels)) / 3
     torch.testing.assert_close(cross_entropy(lambda params, x: x, {}, None, (logits, labels)), mean)
-
-
-def test_help_of_the_data_shows_the_options_of_text(capsys):
-    with pytest.raises(SystemExit) as done:
-        data_command(["--help"])
-    assert done.value.code == 0
-    assert "--text.vocabulary" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])

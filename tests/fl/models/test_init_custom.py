@@ -1,7 +1,6 @@
 """Trained weights for a model of one's own: the names are those of its state dict."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -87,13 +86,3 @@ def test_a_library_publishes_none(file):
         fl.build(fl.Config(init="timm", model="torch.nn:Identity"))
     with pytest.raises(FLError, match=r"torchvision publishes no weights for a model of your own \(model=Net\)"):
         begun("torchvision", Net)
-
-
-def test_a_run_begins_there_and_resumes_without_the_file(file, tmp_path):
-    init, state = file(Net())
-    config = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, init=init, lr=1e-30)
-    fl.simulate(config, tmp_path / "run", model=Net)
-    (tmp_path / "net.safetensors").unlink()
-    fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True, model=Net)
-    trained = fl.load_model(tmp_path / "run", model=Net).state_dict()
-    torch.testing.assert_close(dict(trained), dict(state))

@@ -122,43 +122,6 @@ def test_settings_are_checked_before_anything_is_built(settings):
         Config(**settings).check()
 
 
-def test_a_library_s_model_is_made_shallow_and_narrow():
-    model = make("timm:resnet18", depth=(1, 2, 1, 1), width=0.25).eval()
-    assert [len(getattr(model, f"layer{i}")) for i in range(1, 5)] == [1, 2, 1, 1]
-    assert model.fc.in_features == 128
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_width_and_depth_are_given_by_section(tmp_path):
-    flags = [*TINY, "--model", "resnet20", "--width", "0.25,0.25,0.5", "--depth", "1,2,1", "--out", str(tmp_path)]
-    assert cli.main([*flags, "--norm", "static_batch", "--rounds", "1"]) == 0
-    (folder,) = tmp_path.iterdir()
-    config = Config.read(folder)
-    assert (config.width, config.depth) == ((0.25, 0.25, 0.5), (1, 2, 1))
-    model = fl.load_model(folder)
-    assert model.head.in_features == 32
-    assert [len(model.section1), len(model.section2), len(model.section3)] == [1, 2, 1]
-    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
-    model, data = fl.load_model(folder), build(config)[0].data
-    with torch.no_grad():  # of one image alone: the statistics are in the checkpoint
-        alone = torch.cat([model(data.normalise(x)) for x in data.test_x.split(1)])
-    accuracy = (alone.argmax(1) == data.test_y).double().mean().item()
-    assert accuracy == pytest.approx(read(folder / "metrics.csv")[-1]["accuracy"], abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "width"),
-    some(  # one with 1x1 positions, one with a norm that is not used
-        [("resnet18", "0.05"), ("resnet20_fedmr", "0.1")], [("resnet18", "0.05")]
-    ),
-)
-def test_static_batch_norm_with_every_backend(tmp_path, name, width):
-    flags = [*TINY, "--model", name, "--width", width, "--norm", "static_batch", "--rounds", "1"]
-    for backend in ("auto", "loop", "vmap"):
-        assert cli.main([*flags, "--backend", backend, "--out", str(tmp_path), "--name", backend]) == 0
-        fl.load_model(tmp_path / backend)
-
-
 def test_width_and_depth_may_be_single_numbers():
     config = Config(model="resnet20", width=0.5, depth=2)
     assert (config.width, config.depth) == ((0.5,), (2,))
@@ -167,15 +130,43 @@ def test_width_and_depth_may_be_single_numbers():
     assert Config(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(("name", "backend"), some(product(NAMES, ("loop", "vmap")), [(NAMES[0], "vmap")]))
-def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, name, backend):
-    flags = [*TINY, "--model", name, "--backend", backend, "--models-every", "0", "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    "flags",
+    some(
+        [
+            *(f"--model {name} --backend {backend}" for name in NAMES for backend in ("loop", "vmap")),
+            "--model timm:resnet18 --depth 1,2,1,1 --width 0.25",
+            "--model resnet20 --width 0.25,0.25,0.5 --depth 1,2,1 --norm static_batch",
+            *(f"--model resnet18 --width 0.05 --norm static_batch --backend {name}" for name in ("loop", "vmap")),
+            "--model resnet20_fedmr --width 0.1 --norm static_batch --backend vmap",  # has a norm that is not used
+        ],
+        [
+            "--model timm:resnet18 --backend vmap",
+            "--model resnet20 --width 0.25,0.25,0.5 --depth 1,2,1 --norm static_batch",
+            "--model resnet18 --width 0.05 --norm static_batch --backend loop",
+        ],
+    ),
+)
+def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, flags):
+    """With widths and depths by section; statistics of the static norm are in the checkpoint."""
+    flags = [*TINY, *flags.split(), "--models-every", "0", "--out", str(tmp_path)]
     assert cli.main([*flags, "--rounds", "1"]) == 0
     (folder,) = tmp_path.iterdir()
-    assert folder.name == f"fedmr-digits-{name.replace(':', '-')}-dirichlet0.5-seed0"
+    config = Config.read(folder)
+    assert folder.name == f"fedmr-digits-{config.model.replace(':', '-')}-dirichlet0.5-seed0"
     assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
-    last = read(folder / "metrics.csv")[-1]
-    model, data = fl.load_model(folder), build(Config.read(folder))[0].data
-    with torch.no_grad():
-        right = model(data.normalise(data.test_x)).argmax(1) == data.test_y
-    assert right.double().mean().item() == pytest.approx(last["accuracy"], abs=1e-9)
+    model, data = fl.load_model(folder), build(config)[0].data
+    with torch.no_grad():  # of one image alone
+        alone = torch.cat([model(data.normalise(x)) for x in data.test_x.split(1)])
+    accuracy = (alone.argmax(1) == data.test_y).double().mean().item()
+    assert accuracy == pytest.approx(read(folder / "metrics.csv")[-1]["accuracy"], abs=1e-9)
+
+
+def test_width_and_depth_are_given_by_section():
+    model = make("resnet20", width=(0.25, 0.25, 0.5), depth=(1, 2, 1))
+    assert model.head.in_features == 32
+    assert [len(model.section1), len(model.section2), len(model.section3)] == [1, 2, 1]
+    model = make("timm:resnet18", depth=(1, 2, 1, 1), width=0.25).eval()
+    assert [len(getattr(model, f"layer{i}")) for i in range(1, 5)] == [1, 2, 1, 1]
+    assert model.fc.in_features == 128
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)

@@ -1,0 +1,257 @@
+"""Files of a run that were damaged, edited or lost: a line each that names the file, and nothing is overwritten."""
+
+import csv
+import os
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import fl
+from fl import engine, simulate
+from fl.analysis.groups import find_runs
+from fl.base import tensors
+from fl.config import Config
+from fl.runs import checkpoint, evaluate
+from fl.runs.__main__ import listing
+
+CONFIG = Config(
+    algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
+    models_every=0, backend="loop",
+)  # fmt: skip
+MEASURED = "accuracy", "loss", "f1", "local"
+SETTINGS, TABLE, CLIENTS, SUMMARY = "config.yaml", "metrics.csv", "clients.csv", "summary.json"
+POINT, START = "checkpoint.safetensors", "start.safetensors"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return CONFIG.load()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data):
+    """A run with all files that there are, whose best round is not its last, and others: by what they differ in."""
+    weights = tmp_path_factory.mktemp("weights") / "cnn.safetensors"
+    save_file(fl.build(CONFIG, data)[0].initial(), weights)
+    config = replace(CONFIG, rounds=4, keep_best=True, checkpoint_every=2, lr=0.2, local_valid=0.1, init=str(weights))
+    others = {"": {}, "seed": {"seeds": (1,)}, "width": {"width": 0.2, "init": None}, "method": {"algorithm": "fedmr"}}
+    found = {name: tmp_path_factory.mktemp("runs") / "a" for name in others}
+    for name, changes in others.items():
+        scores = iter((0.3, 0.9, 0.4, 0.5))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(evaluate, "evaluate_global", lambda *_, s=scores: {"accuracy": next(s), "loss": 1.0})
+            simulate(replace(config, **changes), found[name], dataset=data)
+    return found
+
+
+def cells(change):
+    """A change of the table's rows, each a dict of texts."""
+
+    def damage(path, runs):
+        with open(path, newline="") as file:
+            rows = [*csv.DictReader(file)]
+        rows = change(rows) or rows
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0]])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    return damage
+
+
+def renamed(rows):
+    return [{name.replace("accuracy", "acuracy"): text for name, text in row.items()} for row in rows]
+
+
+def content(change):
+    """A change of the bytes; given some, they are the file's."""
+    return lambda path, runs: path.write_bytes(change if isinstance(change, bytes) else change(path.read_bytes()))
+
+
+def flipped(find):
+    """A bit, at the place that is found in the bytes."""
+    return content(lambda whole: whole[: (at := find(whole))] + bytes([whole[at] ^ 2]) + whole[at + 1 :])
+
+
+def header(change):
+    """The checkpoint with what `change` makes of its header, a text."""
+
+    def damage(path, runs):
+        with safe_open(path, framework="pt") as file:
+            kept, texts = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+        (name,) = texts
+        save_file(kept, path, metadata={name: change(texts[name])})
+
+    return damage
+
+
+def doubled(path, runs):
+    spec, server = checkpoint.read_parts(path.parent)
+    server = {part: {name: tensor.double() for name, tensor in state.items()} for part, state in server.items()}
+    checkpoint.save(path.parent, server, 4, spec, {})
+
+
+def other(name):
+    return lambda path, runs: shutil.copy(runs[name] / path.name, path)
+
+
+def gone(path, runs):
+    path.unlink()
+
+
+def endless(path, runs):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def huge(path, runs):
+    os.truncate(path, 2**29)
+
+
+cut = content(lambda whole: whole[: len(whole) // 2])
+DAMAGE = {
+    (POINT, "a header that is no JSON"): (header(lambda text: "not json"), "is damaged", "rbec"),
+    (POINT, "a header that is a list"): (header(lambda text: "[]"), "is damaged", "rbec"),
+    (POINT, "another checksum"): (header(lambda text: '{"checksum": "00000000"}'), "is damaged", "rbec"),
+    (POINT, "another round"): (header(lambda text: text.replace('"round": 4', '"round": 2')), "is damaged", "rbec"),
+    (POINT, "another rate"): (header(lambda text: text.replace('"lr": 0.2', '"lr": 0.3')), "is damaged", "rbec"),
+    (POINT, "another version"): (header(lambda text: text.replace("point-3", "point-4")), "is damaged", "rbec"),
+    (POINT, "another format"): (lambda path, _: tensors.write(path, "checkpoint-9", {}, {}), "checkpoint-9", "rbec"),
+    (POINT, "another's file"): (lambda path, _: save_file({"a": torch.zeros(1)}, path), "no checkpoint", "rbec"),
+    (POINT, "a bit of a tensor"): (flipped(lambda whole: len(whole) - 3), "is damaged", "rbe"),
+    (POINT, "a bit of the header"): (flipped(lambda whole: whole.index(b'round\\": 4') + 9), "is damaged", "rbec"),
+    (POINT, "a bit of a checksum"): (flipped(lambda whole: whole.index(b"checksum") + 20), "damaged|read", "rbec"),
+    (POINT, "other numbers"): (doubled, "torch.float64|--keep-best", "rb"),
+    (POINT, "no file"): (endless, "no regular file", "rbec"),
+    (POINT, "a file cut off"): (cut, "cannot be read", "rbec"),
+    (POINT, "nothing"): (gone, "is gone|has no", "rbe"),
+    (POINT, "another seed"): (other("seed"), "--seeds 1", "rbec"),
+    (POINT, "another width"): (other("width"), "width 0.2|width was", "rbec"),
+    (POINT, "another method"): (other("method"), "--algorithm fedmr|another model", "rbec"),
+    (TABLE, "another accuracy"): (cells(lambda rows: rows[2].update(accuracy="0.99")), "round 3", "rbc"),
+    (TABLE, "another loss"): (cells(lambda rows: rows[0].update(train_loss="0.5")), "round 1", "rbc"),
+    (TABLE, "another heading"): (cells(renamed), "acuracy|not the table", "rbc"),
+    (TABLE, "another seed"): (other("seed"), "round 1", "rbc"),
+    (TABLE, "a round twice"): (cells(lambda rows: [rows[0], *rows]), "round 1 twice|hold rounds", "rbcl"),
+    (TABLE, "another order"): (cells(lambda rows: rows[::-1]), "out of order|hold rounds", "rbcl"),
+    (TABLE, "a round below 1"): (cells(lambda rows: rows[0].update(round="-1")), "table of rounds", "rbcl"),
+    (TABLE, "a word"): (cells(lambda rows: rows[3].update(accuracy="half")), "table of rounds", "rbcl"),
+    (TABLE, "other columns"): (content(b"step,foo\n1,2\n"), "table of rounds", "rbcl"),
+    (TABLE, "no text"): (content(b"\xff\xfe,\n1\n"), "table of rounds", "rbcl"),
+    (TABLE, "a table cut off"): (cut, "put the table back", "rbc"),
+    (TABLE, "no rounds"): (content(b""), "put the table back", "rbc"),
+    (TABLE, "nothing"): (gone, "put the table back|no metrics.csv", "rbc"),
+    (TABLE, "no file"): (endless, "no regular file", "rbcl"),
+    (TABLE, "half a gigabyte"): (huge, "536,870,912 bytes", "rbcl"),
+    (CLIENTS, "a table cut off"): (cut, "put the table back", "r"),
+    (CLIENTS, "other columns"): (content(lambda whole: whole.replace(b"_loss", b"")), "put the table back", "r"),
+    (CLIENTS, "no table"): (content(b"junk"), "put the table back", "r"),
+    (CLIENTS, "nothing"): (gone, "put the table back", "r"),
+    (START, "a bit of a tensor"): (flipped(lambda whole: len(whole) - 3), "put back a copy", "r"),
+    (START, "no weights"): (content(b"damaged"), "put back a copy", "r"),
+    (START, "nothing"): (gone, "is gone", "r"),
+    (START, "no file"): (endless, "no regular file", "r"),
+    (SETTINGS, "another rate"): (content(lambda text: text.replace(b"lr: 0.2", b"lr: 0.5")), "put 0.2 back", "rbec"),
+    (SETTINGS, "a word"): (content(b"rounds: abc"), "rounds", "rbecl"),
+    (SETTINGS, "a word in a list"): (content(b"seeds: [a]"), "seeds", "rbecl"),
+    (SETTINGS, "a number for a group"): (content(b"fedmr: 3"), "fedmr", "rbecl"),
+    (SETTINGS, "an option that there is not"): (content(b"fedmr: {speed: 3}"), "fedmr.speed", "rbecl"),
+    (SETTINGS, "no YAML"): (content(b"a: ["), "YAML", "rbecl"),
+    (SETTINGS, "a list"): (content(b"- 1"), "settings|mapping", "rbecl"),
+    (SETTINGS, "no text"): (content(b"\xff\xfe\x00"), "text|config.yaml", "rbecl"),
+    (SETTINGS, "no file"): (endless, "regular file", "rbecl"),
+    (SUMMARY, "no JSON"): (content(b"not json"), "JSON", "l"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "what"), DAMAGE, ids=[f"{file}: {what}" for file, what in DAMAGE])
+def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
+    """Resuming (r), comparing (c), exporting the best (b) or the last model (e), and listing (l)."""
+    damage, subject, told = DAMAGE[file, what]
+    folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")
+    damage(folder / file, runs)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.stat().st_size < 2**28}
+
+    def listed():
+        for wrong, said in listing(tmp_path / "runs")[1].items():
+            raise fl.FLError(f"{wrong}: {said}")
+
+    calls = {
+        "r": lambda: simulate(Config.read(folder), folder, resume=True, dataset=data),
+        "b": lambda: fl.export(folder, tmp_path / "b.pt", best=True),
+        "e": lambda: fl.export(folder, tmp_path / "e.pt"),
+        "c": lambda: find_runs([folder]),
+        "l": listed,
+    }
+    found = {}
+    for reader, call in calls.items():
+        try:
+            call() if reader != "r" or "r" in told else None
+        except fl.FLError as error:
+            found[reader] = str(error)
+    assert found.keys() == set(told), found
+    for reader, said in found.items():
+        assert re.search(file if reader == "l" else subject, said)
+        assert str(folder) in said
+        assert "\n" not in said
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_same_content_is_the_same_file_and_shared_memory_is_no_matter(tmp_path):
+    one = torch.arange(6.0)
+    mine = {"b": one, "a": one.view(2, 3).T, "c": torch.tensor(3), "d": torch.zeros(0, 2)}
+    for name in "xy":
+        tensors.write(tmp_path / name, "mine-1", mine, {"k": [1, None, 0.1]})
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+    found, header = tensors.read(tmp_path / "x", "mine-1")
+    assert header == {"k": [1, None, 0.1]}
+    assert found.keys() == mine.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in mine.items())
+
+
+def test_what_a_kill_leaves_and_an_end_measured_is_no_damage(runs, tmp_path, data):
+    """Rounds after the checkpoint, other seconds, and evaluations that a resumed run has dropped, may be; a table of
+    clients that goes on behind them, too.
+    """
+    folder = shutil.copytree(runs[""], tmp_path / "a")
+    change = lambda change: cells(change)(folder / TABLE, runs)  # noqa: E731
+    change(lambda rows: [*rows, rows[3] | {"round": "5", "accuracy": "0.99"}])
+    change(lambda rows: rows[0].update(seconds="7.5"))
+    change(lambda rows: rows[3].update({name: "" for name in rows[3] if name.startswith(MEASURED)}))
+    find_runs([folder])
+    assert fl.export(folder, tmp_path / "b.pt", best=True).exists()
+    assert simulate(replace(Config.read(folder), rounds=5), folder, True, data)["rounds"] == 5
+
+
+def test_a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp_path, data):
+    """A run goes on after it; then only the table's headings can be wrong, which is told with the file."""
+    folder = tmp_path / "a"
+    simulate(CONFIG, folder, dataset=data)
+    spec, server = checkpoint.read_parts(folder)
+    server.pop("statistics", None)
+    checkpoint.save(folder, server, 1, spec, {})
+    whole = (folder / TABLE).read_bytes()
+    cells(renamed)(folder / TABLE, {})
+    with pytest.raises(fl.FLError, match=r"a/metrics\.csv has a column 'acuracy'"):
+        simulate(CONFIG, folder, resume=True, dataset=data)
+    (folder / TABLE).write_bytes(whole)
+    assert simulate(CONFIG, folder, resume=True, dataset=data)["rounds"] == 1
+
+
+def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monkeypatch):
+    used, order = [], ["vmap", "loop"]
+    monkeypatch.setattr(engine, "ranked", lambda groups: order)
+    for name in ("vmap", "loop"):
+        real = engine.BACKENDS[name]
+        monkeypatch.setitem(engine.BACKENDS, name, lambda groups, n=name, r=real: used.append(n) or r(groups))
+    config, folder = replace(CONFIG, backend="auto"), tmp_path / "a"
+    simulate(config, folder, dataset=data)
+    order.reverse()  # as on a machine with other threads
+    simulate(replace(config, rounds=2), folder, resume=True, dataset=data)
+    simulate(config, tmp_path / "b", dataset=data)
+    assert used == ["vmap", "vmap", "loop"]

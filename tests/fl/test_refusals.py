@@ -1,0 +1,214 @@
+"""What a command cannot do is one line that names the option, the value or the file, and nothing is written."""
+
+import os
+import shlex
+
+import pytest
+from fl_flags import TINY
+
+import surgery.__main__
+import zoo.__main__
+from fl import compare, landscape, run, simulate, sweep
+from fl.__main__ import main
+from fl.analysis.__main__ import main as analysis
+from fl.config import Config
+from fl.data.__main__ import main as data
+from fl.export import main as export
+
+TEXT = "--dataset pydoc --model transformer --partition natural --text.vocabulary 50 --text.length 16 --width 0.125"
+COMMANDS = {
+    "run": lambda argv: run.main([*TINY, *argv]),
+    "recipe": run.main,
+    "text": lambda argv: run.main([*TINY, *TEXT.split(), *argv]),
+    "sweep": sweep.main, "landscape": landscape.main, "analysis": analysis, "data": data, "compare": compare.main,
+    "export": export, "fl": main, "surgery": surgery.__main__.main, "zoo": zoo.__main__.main,
+}  # fmt: skip
+REFUSED = [
+    ("run --algorithm fedavgg", "unknown --algorithm 'fedavgg': there are clusamp, fedasam, fedavg"),
+    ("run --algorithm nope --help", "unknown --algorithm 'nope'"),
+    ("run --algorithm fedavg,fedavg", "only once"),
+    ("run --algorithm indep --fedmr.secure 3", "--fedmr.secure is for fedmr"),
+    ("run --algorithm heterofl --fedexp.no-last-two", "--fedexp.last-two is for fedexp"),
+    ("run --architectures.no-mixed", "--architectures.mixed is for "),
+    ("run --nesterov --momentum 0", "--nesterov needs a --momentum above 0"),
+    ("run --optimizer adam --momentum 0.5", "--momentum is for --optimizer sgd"),
+    ("run --optimizer adam --momentum 0.9", "--momentum is for --optimizer sgd"),  # also with its default
+    ("run --optimizer adam --betas 0.9,1", "--betas must be"),
+    ("run --optimizer lbfgs", "unknown --optimizer 'lbfgs'"),
+    ("run --betas 0.5,0.9", "--betas is for --optimizer adam"),
+    ("run --lr-factor 0.5", "--lr-factor is for --lr-schedule step"),
+    ("run --lr-schedule linear", "unknown --lr-schedule 'linear'"),
+    ("run --lr-schedule step --lr-steps 0.5,2", "--lr-steps must be"),
+    ("run --lr -1", "--lr must be above 0"),
+    ("run --lr nan", "--lr must be a finite number"),
+    ("run --width inf", "--width must be a finite number"),
+    ("run --algorithm pfedme --pfedme.mixing 1e300", "--pfedme.mixing"),
+    ("run --algorithm femam --local-valid 0.2 --femam.window 1000000000000000000000", "--femam.window"),
+    ("run --algorithm fedavg --clients 100000000000", "--clients"),
+    ("run --algorithm fedavg --pad 10000000", "--pad"),
+    ("run --algorithm fedavg --model resnet20 --depth 1000000", "blocks"),
+    *((f"run --algorithm fedgen --fedgen.{what} {count}", f"--fedgen.{what} must be between ")
+      for what in ("steps", "hidden", "batch", "noise") for count in (2**63 - 1, 2_000_000)),
+    (f"run --fedmr.secure {2**63 - 1}", "--fedmr.secure must be between "),
+    ("run --clip -1", "--clip must be 0 or more"),
+    ("run --chunk -1", "--chunk must be 0 or more"),
+    ("run --crop 8", "--crop 8"),
+    ("run --dropout 0.5", "--dropout 0.5"),
+    ("run --precision fp8", "unknown --precision 'fp8'"),
+    ("run --backend gpu", "unknown --backend 'gpu': there are auto, loop, workers, vmap, graphs"),
+    ("run --backend vmap --channels-last", "--channels-last"),
+    ("run --device meta", "device 'meta'"),
+    ("run --device quantum", "device 'quantum'"),
+    ("run --dataset imagenet", "unknown data set 'imagenet'"),
+    ("run --dataset cifar10 --no-download --data-root /nowhere", "cifar-10-batches-py/data_batch_1"),
+    ("run --model resnet", "did you mean resnet"),
+    ("run --norm instance", "unknown --norm 'instance'"),
+    ("run --partition iidd", "unknown --partition 'iidd'"),
+    ("run --participants 5", "--participants 5 of --clients 4"),
+    ("run --participants 1.5", "neither a count (5) nor a share"),
+    ("run --participants 0", "between 1 and all"),
+    ("run --clients 50 --min-samples 11", "500 samples cannot give 50 clients 11 each"),
+    ("run --clients 1000 --samples 0", "use fewer clients"),
+    ("run --rounds 0", "--rounds must be 1 or more"),
+    ("run --name 'a\0b'", "cannot be made"),
+    ("run --name /tmp/x", "is not a plain name"),
+    ("run --seeds -1", "--seeds must be at least 0"),
+    ("run --local-test 1", "below 1"),
+    ("run --fedmr.fraction 2", "--fedmr.fraction must be between 0 and 1"),
+    ("run --fedmr.unit block", "no residual blocks"),
+    ("run --fedmr.unit channel", "unknown --fedmr.unit 'channel'"),
+    ("run --resume /nowhere", "no config.yaml"),
+    ("run --attack.amplify 20", "--attack.amplify is for --attack.share above 0"),
+    ("run --attack.kind trigger", "--attack.kind is for --attack.share above 0"),
+    ("run --attack.share 0.5 --attack.target 3", "--attack.target is for --attack.kind trigger"),
+    ("run --defence.rule median --defence.trim 0.1", "--defence.trim is for --defence.rule trimmed"),
+    ("run --algorithm fedfa --fedfa.scale none --fedfa.quantile 0.5", "--fedfa.quantile is for --fedfa.scale"),
+    ("run --text.tokens byte", "--text.tokens is for data sets of text"),
+    ("recipe digit", "did you mean 'digits'?"),
+    ("text --model cnn", "--model cnn is made for images"),
+    ("text --model timm:resnet18", "--model timm:resnet18 is made for images"),
+    ("text --dataset digits", "--text.vocabulary is for data sets of text"),
+    ("text --partition dirichlet", "text has none: choose contiguous, iid, natural"),
+    ("text --text.tokens char", "unknown --text.tokens 'char'"),
+    ("text --text.length -1", "--text.length must be 1 or more"),
+    ("text --dataset text:a.txt", "there is no file a.txt"),
+    ("text --norm batch", "transformer takes no norm"),
+    ("sweep", "name the option to sweep and its values first"),
+    ("sweep --participants 1,2", "name the option to sweep and its values first"),
+    ("sweep participants", "name the option to sweep and its values first"),
+    ("sweep participant 1,2", "did you mean 'participants'?"),
+    ("sweep fedmr.speed 1,2", "unknown option 'fedmr.speed'"),
+    ("sweep participants 1,x", "participants cannot be 'x'"),
+    ("sweep rounds 1,2.5", "rounds cannot be '2.5'"),
+    ("sweep lr 0.1,", "lr cannot be ''"),
+    ("sweep lr 0.1 --algorithm fedmr,nope -h", "nope"),
+    ("sweep flip true,maybe", "unknown value of flip 'maybe'"),
+    ("sweep local-valid 0,0.2 --algorithm femam", "--local-valid 0"),
+    ("sweep participants 2", "at least two values"),
+    ("sweep lr 0.1,0.2,0.10", "0.10 is there twice"),
+    ("sweep participants 1,2 --participants 3", "--participants is what is swept"),
+    ("sweep fedmr.stage1-rounds 1,2 --fedmr.stage1_rounds=3", "--fedmr.stage1-rounds is what is swept"),
+    ("sweep seeds 1,2", "--seeds A,B"),
+    ("sweep algorithm fedavg,fedmr", "--algorithm A,B"),
+    ("sweep device cpu,cuda", "device is not swept"),
+    ("sweep fedmr.fraction 0,1 --algorithm fedavg", "--fedmr.fraction is for fedmr"),
+    ("sweep fedmr.fraction 0,2", "between 0 and 1"),
+    ("sweep alpha 0.1,1 --partition iid", "--alpha is for --partition dirichlet"),
+    ("sweep participants 2,5 --clients 4", "--participants 5 of --clients 4"),
+    ("sweep participants 1,2 digit", "did you mean 'digits'?"),
+    ("sweep attack.amplify 1,20", "attack.amplify is for --attack.share above 0"),
+    ("sweep attack.share 0,1.5", "attack.share must be between 0 and 1"),
+    ("sweep architectures.widths 1/0.5,1", "--architectures.widths is for fedfa"),
+    ("data --partition random", "unknown --partition 'random'"),
+    ("data --dataset mnistt", "unknown data set 'mnistt'"),
+    ("data --clients 0", "--clients must be 1 or more"),
+    ("data --alpha nan", "--alpha must be a finite number"),
+    ("data --seed -1", "--seed must be at least 0"),
+    ("data --partition natural", "owners, such as femnist"),
+    ("data --dataset pydoc --partition iid --plot a.png", "text has no classes"),
+    ("data --plot split.txt", "'txt'"),
+    *((f"data --plot '{name}'", "--plot" if name.strip("/.") or name == ".." else "a name") for name in
+      (".", "", "/", "..", "taken.png", "pipe", "link", "dangling", "folder", "/dev/null")),
+    ("landscape", "at least one run folder"),
+    ("landscape RUN --points 4", "odd number"),
+    ("landscape RUN --points 1", "--points must be between 3 and 1001"),
+    ("landscape RUN --radius 0", "--radius must be"),
+    ("landscape RUN --radius 1e300", "--radius must be"),
+    ("landscape RUN --samples -1", "--samples must be 0 or more"),
+    ("landscape RUN --part valid", "unknown --part 'valid'"),
+    ("landscape RUN --seed -1", "--seed must be"),
+    ("landscape nowhere --out taken.png", "is not a folder"),
+    ("landscape RUN --out table.png", "table.csv exists already"),
+    ("landscape RUN --out ''", "give a name"),
+    ("landscape RUN --out a.xyz", "'xyz'"),
+    ("compare", "at least one"),
+    ("compare nowhere --out taken.png", "is not a folder"),
+    ("compare folder", "holds no run"),
+    ("compare RUN --out figure.xyz", "'xyz'"),
+    ("compare RUN --out nowhere/figure.png", "there is no folder"),
+    ("compare RUN --out taken.png", "exists already"),
+    ("compare RUN --against bytes", "unknown --against"),
+    ("compare RUN --target 70", "perplexity"),
+    ("compare RUN --target 0", "neither"),
+    ("compare RUN --target nan", "neither"),
+    ("export RUN model.h5", "unknown format 'h5'"),
+    ("export RUN model", "unknown format ''"),
+    ("export RUN taken.pt", "exists already"),
+    ("export RUN nowhere/model.pt", "there is no folder"),
+    ("export RUN model.pt --pixels", "weights alone"),
+    ("export RUN model.pt --client 4", "has clients 0 to 3"),
+    ("export RUN taken.pt --client 4", "has clients 0 to 3"),
+    ("export RUN model.pt --client 1 --best", "--best is for the deployed model"),
+    ("analysis similarity", "give run folders, or an untrained --model"),
+    ("analysis similarity nowhere --out taken.png", "nowhere"),
+    ("analysis similarity nowhere --depth 2", "are for --model"),
+    ("analysis similarity --model nothing", "nothing"),
+    ("analysis similarity --model resnet20 --seed -1", "--seed"),
+    ("analysis similarity --model resnet20 --width ''", "at least one --width"),
+    ("analysis similarity --model cnn", "no section"),
+    ("analysis similarity --model resnet20 --out taken.png", "exists already"),
+    ("analysis similarity --model resnet20 --out a.doc", "'doc'"),
+    ("analysis scales nowhere neither --out taken.png", "nowhere"),
+    ("fl runs folder", "holds no run"),
+    ("fl runs nowhere", "is not a folder"),
+    ("surgery inspect torchvision:resnet18 --width nan", "width"),
+    ("surgery inspect torchvision:resnet18 --width inf", "width"),
+    ("surgery inspect torchvision:resnet18 --input 3,99999999,99999999", "--input"),
+    ("surgery inspect torchvision:resnet18 --depth 1000,1000,1000,1000", "depth"),
+    ("surgery inspect torchvision:resnet18 --seconds 1e300", "--seconds"),
+    ("zoo resnet18 --image-size 99999999", "image_size"),
+    ("zoo resnet18 --in-channels 99999999999", "in_channels"),
+    ("zoo resnet18 --depth 999999", "blocks"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = Config(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
+    simulate(config, folder)
+    return folder
+
+
+@pytest.mark.parametrize(("command", "subject"), REFUSED, ids=[command for command, _ in REFUSED])
+def test_what_a_command_cannot_do_is_one_line(trained, tmp_path, monkeypatch, capsys, command, subject):
+    monkeypatch.chdir(tmp_path)
+    for name in ("taken.png", "taken.pt", "table.csv"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo("pipe")
+    os.symlink("taken.png", "link")
+    os.symlink("nowhere", "dangling")
+
+    def left():
+        stats = {path: path.lstat() for path in [*tmp_path.iterdir(), *trained.iterdir()]}
+        return {path: (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in stats.items()}
+
+    before = left()
+    program, *argv = shlex.split(command.replace("RUN", str(trained)))
+    assert COMMANDS[program](argv) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert subject in lines[0]
+    assert left() == before
