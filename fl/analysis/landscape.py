@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl.analysis.directions import grid, random_direction, rise, surface
-from fl.analysis.groups import group
-from fl.analysis.outcome import Run
+from fl.analysis.groups import Run, group
 from fl.base.rng import Rng, draw
 from fl.base.tables import aligned, write_csv
 from fl.data import Dataset

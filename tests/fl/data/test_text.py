@@ -354,9 +354,8 @@ def test_runs_on_text_are_compared_by_its_options(tmp_path, capsys):
         flags = [*FLAGS[:words], *FLAGS[words + 2 :], "--text.tokens", tokens, *vocabulary]
         assert cli.main([*flags, *once, "--name", tokens]) == 0
     assert cli.main(["--rounds", "1", "--local-epochs", "1", "--out", str(tmp_path), "--name", "digits"]) == 0
-    from fl.analysis.groups import find_runs, group
-    from fl.analysis.outcome import table
-    from fl.figures.comparison import compare
+    from fl.analysis.groups import find_runs, group, table
+    from fl.compare import compare
 
     lines = compare([tmp_path / "word", tmp_path / "byte"], tmp_path / "a.png").splitlines()
     assert [line.split("  ")[0] for line in lines[1:]] == ["fedavg text.tokens=word", "fedavg text.tokens=byte"]
