@@ -125,7 +125,7 @@ def looks_of(lines: Sequence[Line], along: str = "round") -> dict[str, Look]:
     """Give every label its colour and dash; the first lines are the widest, so that later ones do not hide them."""
     labels, references = ([*dict.fromkeys(line.label for line in lines if line.reference is k)] for k in (False, True))
     found = {
-        label: {"color": COLORS[k % MOST], "ls": _DASHES[k // MOST % 4], "lw": 2.4 - 0.2 * (k % MOST)}
+        label: {"color": COLORS[k % MOST], "ls": _DASHES[k // MOST % 4], "lw": 2.0 - 0.15 * (k % MOST)}
         for k, label in enumerate(labels)
     }
     found |= {label: {"color": GREY, "ls": _DASHES[1 + k % 3], "lw": 1.4} for k, label in enumerate(references)}

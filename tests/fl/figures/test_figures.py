@@ -13,11 +13,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from selection import some
 
-from fl.analysis.similarity import Compared
+from fl.analysis.weights import Compared
 from fl.figures import curves
+from fl.figures.clients import partition_map
 from fl.figures.curves import MOST
-from fl.figures.partition import partition_map
-from fl.figures.similarity import heat_maps
+from fl.figures.models import heat_maps
 from fl.figures.style import finish
 from fl.partition import deal
 from surgery import SectionSimilarity
