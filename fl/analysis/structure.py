@@ -183,7 +183,7 @@ def agreement(structure: Structure) -> list[Agreement]:
 
 
 def describe(structure: Structure) -> str:
-    """Make a table of the models in use on each level, clients that have one, and adjusted Rand indices against the truth.
+    """Make a table: models in use on each level, clients with one, and adjusted Rand indices against the truth.
 
     >>> truth = [[0, 0, 1, 1, 2, 2]]
     >>> found = [[0] * 6, [1, 1, 0, 0, 0, -1], [-1] * 6]
@@ -201,7 +201,8 @@ def describe(structure: Structure) -> str:
         level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
         indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
         lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
-    return f"{structure.algorithm}, seed {structure.seed}: {levels}\n{aligned(lines, [11, 13, *[12] * (len(columns) + 2)])}"
+    table = aligned(lines, [11, 13, *[12] * (len(columns) + 2)])
+    return f"{structure.algorithm}, seed {structure.seed}: {levels}\n{table}"
 
 
 def find(folders: Sequence[Path]) -> dict[Path, Structure]:
