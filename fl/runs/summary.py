@@ -125,7 +125,7 @@ def advice(config: Config, folder: Path) -> str:
 
 
 def _comparison(config: Config) -> str:
-    """Write the command that trains other methods as this one, with more seeds; "" if they cannot do what the run does."""
+    """Write the command that trains other methods as this one, with more seeds; "" if they cannot do it."""
     (own,) = config.algorithm
     rivals = ("fedavg", "fedprox")
     methods = (*rivals, *(Config().algorithm if own in rivals else (own,)))
