@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from benchmarks.papers import find
 from benchmarks.papers.fedfa import LAMBDAS
 from benchmarks.papers.verdict import result, spread
-from fl.figures.ends import Named, label_ends
 from fl.figures.style import COLORS, GREY, caption, dress, save
 
 TABLE = Path(__file__).resolve().parent.parent / "benchmarks/results/fedfa/attack-digits.csv"
@@ -45,20 +44,26 @@ def panel(
     Args:
         lines: from method to its points by the index of their value.
     """
-    named = []
     for name, points in lines.items():
         mean, wide = zip(*points.values())
         axis.errorbar([*points], mean, wide, fmt="none", capsize=3, elinewidth=1, ecolor=LOOKS[name])
         dash = "--" if name == "fedavg" else "-"
-        (line,) = axis.plot([*points], mean, f"o{dash}", ms=4, color=LOOKS[name])
-        named.append(Named(name, line))
+        axis.plot([*points], mean, f"o{dash}", ms=4, color=LOOKS[name], label=name)
     dress(axis, "test accuracy" if axis.get_subplotspec().is_first_col() else "", percent=True)
     axis.set_ylim(0, 1)
     axis.set_xlim(-0.2, len(values) - 0.8)
     axis.set_xlabel(label)
     axis.set_xticks(range(len(values)), list(map(str, values)))
     axis.set_title(title, fontsize=10)
-    label_ends(axis, named, 0.6 * _HIGH)
+
+
+def explain(figure: Figure, notes: Sequence[str]) -> None:
+    """Write the names of the lines, and notes, below the panels."""
+    caption(
+        figure,
+        notes,
+        {line.get_label(): line for axis in figure.axes for line in axis.lines if line.get_label()[0] != "_"},
+    )
 
 
 def draw_lambda(out: Path) -> None:
@@ -78,7 +83,7 @@ def draw_lambda(out: Path) -> None:
         panel(axis, [amplify for amplify, _ in shown], lines, "lambda (0: no attack)", title)
     counts = {len(seeds) for _, values in shown for seeds in values.values()}
     seeds = "2 seeds" if counts == {2} else "1 or 2 seeds (no bar: one)"
-    caption(figure, ["mean of the last five evaluations", f"bar: ± one standard deviation over {seeds}",
+    explain(figure, ["mean of the last five evaluations", f"bar: ± one standard deviation over {seeds}",
                      "broken grey: everybody has the full model"])  # fmt: skip
     figure.suptitle("digits, IID, a fifth of the clients malicious, 15 rounds", fontsize=11)
     save(figure, out)
@@ -95,7 +100,7 @@ def draw_share(out: Path) -> None:
         lines.setdefault(row["method"], {})[values.index(row["attack.share"])] = point
     figure = Figure(figsize=(5.4, _HIGH), layout="constrained")
     panel(figure.subplots(), values, lines, "share of malicious clients", "")
-    caption(figure, ["after 20 rounds", "bar: ± one standard deviation over 2 seeds"])
+    explain(figure, ["after 20 rounds", "bar: ± one standard deviation over 2 seeds"])
     figure.suptitle("digits, IID, lambda 5, attackers with the largest model", fontsize=11)
     save(figure, out)
 

@@ -6,18 +6,21 @@ Runs that differ in their seed alone are one line: mean and standard deviation o
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from fl.analysis.costs import check_target
+from fl.analysis.groups import AGAINST, along, common, find_runs, group, table, target_table
 from fl.base.console import guarded
-from fl.base.errors import FLError
-from fl.base.tables import fitted
+from fl.base.settings import choice
+from fl.base.tables import fitted, wrapped
 from fl.config.help import command
-from fl.figures.comparison import compare
+from fl.figures.curves import comparison_figure
+from fl.figures.style import check_new
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,44 @@ class Arguments:
     """a test accuracy in (0, 1], or a perplexity above 1: what runs took to reach it is a second table"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code."""
-    return guarded(lambda: run(command(Arguments, "compare", argv)))
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    against: str = "rounds",
+    target: float | None = None,
+    lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped,
+    new: bool = False,
+) -> str:
+    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table; with a target, a
+    second table is below it.
+
+    Args:
+        lay_out: makes the text of a table's cells, see `fl.base.tables`.
+        new: whether the figure must not be there yet.
+    """
+    choice("--against", [against], AGAINST)
+    if target is not None:
+        check_target(target)
+    groups = group(find_runs(folders))
+    tables = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
+    title = common([run.config for runs in groups.values() for run in runs])
+    rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
+    if new:
+        check_new(out)
+    comparison_figure(rows, title, out, AGAINST[against])
+    return "\n\n".join(tables)
 
 
 def run(arguments: Arguments) -> int:
     """Compare and print."""
-    if not arguments.folders:
-        raise FLError("give at least one run folder")
     print(compare(arguments.folders, arguments.out, arguments.against, arguments.target, fitted, new=True))
     print(f"\nfigure: {arguments.out}")
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    return guarded(lambda: run(command(Arguments, "compare", argv)))
 
 
 if __name__ == "__main__":

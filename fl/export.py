@@ -36,7 +36,7 @@ class Export:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
+    """Run the command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
     return guarded(lambda: run(command(Export, "export", argv)))
 
 

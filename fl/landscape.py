@@ -15,21 +15,20 @@ from typing import Annotated
 
 import tyro
 
-from fl.analysis.directions import grid
 from fl.analysis.groups import common, find_runs
-from fl.analysis.landscape import landscape, table, titles, write_grid
+from fl.analysis.landscape import grid, landscape, table, titles, write_grid
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.settings import Natural, check_values, number, one_of
 from fl.config.help import command
-from fl.figures.landscape import draw_figure
+from fl.figures.models import draw_landscapes
 from fl.figures.style import check_new
 from fl.runs.assembly import pick_device
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Loss landscapes around the final global models of runs, side by side on the same two random directions.
+    """Draw loss landscapes around the final global models of runs, side by side on the same two random directions.
 
     Directions are filter-normalised (Li et al., NeurIPS 2018): Gaussian, each filter scaled to the norm of the model's
     own; biases, norm layers and buffers do not move. Distances are in units of these norms: at distance 1 the model
@@ -62,8 +61,6 @@ class Arguments:
 
     def check(self) -> None:
         """Raise FLError for arguments that cannot be, before anything is computed."""
-        if not self.folders:
-            raise FLError("give at least one run folder")
         check_values(self)
         grid(self.points, self.radius)
 
@@ -102,14 +99,14 @@ def run(arguments: Arguments) -> int:
     for one in found:
         if not one.centre < 0.99 * chance:
             print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing that it is flat")
-    draw_figure(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
+    draw_landscapes(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
     write_grid(found, grid_file)
     print(f"\nfigure: {arguments.out}\ngrid:   {grid_file}")
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     smaller = "--together (models side by side) or --samples"
     return guarded(lambda: run(command(Arguments, "landscape", argv)), smaller)
 

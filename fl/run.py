@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl import data
-from fl.analysis.groups import find_runs, group
-from fl.analysis.outcome import table
+from fl.analysis.groups import find_runs, group, table
 from fl.base.console import guarded
 from fl.base.files import write_text
 from fl.base.tables import fitted
+from fl.compare import compare
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.distributed import current, joined
-from fl.figures.comparison import compare
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
@@ -22,7 +21,7 @@ from fl.runs.summary import advice, describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
+    """Run the command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 

@@ -1,4 +1,4 @@
-"""Which clients share models, beside the truth: `python -m fl.structure FOLDER... [--out FILE]` (FeMAM's Fig. 4).
+"""Draw which clients share models, beside the truth: `python -m fl.structure FOLDER... [--out FILE]` (FeMAM's Fig. 4).
 
     python -m fl.run --algorithm femam --partition clusters --clusters 5 --name found
     python -m fl.structure runs/found
@@ -17,10 +17,9 @@ import tyro
 
 from fl.analysis.structure import agreement, describe, find
 from fl.base.console import guarded
-from fl.base.errors import FLError
 from fl.config.help import command
-from fl.figures.structure import draw
-from fl.figures.style import check_new
+from fl.figures.clients import structure_maps
+from fl.figures.style import check_new, save
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,11 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Draw and print."""
-    if not arguments.folders:
-        raise FLError("give at least one run folder")
     found = find(arguments.folders)
     out = Path("structure.png") if arguments.out is None and not arguments.json else arguments.out
     if out is not None:
         check_new(out)
-        draw(list(found.values()), out)
+        save(structure_maps(list(found.values())), out)
     if arguments.json:
         rows = {str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in found.items()}
         print(json.dumps(rows))
@@ -58,7 +55,7 @@ def run(arguments: Arguments) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code."""
+    """Run the command line. Returns the exit code."""
     return guarded(lambda: run(command(Arguments, "structure", argv)))
 
 

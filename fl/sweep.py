@@ -1,4 +1,4 @@
-"""The same runs for several values of one option: `python -m fl.sweep OPTION VALUE,VALUE,... [RECIPE] [--flags]`.
+"""Train with several values of one option: `python -m fl.sweep OPTION VALUE,VALUE,... [RECIPE] [--flags]`.
 
 python -m fl.sweep participants 5,10,20 --algorithm fedavg,fedmr --seeds 0,1      FedMR's Fig. 10
 python -m fl.sweep fedmr.fraction 0,0.2,0.5,1                                      Fig. 11
@@ -14,16 +14,18 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from fl.analysis.groups import find_runs
+from fl.analysis.groups import Found, common, find_runs, table, write_results
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
+from fl.base.files import write_text
 from fl.base.settings import role
+from fl.base.tables import fitted
 from fl.config import Config
 from fl.config.command_line import flag_in, parse
 from fl.config.help import asked
 from fl.data import Dataset
 from fl.distributed import current, joined
-from fl.figures.sweep import report
+from fl.figures.sweep import curves_figure, values_figure
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder
 from fl.runs.many_runs import SWEEP, Sweep, resumable, train_all
@@ -39,7 +41,7 @@ and values.png; `python -m fl.sweep --resume FOLDER` continues where one stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
+    """Run the command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -47,6 +49,18 @@ def run(argv: list[str]) -> int:
     """Run all values, methods and seeds, and compare them."""
     with joined():
         return _run(argv)
+
+
+def report(option: str, found: Found, folder: Path) -> str:
+    """Write the table, as text and as CSV, and the figures; return the table, fitted to the terminal."""
+    labels = {(text, m): f"{option}={text} {m}" if text else f"{m} (no {option})" for text, m in found}
+    groups = {labels[key]: runs for key, runs in found.items()}
+    write_text(folder / "sweep.txt", table(groups) + "\n")
+    write_results(option, found, folder / "sweep.csv")
+    title = common([run.config for runs in found.values() for run in runs])
+    curves_figure(option, found, title, folder / "curves.png")
+    values_figure(option, found, title, folder / "values.png")
+    return table(groups, fitted)
 
 
 def _run(argv: list[str]) -> int:
@@ -72,17 +86,15 @@ def _run(argv: list[str]) -> int:
     done = {key: [path for path in members if path in ended.done] for key, members in groups.items()}
     found = {key: find_runs(paths) for key, paths in done.items() if paths}
     where = shlex.quote(str(folder))
-    print(
-        f"\n{report(sweep.option, found, folder)}\n\nresults   {where}/\ntable     {where}/sweep.txt, {where}/sweep.csv"
-    )
-    print(f"figures   {where}/curves.png, {where}/values.png")
+    print(f"\n{report(sweep.option, found, folder)}\n\nresults   {where}/")
+    print(f"table     {where}/sweep.txt, {where}/sweep.csv\nfigures   {where}/curves.png, {where}/values.png")
     if ended.failed:
         print(ended.describe())
     return int(bool(ended.failed))
 
 
 def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
-    """(sweep, its folder, whether it is resumed) from the command line."""
+    """Read the command line: (sweep, its folder, whether it is resumed)."""
     names = list(map(flag_in, argv))
 
     def settings(folder: Path) -> Config:

@@ -90,7 +90,13 @@ def test_all_commands_are_known():
     assert len(EVERY) > 80
     known = {*RUNS, MODULE, ("python",), ("pip", "install"), ("benchmarks/gpu.sh",), ("torchrun",), ("export",)}
     flower = {("flwr",), ("flower-superlink",), ("flower-supernode",)}
-    tools = {("pytest",), ("ruff",), ("mkdocs",), (".ci/run",)} | flower  # used by .ci/run, with arguments of their own
+    tools = {
+        ("pytest",),
+        ("ruff",),
+        ("mypy",),
+        ("mkdocs",),
+        (".ci/run",),
+    } | flower  # used by .ci/run, with arguments of their own
     for words in EVERY:
         assert {words[:1], words[:2], words[:3]} & (known | tools), words
 

@@ -85,6 +85,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     kinds = [_kind(fed, options, clustering, name) for name in options.levels]
     names, last = [part_of(at, name) for at, name in enumerate(options.levels)], len(kinds) - 1
     n, mean = len(fed.clients), options.combine == "mean"
+    objectives = [with_logits(kind.objective()) if at else kind.objective() for at, kind in enumerate(kinds)]
     cache = Cache(fed) if last else None
     validation = Validation(fed, cache, mean) if validates(options) else None
 
@@ -111,10 +112,9 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         """Lines 6 to 9: train what the levels below leave over."""
         at = len(message["levels"])
         kind, starts = kinds[at], message.get("model", own)
-        objective = with_logits(kind.objective()) if at else kind.objective()
         context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
         logits = cache.table(message["levels"]) if at else None
-        return kind.sent(fed.train(starts, clients, rng, objective, context, per_sample=logits))
+        return kind.sent(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
 
     def server(state, clients, update, rng):
         """Lines 10 to 13 on the newest level, and at its end also lines 14 to 17 and line 2 for the next."""

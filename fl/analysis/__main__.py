@@ -9,15 +9,13 @@ from typing import Annotated
 import tyro
 
 from fl import models
-from fl.analysis import scales, similarity
-from fl.analysis.similarity import Compared, initial_model
+from fl.analysis.weights import Compared, initial_model, measure, read, scale_table, similarity_table
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import Depths, Rates
 from fl.config.help import HELP, command, show
-from fl.figures.scales import histograms
-from fl.figures.similarity import heat_maps
+from fl.figures.models import heat_maps, histograms
 from fl.figures.style import check_new, save
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
@@ -74,7 +72,7 @@ class Similarity:
             net = models.create(Rng(self.seed).torch("weights"), spec)
             found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), first=self.first)))
         save(heat_maps(found), self.out)
-        print("\n\n".join(map(similarity.table, found)))
+        print("\n\n".join(map(similarity_table, found)))
         print(f"\nfigure: {self.out}")
         return 0
 
@@ -95,11 +93,11 @@ class Scales:
 
     def run(self) -> int:
         """Measure, print and draw."""
-        members = scales.read(self.folders)
+        members = read(self.folders)
         check_new(self.out)
-        variation = scales.measure(members)
+        variation = measure(members)
         save(histograms(members), self.out)
-        print(scales.table(members, variation))
+        print(scale_table(members, variation))
         print(f"\nfigure: {self.out}")
         return 0
 
@@ -120,7 +118,7 @@ def run(argv: list[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 

@@ -1,4 +1,4 @@
-"""What runs cost: traffic, multiply-accumulates and time, up to each round and up to a target."""
+"""Costs of runs: traffic, multiply-accumulates and time, up to each round and up to a target."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _UNITS = {
 
 
 def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """What was spent up to each round. A cost that some round did not count is left out.
+    """Add up the costs up to each round. A cost that some round did not count is left out.
 
     Returns:
         megabytes: what a client of the whole population sent and received, on average. That is what a participant
@@ -46,10 +46,9 @@ def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
         steps = {"tmac": [config.cohort() * row["macs"] / 1e12 for row in rows]} | steps
     if all({"bytes_down", "bytes_up"} <= row.keys() for row in rows):
         share = config.cohort() / config.clients
+        # what one peer sends, another receives
         exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in rows]
-        steps = {
-            "megabytes": [share * number / 1e6 for number in exchanged]
-        } | steps  # what one peer sends, another receives
+        steps = {"megabytes": [share * number / 1e6 for number in exchanged]} | steps
     return {key: list(accumulate(values)) for key, values in steps.items()}
 
 
@@ -60,8 +59,8 @@ def check_target(target: float) -> None:
 
 
 def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float]:
-    """The first evaluated round in which the global model reached the target, and what was spent up to its end. Empty
-    if it never did. A target above 1 is a perplexity, others are accuracies.
+    """Find the first evaluated round in which the global model reached the target, and what was spent up to its end.
+    Empty if it never did. A target above 1 is a perplexity, others are accuracies.
 
     >>> rows = [{"round": r, "seconds": 2.0, "accuracy": r / 10} for r in (1, 2, 3, 4)]
     >>> up_to(0.3, Config(), rows)
@@ -74,8 +73,8 @@ def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float
 
 
 def target_lines(results: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
-    """The cells of a table: headings, then a line for each label, with means over the runs that reached the target, or
-    "-" if none did. If only some did, the column of seeds says how many.
+    """Make the cells of a table: headings, then a line for each label, with means over the runs that reached the
+    target, or "-" if none did. If only some did, the column of seeds says how many.
 
     Args:
         results: label -> what `up_to` says of each of its runs.
@@ -97,7 +96,7 @@ def target_lines(results: Mapping[str, Sequence[Mapping[str, float]]]) -> list[l
 
 
 def target_text(target: float) -> str:
-    """The sentence above the table of `target_lines`.
+    """Write the sentence above the table of `target_lines`.
 
     >>> target_text(0.7).splitlines()[0]
     'up to the first evaluated round with a global test accuracy of 70% or more, mean over the seeds that had one;'
@@ -111,16 +110,12 @@ def target_text(target: float) -> str:
 
 def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     there = [run for run in runs if run]
-    return (
-        {key: float(np.mean([run[key] for run in there])) for key in set.intersection(*map(set, there))}
-        if there
-        else {}
-    )
+    keys = set.intersection(*map(set, there)) if there else ()
+    return {key: float(np.mean([run[key] for run in there])) for key in keys}
 
 
 def unit_for(cost: str, largest: float) -> tuple[str, float]:
-    """The unit in which an axis of a cost that ends here has readable numbers, and how many of it are one of the
-    column's.
+    """Choose the unit in which an axis of a cost that ends here has readable numbers, and its factor to the column's.
 
     >>> unit_for("tmac", 3e-4), unit_for("tmac", 2.0), unit_for("megabytes", 8000.0), unit_for("tmac", 0.0)
     (('MMAC', 1000000.0), ('TMAC', 1), ('GB', 0.001), ('kMAC', 1000000000.0))
@@ -129,7 +124,7 @@ def unit_for(cost: str, largest: float) -> tuple[str, float]:
 
 
 def _unit(values: Sequence[float]) -> tuple[str, float]:
-    """The largest unit in which no value is below 0.1, and how many of it are a TMAC.
+    """Choose the largest unit in which no value is below 0.1, and its factor to the TMAC.
 
     >>> _unit([3.0, 0.2]), _unit([3.0, 0.02]), _unit([])
     (('TMAC', 1), ('GMAC', 1000.0), ('TMAC', 1))

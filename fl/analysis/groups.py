@@ -1,55 +1,81 @@
-"""Runs of folders, in groups that differ only in their seed."""
+"""Runs of folders: groups that differ only in their seed, and tables of their results over seeds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fl.analysis.costs import target_lines, target_text, totals, up_to
-from fl.analysis.outcome import Run
+import numpy as np
+
+from fl.analysis.costs import COSTS, target_lines, target_text, totals, up_to
+from fl.base.columns import Column
 from fl.base.errors import FLError
-from fl.base.tables import wrapped
+from fl.base.tables import wrapped, write_csv
 from fl.config import Config
 from fl.data import GIVEN
 from fl.runs import checkpoint
+from fl.runs.columns import columns
 from fl.runs.folder import check_intact
-from fl.runs.metrics import Row, read
+from fl.runs.metrics import FILE, Row, read, selected
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
-"""What curves can be drawn against, and the column of the rows for it."""
+"""From what curves can be drawn against to its column in the rows."""
+TAIL = 10
+"""Number of the last evaluations that the late mean is taken of."""
+_LOCAL = "local_test_"  # how columns on clients' own test data begin; in results they begin with own_
+_COSTS = {"megabytes": COSTS["megabytes"], "seconds": COSTS["elapsed"]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its settings and its rows."""
+
+    folder: Path
+    config: Config
+    rows: list[Row]
+
+
+Found = Mapping[tuple[str, str], Sequence[Run]]
+"""(value, method) -> one run a seed; the value of a method that does not read the swept option is ""."""
+
+
+def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
+    """Map each folder to the run folders with a file: itself, or those below it. Raises FLError for no or no folder."""
+    if not folders:
+        raise FLError("give at least one run folder")
+    if strange := [folder for folder in folders if not folder.is_dir()]:
+        raise FLError(f"{strange[0]} is not a folder")
+    return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the given folders, which are run folders or contain some. Runs of one command are in its order of
-    methods.
+    """Find the runs in folders, which are run folders or contain some; runs of one command in its order of methods.
 
     Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """
     runs: dict[Path, Run] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise FLError(f"{folder} is not a folder")
-        found = [path.parent for path in sorted(folder.rglob("metrics.csv"))]
+    for folder, found in folders_with(FILE, folders).items():
         if not found:
-            raise FLError(f"{folder} holds no run: there is no metrics.csv in it or below it")
+            raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it")
         names = Config.read(folder).algorithm if (folder / "config.yaml").exists() else ()
-        mine = []
+        inside = []
         for path in found:
             config = Config.read(path)
             config.check_recorded()
-            rows = read(path / "metrics.csv")
+            rows = read(path / FILE)
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
             if not any("accuracy" in row for row in rows):
                 raise FLError(f"{path} has no evaluated round yet")
             if len(config.runs()) != 1:
                 raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run does not have")
-            mine.append(Run(path, config, rows))
-        mine.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
-        runs |= {run.folder.resolve(): run for run in mine}
+            inside.append(Run(path, config, rows))
+        inside.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
+        runs |= {run.folder.resolve(): run for run in inside}
     return list(runs.values())
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by label: the method, and the settings other than the seed in which the runs differ.
+    """Group runs by label: the method, and the settings other than the seed in which the runs differ.
 
     Raises FLError for two runs with the same label and seed.
     """
@@ -62,22 +88,18 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run, settings in zip(runs, tables):
         (method,) = run.config.algorithm
         differ = {name.removeprefix(f"{method}."): value for name, value in settings.items() if len(values[name]) > 1}
-        label = " ".join([method, *(f"{name}={_said(value)}" for name, value in differ.items())])
+        texts = {n: (",".join(map(str, v)) or "none") if isinstance(v, tuple) else v for n, v in differ.items()}
+        label = " ".join([method, *(f"{name}={text}" for name, text in texts.items())])
         if twins := [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]:
             raise FLError(f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them")
         groups.setdefault(label, []).append(run)
     return groups
 
 
-def _said(value: object) -> str:
-    """A value as its flag is written."""
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
-
-
 def target_table(
     groups: dict[str, list[Run]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
 ) -> str:
-    """What runs spent to reach a target, see `fl.analysis.costs.up_to`: FedFA's Table 2.
+    """Tabulate the costs of runs up to a target, see `fl.analysis.costs.up_to`: FedFA's Table 2.
 
     Args:
         lay_out: makes the text of the cells, see `fl.base.tables`.
@@ -94,7 +116,7 @@ def target_table(
 
 
 def along(run: Run, against: str) -> list[Row]:
-    """The rows of a run, with the column that curves are drawn against added from `fl.analysis.costs.totals`.
+    """Add the column that curves are drawn against to the rows of a run, from `fl.analysis.costs.totals`.
 
     Raises FLError if it was not counted in every round.
     """
@@ -111,7 +133,7 @@ def along(run: Run, against: str) -> list[Row]:
 
 
 def common(configs: Sequence[Config]) -> str:
-    """A title made from the settings that all runs have in common.
+    """Make a title of the settings that all runs have in common.
 
     >>> common([Config(), Config(model="lenet")])
     'digits, dirichlet0.5, 20 clients, 5 a round'
@@ -124,3 +146,129 @@ def common(configs: Sequence[Config]) -> str:
         "{} a round": {config.cohort() for config in configs},
     }
     return ", ".join(text.format(*values).strip() for text, values in shared.items() if len(values) == 1)
+
+
+def _scores() -> dict[str, Column]:
+    """Find the columns with scores of the global model."""
+    return {name: column for name, column in columns().items() if column.beside_own}
+
+
+def _own() -> dict[str, str]:
+    """Map the results on clients' own test data to their columns."""
+    headed = [name for name, column in columns().items() if column.heading and name.startswith(_LOCAL)]
+    return {name.replace(_LOCAL, "own_"): name for name in headed}
+
+
+def others() -> dict[str, Column]:
+    """Find the columns with a heading that are neither scores of the global model nor of clients' own data.
+
+    Raises FLError for one with the name of another result.
+
+    >>> list(others())
+    ['models_own_accuracy', 'models_perplexity', 'attack_success']
+    """
+    known = {*_scores(), *_own().values()}
+    found = {name: column for name, column in columns().items() if column.heading and name not in known}
+    if taken := [name for name in found if name in {"late", "best", *_own(), *_COSTS}]:
+        raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
+    return found
+
+
+def results() -> dict[str, Column]:
+    """List all results that a run can have, see `outcome`, in the order of the table.
+
+    >>> list(results())[:7]
+    ['own_accuracy', 'own_f1', 'own_perplexity', 'accuracy', 'late', 'best', 'loss']
+    """
+    every = columns()
+    own = {name: every[column] for name, column in _own().items()}
+    late = replace(every["accuracy"], heading=f"last-{TAIL} acc. %", beside_own="")
+    best = replace(late, heading="best acc. %")
+    return own | {"accuracy": every["accuracy"], "late": late, "best": best} | _scores() | others() | _COSTS
+
+
+def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
+    """Make a table with a line for each label: mean ± sample standard deviation over seeds of final, late-mean and best
+    accuracy, loss and macro-F1 (of text: perplexity), then mean costs: megabytes of a client (see
+    `fl.analysis.costs.totals`) and seconds of training. Before the costs are all other columns that have a heading, see
+    `fl.base.columns`: where all runs have them, the scores of the participants' models after local training (local
+    acc., of text local perplexity); where any run has it, the success of a trigger's attack.
+
+    If all runs have clients that test on samples of their own, their mean scores come first, in the round that
+    `fl.runs.metrics.selected` gives, and the headings of the others say that they are of the global model. The best
+    accuracy is left out then, since it was not chosen by validation.
+
+    Args:
+        lay_out: makes the text of the cells, see `fl.base.tables`.
+    """
+    found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
+    every = [run for runs in found.values() for run in runs]
+    own = have_own(every)
+    shown = {
+        key: column
+        for key, column in results().items()
+        if any(key in run for run in every)
+        and not (key == "best" if own else key in _own())
+        and (column.due != "models" or all(key in run for run in every))
+    }
+    heads = [column.beside_own if own and column.beside_own else column.heading for column in shown.values()]
+    lines = [["method", "seeds", "rounds", *heads]]
+    for label, runs in found.items():
+        rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
+        lines.append([label, str(len(runs)), rounds, *(_cell(key, column, runs) for key, column in shown.items())])
+    return lay_out(lines)
+
+
+def have_own(results: Sequence[Mapping[str, float]]) -> bool:
+    """Whether clients have test samples of their own in all these runs."""
+    return all("own_accuracy" in result for result in results)
+
+
+def outcome(run: Run) -> dict[str, float]:
+    """Compute the results of a run, by the names of `results`, and the last evaluated round.
+
+    Scores of the global model (accuracy, loss, and macro-F1 or perplexity) are those of the last evaluated round. late
+    is the mean of the last accuracies, best the largest. Scores on clients' own test data, if they have some, are means
+    over clients in the round that `fl.runs.metrics.selected` gives: own_accuracy, own_f1, own_perplexity. Other columns
+    with a heading are as in the last round that has them. Costs are of the whole run: megabytes of a client (as in
+    `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
+    """
+    measured = [row for row in run.rows if "accuracy" in row]
+    accuracy, last, chosen = [row["accuracy"] for row in measured], measured[-1], selected(run.rows)
+    scores = {key: last[key] for key in ("round", *_scores()) if key in last}
+    late = {"late": float(np.mean(accuracy[-TAIL:])), "best": max(accuracy)}
+    own = {key: chosen[column] for key, column in _own().items() if column in chosen}
+    further = others()
+    latest = {key: row[key] for row in run.rows for key in further if key in row}
+    spent = totals(run.config, run.rows)
+    cost = {"megabytes": spent["megabytes"][-1]} if "megabytes" in spent else {}
+    return scores | late | own | latest | cost | {"seconds": spent["elapsed"][-1]}
+
+
+def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:
+    if not all(key in run for run in runs):
+        return "-"
+    mean, std = (f"{one:.{column.digits}f}" for one in mean_and_spread([column.factor * run[key] for run in runs]))
+    return mean if len(runs) < 2 or key in _COSTS else f"{mean} ± {std}"
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values and their sample standard deviation, which is 0 for a single one."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def write_results(option: str, found: Found, path: Path) -> None:
+    """Write a CSV file with a row for each value and method of a sweep: the number of seeds, and over them the mean and
+    the sample standard deviation of each result.
+    """
+    outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
+    names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))
+    rows = []
+    for (text, method), runs in outcomes.items():
+        cells: list[object] = []
+        for name in names:
+            values = [run[name] for run in runs if name in run]
+            mean, std = mean_and_spread(values) if values else ("", "")
+            cells += [mean, std if len(values) > 1 else ""]
+        rows.append([text, method, len(runs), *cells])
+    write_csv(path, [option, "method", "seeds", *(f"{name}{end}" for name in names for end in ("", "_std"))], rows)

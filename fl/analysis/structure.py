@@ -1,4 +1,4 @@
-"""Which clients share models, beside the truth (FeMAM's Fig. 4)."""
+"""Clusters of clients that share models, beside the truth (FeMAM's Fig. 4)."""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fl.analysis.groups import folders_with
 from fl.base.errors import FLError
 from fl.base.files import write_json
 from fl.base.tables import aligned
@@ -63,12 +64,12 @@ class Structure:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.truth[0])
 
     @classmethod
     def of(cls, run: Simulation) -> "Structure | None":
-        """The structure of a run; None if its method does not give clients models on levels."""
+        """Make the structure of a run; None if its method does not give clients models on levels."""
         if not run.algorithm.levels:
             return None
         (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
@@ -82,7 +83,7 @@ class Structure:
 
     @classmethod
     def read(cls, folder: Path) -> "Structure":
-        """The structure that a run folder holds. Raises FLError if it is missing or damaged."""
+        """Read the structure of a run folder. Raises FLError if it is missing or damaged."""
         path = folder / FILE
         try:
             return cls(**json.loads(path.read_text()))
@@ -106,7 +107,7 @@ def _missing(folder: Path) -> str:
 
 
 class Agreement(NamedTuple):
-    """How a level agrees with the truth.
+    """Agreement of a level with the truth.
 
     Attributes:
         level: its name.
@@ -127,7 +128,8 @@ class Agreement(NamedTuple):
 
 
 def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
-    """Adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those that have a model.
+    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those with a
+    model.
 
     It is None if there is no truth to find: these clients are all in one group, or each is in a group of its own, or
     there are fewer than two. If there is one, a single model for all of them, or a model for each, scores 0.
@@ -149,8 +151,8 @@ def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
 
 
 def agreement(structure: Structure) -> list[Agreement]:
-    """How each trained level agrees with the truth and, if there are cluster models, how whole pathways do. Levels that
-    are global or personal do not look for clusters and have no index.
+    """Compare each trained level with the truth and, if there are cluster models, pathways too. Levels that are global
+    or personal do not look for clusters and have no index.
 
     Clients have the same pathway if they have the same models, or none, on all cluster levels. Pathways are compared
     with the finest level of the truth, which has most clusters; their `kept` is the share of clients with any cluster
@@ -181,7 +183,7 @@ def agreement(structure: Structure) -> list[Agreement]:
 
 
 def describe(structure: Structure) -> str:
-    """A table: models in use on each level, clients that have one, and adjusted Rand indices against the truth.
+    """Make a table: models in use on each level, clients with one, and adjusted Rand indices against the truth.
 
     >>> truth = [[0, 0, 1, 1, 2, 2]]
     >>> found = [[0] * 6, [1, 1, 0, 0, 0, -1], [-1] * 6]
@@ -192,28 +194,24 @@ def describe(structure: Structure) -> str:
     2 of 2                 2         83%        0.55        0.55
     pathway                3         83%        0.44        0.44
     """
-    head = (
-        f"{structure.algorithm}, seed {structure.seed}: {structure.trained} of {len(structure.levels)} levels trained"
-    )
+    levels = f"{structure.trained} of {len(structure.levels)} levels trained, {structure.clients} clients"
     columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
     lines = [["level", "models in use", "clients", *columns, "best"]]
     for number, row in enumerate(agreement(structure), 1):
         level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
         indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
         lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
-    return f"{head}, {structure.clients} clients\n{aligned(lines, [11, 13, *[12] * (len(columns) + 2)])}"
+    table = aligned(lines, [11, 13, *[12] * (len(columns) + 2)])
+    return f"{structure.algorithm}, seed {structure.seed}: {levels}\n{table}"
 
 
 def find(folders: Sequence[Path]) -> dict[Path, Structure]:
-    """The structures in the given folders, which are run folders or contain some; runs of other methods are skipped.
+    """Read the structures in folders, which are run folders or contain some; runs of other methods are skipped.
 
     Raises FLError for a folder without any.
     """
     found: dict[Path, Path] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise FLError(f"{folder} is not a folder")
-        inside = [path.parent for path in sorted(folder.rglob(FILE))]
+    for folder, inside in folders_with(FILE, folders).items():
         if not inside:
             raise FLError(_missing(folder))
         for path in inside:

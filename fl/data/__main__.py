@@ -18,8 +18,8 @@ from fl.base.settings import changed, check_read, number
 from fl.config.fields import DataSettings
 from fl.config.help import command
 from fl.data import Dataset
-from fl.figures.partition import draw
-from fl.figures.style import check_new
+from fl.figures.clients import partition_map
+from fl.figures.style import check_new, save
 from fl.partition import Partition, counts
 
 
@@ -48,7 +48,7 @@ class Look(DataSettings):
         table = counts(partition, labels, classes)
         if self.plot is not None:
             title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
-            draw(partition, labels, classes, title, self.plot)
+            save(partition_map(partition, labels, classes, title), self.plot)
         if self.json:
             print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist()}))
         else:

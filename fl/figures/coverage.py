@@ -1,5 +1,10 @@
-"""Maps of which clients cover which part of the global model (FedFA, Fig. 1)."""
+"""Maps of which clients cover which part of the global model (FedFA, section 3.1 and Fig. 1: weak points).
 
+A part that few clients cover can be changed at will by these few. A last block that is grafted onto deeper ones covers
+these as well.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -9,8 +14,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from torch import Tensor
 
-from fl.analysis.coverage import coverage
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
 from fl.models.fleet import ungrafted
@@ -38,7 +43,7 @@ def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path, title: s
 
 
 def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figure:
-    """The figure of `draw_coverage`."""
+    """Draw maps side by side, see `draw_coverage`."""
     tables = [_rows(plans) for plans in panels.values()]
     height = 1.3 + max(min(9.0, max(1.5, 0.19 * len(rows))) for rows, _ in tables)
     figure = Figure(figsize=(2 + 4.1 * len(tables), height), layout="constrained")
@@ -62,7 +67,7 @@ def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figur
 
 
 def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
-    """Shares [layers, _GRID], and (section, block, layer) of each row; outside of blocks, the module is all of them."""
+    """Compute shares [layers, _GRID], and (section, block, layer) of each row; outside of blocks all are the module."""
     counts = coverage(plans)
     shapes = plans[0].shapes
     found = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
@@ -82,7 +87,7 @@ def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, s
 
 
 def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> None:
-    """Lines between blocks and sections, and the names of rows, or of blocks if there are many rows."""
+    """Draw lines between blocks and sections, and name rows, or blocks if there are many rows."""
     for at in range(1, len(names)):
         for part, width in ((0, 1.8), (1, 0.6)):
             if names[at][part] != names[at - 1][part]:
@@ -98,7 +103,7 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
 
 
 def leave_coverage(run: Simulation) -> None:
-    """coverage.png, of methods whose clients keep their part of the global model; if these graft, also without it."""
+    """Write coverage.png, of methods whose clients keep a part of the global model; if they graft, also without it."""
     if not run.fed.fleet or not run.algorithm.plan:
         return
     plans = list(map(run.algorithm.plan, range(len(run.fed.fleet))))
@@ -106,3 +111,41 @@ def leave_coverage(run: Simulation) -> None:
     grafted = {"without grafting": bare, "with grafting": plans}
     maps = grafted if bare != plans else {"clients' models": plans}
     draw_coverage(maps, run.folder / "coverage.png", run.config.title())
+
+
+def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
+    """Count the clients that cover each position of the first axis of each tensor of the global model.
+
+    Args:
+        plans: one for each client, all of one global model. If a tensor is written to several places, as those of a
+            last block are, all of them count.
+
+    Returns:
+        float64 [S0] for tensors [S0, ...], [1] for scalars, on the CPU. It is the mean over the other axes, so that a
+        client with half of the inputs of an output counts as half. No tensor of the global model is made.
+
+    Raises:
+        FLError: if there are no plans, or plans of different global models.
+
+    >>> from surgery.submodel import Source
+    >>> half = Submodel({"w": (Source("w", (((0, 2),), ((0, 1),))),)}, {"w": (4, 2)})
+    >>> full = Submodel({"w": (Source("w", (None, None)),)}, {"w": (4, 2)})
+    >>> coverage([half, full])
+    {'w': tensor([1.5000, 1.5000, 1.0000, 1.0000], dtype=torch.float64)}
+    """
+    if not plans:
+        raise FLError("there are no plans to count: give at least one")
+    if any(plan.fingerprint != plans[0].fingerprint for plan in plans):
+        raise FLError("the plans are of different global models: give those of one")
+    shapes = plans[0].shapes
+    steps = {name: torch.zeros((shape[0] if shape else 1) + 1, dtype=torch.float64) for name, shape in shapes.items()}
+    for plan in plans:
+        for source in (source for sources in plan.entries.values() for source in sources):
+            shape = shapes[source.name] or (1,)
+            first, *others = source.index or (None,)
+            sizes = zip(others, shape[1:])
+            share = math.prod(1.0 if runs is None else sum(b - a for a, b in runs) / size for runs, size in sizes)
+            for start, stop in first if first is not None else ((0, shape[0]),):
+                steps[source.name][start] += share
+                steps[source.name][stop] -= share
+    return {name: step.cumsum(0)[:-1] for name, step in steps.items()}

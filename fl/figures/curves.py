@@ -1,21 +1,54 @@
-"""Curves of runs, round by round."""
+"""Figures of curves: one run, and runs side by side."""
 
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from fl.figures.style import COLORS, finish, save, shorten, two_wide
+from fl.analysis.groups import mean_and_spread
+from fl.base.columns import Due
+from fl.figures.style import COLORS, GREY, caption, finish, save, shorten
 from fl.runs.columns import columns
-from fl.runs.metrics import Row
+from fl.runs.metrics import Row, selected
 from fl.runs.simulation import Simulation
+
+MOST = len(COLORS)
+"""Lines in colour in one panel; more are shared out among panels."""
+MUTED = {"color": "0.8", "lw": 0.9, "zorder": 1}
+_DASHES = ("-", "--", ":", "-.")
+_HIGH = 3.1  # inches of a panel
+
+Look = Mapping[str, Any]
+"""How a line is drawn: its `color`, its dash (`ls`) and its width (`lw`)."""
+
+
+class Line(NamedTuple):
+    """The runs of one line, one a seed. A reference does not read the swept option; it is grey and in every panel."""
+
+    label: str
+    runs: Sequence[Sequence[Row]]
+    method: str
+    reference: bool = False
+
+
+class Panel(NamedTuple):
+    """Lines of one column in colour, and the others in light grey behind them."""
+
+    key: str
+    lines: Sequence[Line]
+    behind: Sequence[Line] = ()
+    title: str = ""
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
-    """(rounds, values) of the rounds that measured a column.
+    """Return (rounds, values) of the rounds that measured a column.
 
     >>> series([{"round": 1}, {"round": 2, "loss": 0.5}], "loss")
     ([2], [0.5])
@@ -25,7 +58,7 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
 
 
 def new_levels(rows: Sequence[Row]) -> list[Row]:
-    """The rows in which another level begins to train; the first level does not count.
+    """Find the rows in which another level begins to train; the first level does not count.
 
     >>> new_levels([{"round": 1, "level": 1}, {"round": 2, "level": 2}, {"round": 3, "level": 2}])
     [{'round': 2, 'level': 2}]
@@ -35,7 +68,7 @@ def new_levels(rows: Sequence[Row]) -> list[Row]:
 
 
 def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round", named: bool = False) -> None:
-    """A thin vertical line where another level begins to train; if `named`, the level stands above it."""
+    """Draw a thin vertical line where another level begins to train; if `named`, the level stands above it."""
     edge = axis.get_xaxis_transform()
     for row in new_levels(rows):
         axis.vlines(row[along], 0, 1, transform=edge, colors=color, lw=0.8, alpha=0.4, zorder=0)
@@ -44,77 +77,11 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
             axis.text(row[along], 1.01, level, transform=edge, rotation=90, ha="center", va="bottom", fontsize=7)
 
 
-def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
-    """The curves of one run: accuracy (global model, and the K models with their spread), loss and similarity."""
-    with_cosine = any("models_cosine" in row for row in rows)
-    rows_of = two_wide(3 if with_cosine else 2)
-    figure = Figure(figsize=(7.6, 0.3 + 3.4 * len(rows_of)), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    axes = [axis for _, axis in sorted(figure.subplot_mosaic(rows_of).items())]
-    accuracy, loss = axes[:2]
-
-    _line(accuracy, rows, "accuracy", COLORS[0], "global model")
-    if any("models_accuracy" in row for row in rows):
-        r, mean = series(rows, "models_accuracy")
-        _band(accuracy, r, mean, series(rows, "models_std")[1], COLORS[1], (0, 1))
-        _line(accuracy, rows, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
-    for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
-        if any(f"local_{part}_accuracy" in row for row in rows):
-            _line(accuracy, rows, f"local_{part}_accuracy", color, f"clients' own {part} data (mean)")
-    finish(accuracy, "accuracy")
-    accuracy.set_ylabel("accuracy")
-
-    _line(loss, rows, "loss", COLORS[0], "test, global model")
-    _line(loss, rows, "train_loss", COLORS[1], "training, mean over participants")
-    finish(loss, "loss")
-    text = any("perplexity" in row for row in rows)
-    loss.set_ylabel("cross entropy of a token" if text else "cross entropy")
-    if with_cosine:
-        _line(axes[2], rows, "models_cosine", COLORS[0], "")
-        finish(axes[2], "models_cosine")
-    for axis in axes:
-        mark_levels(axis, rows, COLORS[0], named=True)
-    for axis in (accuracy, loss):
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=8)
-    figure.suptitle(shorten(title), fontsize=11)
-    save(figure, path)
-
-
-def curve(
-    axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, color: str, style: str = "-", along: str = "round"
-) -> None:
-    """Mean and one standard deviation of a column over runs, round by round; the band ends where the column's values
-    do, such as at 0 and 100 %. The end of the curve has a dot if it lies straight above or below the point before it,
-    as for a method whose last rounds send nothing.
-    """
-    at, mean, std = mean_and_std(runs, key, along)
-    axis.plot(at, mean, style, color=color, label=label)
-    _band(axis, at, mean, std, color, columns()[key].ends)
-    if len(at) > 1 and at[-1] == at[-2]:
-        axis.scatter(at[-1], mean[-1], s=16, color=color, zorder=3)
-
-
-def _line(axis: Axes, rows: Sequence[Row], key: str, color: str, label: str) -> None:
-    """The curve of a run. Where it ends because values are not finite, its label says so."""
-    rounds, values = series(rows, key)
-    lost = f", then {values[-1]}" if values and not np.isfinite(values[-1]) else ""
-    axis.plot(rounds, values, color=color, lw=1.5 if color == COLORS[0] else 1.2, label=label + lost)
-
-
-def _band(
-    axis: Axes, at: Sequence[float], mean: Sequence[float], std: Sequence[float], color: str, ends: tuple[float, float]
-) -> None:
-    """A band of one standard deviation around a mean, within the ends. Without a deviation there is none."""
-    mean, std = np.asarray(mean), np.asarray(std)
-    if std.any():
-        axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
-
-
 def mean_and_std(
     runs: Sequence[Sequence[Row]], key: str, along: str = "round"
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """(places, mean, sample standard deviation) over the runs, in the rounds that all of them measured. The places are
-    the means of the column `along` in these rounds.
+    """Average a column over runs: (places, mean, sample standard deviation) in the rounds that all runs measured. The
+    places are the means of the column `along` in these rounds.
 
     >>> mean_and_std([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[:2]
     ([1.0], array([2.]))
@@ -128,7 +95,243 @@ def mean_and_std(
     return places.tolist(), values.mean(0), std
 
 
+def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look: Look, along: str = "round") -> None:
+    """Draw mean and one standard deviation of a column over runs, round by round; the band ends where the column's
+    values do, such as at 0 and 100 %. The end of the curve has a dot if it lies straight above or below the point
+    before it, as for a method whose last rounds send nothing.
+    """
+    at, mean, std = mean_and_std(runs, key, along)
+    axis.plot(at, mean, label=label, **look)
+    _band(axis, at, mean, std, look["color"], columns()[key].ends)
+    if len(at) > 1 and at[-1] == at[-2]:
+        axis.scatter(at[-1], mean[-1], s=16, color=look["color"], zorder=3)
+
+
+def _band(
+    axis: Axes, at: Sequence[float], mean: Sequence[float], std: Sequence[float], color: str, ends: tuple[float, float]
+) -> None:
+    """Draw a band of one standard deviation around a mean, within the ends, unless there is no deviation."""
+    mean, std = np.asarray(mean), np.asarray(std)
+    if std.any():
+        axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
+
+
+def _still(line: Line, along: str) -> bool:
+    """Whether a line has no places, since its method spends nothing of what curves are drawn against."""
+    return bool(line.runs) and not line.runs[0][-1][along]
+
+
+def looks_of(lines: Sequence[Line], along: str = "round") -> dict[str, Look]:
+    """Give every label its colour and dash; the first lines are the widest, so that later ones do not hide them."""
+    labels, references = ([*dict.fromkeys(line.label for line in lines if line.reference is k)] for k in (False, True))
+    found = {
+        label: {"color": COLORS[k % MOST], "ls": _DASHES[k // MOST % 4], "lw": 2.0 - 0.15 * (k % MOST)}
+        for k, label in enumerate(labels)
+    }
+    found |= {label: {"color": GREY, "ls": _DASHES[1 + k % 3], "lw": 1.4} for k, label in enumerate(references)}
+    return found | {line.label: {**found[line.label], "ls": "--"} for line in lines if _still(line, along)}
+
+
+def parts(lines: Sequence[Line]) -> list[list[Line]]:
+    """Split lines into groups of at most `MOST`, as equal as can be, each with all references.
+
+    >>> [len(part) for part in parts([Line(str(name), [], "") for name in range(17)])]
+    [6, 6, 5]
+    """
+    references = [line for line in lines if line.reference]
+    colored = list({line.label: line for line in lines if not line.reference}.values())
+    split = np.array_split(np.arange(len(colored)), math.ceil(len(colored) / MOST) or 1)
+    return [[colored[at] for at in part] + references for part in split]
+
+
+def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> None:
+    """Draw the curves of a panel. A method that spends nothing is a horizontal line with the value of its selected
+    round.
+    """
+    for line in panel.behind:
+        if not _still(line, along):
+            axis.plot(*mean_and_std(line.runs, panel.key, along)[:2], **MUTED)
+    for line in panel.lines:
+        look = looks[line.label]
+        if not _still(line, along):
+            curve(axis, line.runs, panel.key, line.label, look, along)
+            mark_levels(axis, line.runs[0], look["color"], along)
+        elif values := [row[panel.key] for row in map(selected, line.runs) if panel.key in row]:
+            draw_level(axis, line.label, look, *mean_and_spread(values), columns()[panel.key].ends)
+
+
+def draw_level(axis: Axes, label: str, look: Look, mean: float, std: float, ends: tuple[float, float]) -> None:
+    """Draw a line from edge to edge with a band of one standard deviation."""
+    axis.axhline(mean, label=label, **look)
+    axis.axhspan(*np.clip([mean - std, mean + std], *ends), color=look["color"], alpha=0.15, lw=0)
+
+
+def finish_panel(axis: Axes, key: str, along: str = "round", xlabel: str = "") -> None:
+    """Finish a panel once all panels that share its y axis are drawn; say below it which lines end without a value."""
+    finish(axis, key, along)
+    ends = {line.get_label(): ([*line.get_ydata()] or [math.nan])[-1] for line in axis.lines}
+    lost = [f"{shorten(name)} ({end})" for name, end in ends.items() if name[0] != "_" and not np.isfinite(end)]
+    note = textwrap.fill(f"not finite at the end: {', '.join(lost)}", 50) if lost else ""
+    axis.set_xlabel("\n".join(filter(None, [xlabel or axis.get_xlabel(), note])))
+    if axis.get_shared_y_axes().get_siblings(axis)[1:] and not axis.get_subplotspec().is_first_col():
+        axis.set_ylabel("")
+
+
+def explain(
+    figure: Figure, lines: Sequence[Line], looks: Mapping[str, Look], notes: Sequence[str], along: str = "round"
+) -> None:
+    """Explain below the panels which line is which, and what bands, dashes and vertical lines mean."""
+    if any(_still(line, along) for line in lines):
+        notes = [*notes, "dashed line from edge to edge: a method that spends nothing"]
+    moving = [line for line in lines if line.runs and not _still(line, along)]
+    if marked := dict.fromkeys(line.method for line in moving if new_levels(line.runs[0])):
+        notes = [*notes, f"vertical lines: the next level of {', '.join(marked)}"]
+    if len(parts(lines)) > 1:
+        notes = [*notes, "light grey: the lines of the other panels"]
+    caption(figure, notes, {label: Line2D([], [], **look) for label, look in looks.items()})
+
+
+def seeds_note(numbers: Sequence[int], band: str = "band") -> str:
+    """Explain lines and bands where runs with several seeds are one line.
+
+    >>> seeds_note([3, 3]), seeds_note([1, 1])
+    ('line: mean, band: ± one standard deviation over 3 seeds', '')
+    >>> seeds_note([2, 1])
+    'line: mean, band: ± one standard deviation over 1 to 2 seeds (no band: one seed)'
+    """
+    if max(numbers) == 1:
+        return ""
+    few = f"{min(numbers)} to " if min(numbers) < max(numbers) else ""
+    alone = f" (no {band}: one seed)" if min(numbers) == 1 else ""
+    return f"line: mean, {band}: ± one standard deviation over {few}{max(numbers)} seeds{alone}"
+
+
+def new_figure(width: float, panels_high: int) -> Figure:
+    """Make a figure with room for panels below each other."""
+    figure = Figure(figsize=(width, _HIGH * panels_high), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+    return figure
+
+
+def two_wide(figure: Figure, number: int) -> list[Axes]:
+    """Add panels in rows of two, so that they can be read on a narrow screen; the first of an odd number has a row of
+    its own.
+
+    >>> axes = two_wide(Figure(), 3)
+    >>> [axis.get_subplotspec().colspan.stop for axis in axes]
+    [2, 1, 2]
+    """
+    order = [0, *range(number)] if number > 1 and number % 2 else [*range(number)]
+    rows = [order[at : at + 2] for at in range(0, len(order), 2)]
+    return [axis for _, axis in sorted(figure.subplot_mosaic(rows).items())]
+
+
+def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Draw the curves of one run: accuracy (global model, and the K models with their spread), loss and similarity."""
+    names = set().union(*rows)
+    with_cosine = "models_cosine" in names
+    figure = Figure(figsize=(7.6, 7.1 if with_cosine else 3.7), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    accuracy, loss, *cosine = axes = two_wide(figure, 3 if with_cosine else 2)
+
+    def line(axis: Axes, key: str, color: str, label: str) -> None:
+        if key in names:
+            rounds, values = series(rows, key)
+            lost = "" if np.isfinite(values[-1]) else f", then {values[-1]}"
+            axis.plot(rounds, values, color=color, lw=1.5 if color == COLORS[0] else 1.2, label=label + lost)
+
+    line(accuracy, "accuracy", COLORS[0], "global model")
+    if "models_accuracy" in names:
+        _band(accuracy, *series(rows, "models_accuracy"), series(rows, "models_std")[1], COLORS[1], (0, 1))
+    line(accuracy, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
+    for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
+        line(accuracy, f"local_{part}_accuracy", color, f"clients' own {part} data (mean)")
+    finish(accuracy, "accuracy")
+    accuracy.set_ylabel("accuracy")
+    line(loss, "loss", COLORS[0], "test, global model")
+    line(loss, "train_loss", COLORS[1], "training, mean over participants")
+    finish(loss, "loss")
+    loss.set_ylabel("cross entropy of a token" if "perplexity" in names else "cross entropy")
+    for axis in cosine:
+        line(axis, "models_cosine", COLORS[0], "")
+        finish(axis, "models_cosine")
+    for axis in axes:
+        mark_levels(axis, rows, COLORS[0], named=True)
+    for axis in (accuracy, loss):
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=8)
+    figure.suptitle(shorten(title), fontsize=11)
+    save(figure, path)
+
+
 def leave_curves(run: Simulation) -> None:
-    """curves.png, once a round was done."""
+    """Write curves.png into the run folder, once a round was done."""
     if run.rows:
         run_figure(run.rows, run.config.title(), run.folder / "curves.png")
+
+
+def comparison_figure(
+    groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
+) -> None:
+    """Draw curves of several methods: mean and one standard deviation over their runs. More than `MOST` methods are
+    shared out among panels, in each of which the others are grey.
+
+    Scores on clients' own test data are drawn if all runs have them. A vertical line marks the round in which the first
+    run of a method begins to train another level, and the caption says so.
+
+    Args:
+        groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
+        along: the column that curves are drawn against. If it stays 0, such as the traffic of a method that sends
+            nothing, the method is a dashed horizontal line with the value of its selected round, see
+            `fl.runs.metrics.selected`.
+    """
+    lines = [Line(label, runs, label.split()[0]) for label, runs in groups.items()]
+    together = parts(lines)
+    keys = panels([set().union(*rows) for line in lines for rows in line.runs])
+    shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in together]
+    if len(together) == 1:
+        figure = new_figure(7.6 if len(keys) > 1 else 4.6, len(keys) // 2 + len(keys) % 2)
+        axes = two_wide(figure, len(keys))
+    else:
+        figure = new_figure(3.8 * len(together), len(keys))
+        axes = figure.subplots(len(keys), len(together), squeeze=False, sharey="row").flatten()
+    draw_panels(figure, axes, shown, lines, title, along)
+    save(figure, path)
+
+
+def draw_panels(
+    figure: Figure,
+    axes: Sequence[Axes],
+    shown: Sequence[Panel],
+    lines: Sequence[Line],
+    title: str,
+    along: str = "round",
+    notes: Sequence[str] = (),
+) -> None:
+    """Draw panels into axes, all before any is finished, since they may share the y axis; explain them below."""
+    looks = looks_of(lines, along)
+    for axis, panel in zip(axes, shown):
+        _draw(axis, panel, looks, along)
+        axis.set_title(panel.title, fontsize=10)
+    for axis, panel in zip(axes, shown):
+        finish_panel(axis, panel.key, along)
+    figure.suptitle(shorten(title), fontsize=11)
+    explain(figure, lines, looks, [seeds_note([len(line.runs) for line in lines]), *notes], along)
+
+
+def panels(measured: Sequence[Collection[str]]) -> list[str]:
+    """Choose the columns that have curves: those with a label, the global model's first.
+
+    Args:
+        measured: the columns that each run has.
+
+    >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
+    ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']
+    """
+    labelled = {name: column for name, column in columns().items() if column.label}
+    keys = [name for due in get_args(Due) for name, column in labelled.items() if column.due == due]
+    own = "local_test_accuracy"
+    keys = ["accuracy", own, *(name for name in keys if name not in ("accuracy", own))]  # to compare the two
+    left_out = set() if all(own in names for names in measured) else {own}
+    if all("perplexity" in names for names in measured):
+        left_out.add("loss")  # of which the perplexity is the exponential
+    return [key for key in keys if key not in left_out and any(key in names for names in measured)]

@@ -1,4 +1,4 @@
-"""What all figures share: colours, the axes of curves, captions, and how a figure is written."""
+"""Shared parts of figures: colours, axes of curves, legends, and how a figure is written."""
 
 import math
 import os
@@ -7,97 +7,127 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from fl.analysis.costs import COSTS, unit_for
+from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.files import replacing
-from fl.figures.limits import settle
 from fl.runs.columns import columns
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7")
-"""Of the lines in one panel, from Okabe and Ito: colour-blind people tell them apart."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#870f2d")
+"""Colours of the lines in one panel, most of them of Okabe and Ito: colour-blind people tell them apart."""
 GREY = "0.45"
-"""Of references."""
+"""The colour of references."""
 _CHARACTERS = 15.5  # of a caption in an inch
+_EDGE = 0.02  # share of the axis beyond the least and largest possible value, so that lines there are seen
+_RELATIVE = 0.01  # an axis spans at least this share of its values
+_FEW = 30  # a logarithmic axis whose ends differ by a smaller factor has ticks between powers of ten
 
 
 def finish(axis: Axes, key: str, along: str = "round") -> None:
-    """The axes of the curves of a column, once all of them are drawn."""
+    """Finish the axes of a column's curves, once all curves are drawn."""
     column = columns()[key]
     dress(axis, column.label, percent=column.factor == 100, along=along)
     settle(axis, column)
 
 
 def dress(axis: Axes, label: str, percent: bool = False, along: str = "round") -> None:
-    """Labels, ticks and markers of an axis with curves, whose values may be shares in percent."""
+    """Set labels, ticks and markers of an axis with curves, whose values may be shares in percent."""
     for line in axis.lines:
         alone = line.get_transform() == axis.transData and line.get_marker() == "None"
         if alone and len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
             line.set_marker("o")
             line.set_markersize(3.5)
-    axis.set_xlabel(_spent(axis, along) if along in COSTS else along)
-    axis.set_ylabel(label)
-    if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # a panel beside it may have set another one
+    axis.set(xlabel=along, ylabel=label)
+    if along in COSTS:
+        unit, factor = unit_for(along, axis.dataLim.x1)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{round(factor * value, 9):g}")
+        axis.set_xlabel(COSTS[along].label.replace(COSTS[along].heading, unit))
+    if percent:
+        axis.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 6):g}%")
+    elif isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # a panel beside it may have set another one
         axis.ticklabel_format(axis="y", useOffset=False)
     axis.margins(x=0.02)
-    axis.xaxis.set_major_locator(
-        MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=along == "round", min_n_ticks=1)
-    )
+    whole = along == "round"
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    if percent:
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 6):g}%"))
 
 
-def _spent(axis: Axes, along: str) -> str:
-    """Numbers of a cost in the unit that suits them; the label of the axis."""
-    unit, factor = unit_for(along, axis.dataLim.x1)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(factor * value, 9):g}"))
-    return COSTS[along].label.replace(COSTS[along].heading, unit)
+def settle(axis: Axes, column: Column) -> None:
+    """Set the ends of the y axis once all curves are drawn: at least `column.span` apart, and not far beyond the
+    values that the column can have. An axis without a finite value says so.
 
-
-def two_wide(number: int) -> list[list[int]]:
-    """Panels in rows of two, for `Figure.subplot_mosaic`, so that they can be read on a narrow screen; the first of an
-    odd number has a row of its own.
-
-    >>> two_wide(1), two_wide(3), two_wide(4)
-    ([[0]], [[0, 0], [1, 2]], [[0, 1], [2, 3]])
+    >>> axis = Figure().subplots()
+    >>> _ = axis.plot([1, 2], [0.9991, 0.9993])
+    >>> settle(axis, Column(factor=100))
+    >>> [round(float(end), 4) for end in axis.get_ylim()]
+    [0.9804, 1.0004]
     """
-    order = [0, *range(number)] if number > 1 and number % 2 else [*range(number)]
-    return [order[at : at + 2] for at in range(0, len(order), 2)]
+    if column.log:
+        axis.set_yscale("log")
+    if not any(np.isfinite(line.get_ydata()).any() for line in axis.lines):
+        axis.text(0.5, 0.5, "no finite value", transform=axis.transAxes, ha="center", color="0.4")
+        axis.tick_params(axis="y", which="both", left=False, labelleft=False)
+        return
+    scale = axis.yaxis.get_transform()
+    low, high = scale.transform(axis.get_ylim())
+    span = math.log10(1 + column.span) if column.log else max(column.span, _RELATIVE * max(abs(low), abs(high)))
+    low, high = scale.inverted().transform(within(low, high, span, *scale.transform(column.ends)))
+    axis.set_ylim(low, high)
+    if column.log:  # plain numbers, some of them between the powers of ten if the axis spans few
+        if high / low < _FEW:  # an axis that hardly spans a factor of two is as good as linear
+            axis.yaxis.set_major_locator(MaxNLocator(nbins=5) if high / low < 2 else LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
+    """Widen the ends of an axis until they are `span` apart, hardly beyond `bottom` and `top`.
+
+    >>> [round(end, 3) for end in within(0.4, 0.402, 0.02, 0, 1)]
+    [0.391, 0.411]
+    >>> [round(end, 3) for end in within(-0.4, 0.5, 0.02, 0, 1)]
+    [-0.018, 0.5]
+    """
+    edge = _EDGE * max(span, high - low)
+    bottom, top = bottom - edge, top + edge
+    low, high = max(low, bottom), min(high, top)
+    missing = max(0.0, span - (high - low))
+    low, high = low - missing / 2, high + missing / 2
+    shift = max(0.0, bottom - low) - max(0.0, high - top)
+    return low + shift, high + shift
 
 
 def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] | None = None) -> None:
-    """Notes below all panels, in small letters, and below them a legend if there are entries. The figure grows for it.
+    """Write notes in small letters below all panels, and below them a legend if there are entries. The figure grows
+    for it.
 
     Args:
-        entries: from a label, which may be long, to what it explains.
+        entries: from a label, which may be long, to the line that it explains.
     """
     room = int(_CHARACTERS * figure.get_figwidth())
     text = textwrap.fill("; ".join(filter(None, notes)), room)
-    labels = [textwrap.fill(label, room - 8) for label in entries or {}]
+    labels = [textwrap.fill(shorten(label), room - 8) for label in entries or {}]
     if not text and not labels:
         return
-    widest = max((max(map(len, label.split("\n"))) for label in labels), default=0)
-    number = max(1, min(len(labels), room // (widest + 8)))
-    rows = math.ceil(len(labels) / number)
-    lines = sum(max(label.count("\n") + 1 for label in labels[at::rows]) for at in range(rows))
-    lines += text.count("\n") + 1 if text else 0
-    figure.set_figheight(figure.get_figheight() + 0.1 + 0.17 * lines)
-    look = {"ncols": number, "frameon": False, "fontsize": 8, "alignment": "left", "borderpad": 0.2}
+    widest = max((len(line) for label in labels for line in label.split("\n")), default=room)
+    look = {"ncols": max(1, min(len(labels), room // (widest + 8))), "frameon": False, "fontsize": 8}
+    look |= {"title": text, "title_fontsize": 8, "alignment": "left", "borderpad": 0.2}
     legend = figure.legend(list((entries or {}).values()), labels, loc="outside lower left", **look)
-    if text:
-        legend.set_title(text, {"size": 8})
-        legend.get_title().set_color("0.3")
+    legend.get_title().set_color("0.3")
+    figure.set_figheight(figure.get_figheight() + 0.1 + legend.get_window_extent().height / figure.dpi)
 
 
 def shorten(text: str) -> str:
-    """A text without the folders that absolute paths in it lie in, but for the last one.
+    """Cut absolute paths in a text down to the file and its folder.
 
     >>> shorten("/home/me/runs/pair/fedmr-seed0 (cnn)"), shorten("text:/data/emma.txt, runs/a")
     ('pair/fedmr-seed0 (cnn)', 'text:data/emma.txt, runs/a')
@@ -122,7 +152,7 @@ def check_new(path: Path, flag: str = "--out") -> None:
 
 
 def check_file(path: Path) -> str:
-    """The kind of file that a figure becomes. Raises FLError if matplotlib cannot write it, or there is no folder.
+    """Return the format of a figure's file. Raises FLError if matplotlib cannot write it, or there is no folder.
 
     >>> check_file(Path("a.PDF"))
     'pdf'

@@ -1,4 +1,4 @@
-"""The trained model of a run as one file for programs that do not know this project."""
+"""Export of the trained model of a run, as one file for programs that do not know this project."""
 
 import copy
 import io
@@ -125,7 +125,7 @@ def export(
 
 
 def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, dataset: Dataset | None) -> nn.Module:
-    """The model of a run folder."""
+    """Load the model of a run folder."""
     if client is None:
         return load_model(folder, model, best=best)
     if best:
@@ -134,7 +134,8 @@ def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, d
 
 
 def client_model(folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None) -> nn.Module:
-    """The model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is needed.
+    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is
+    needed.
 
     Args:
         model, dataset: those of your own that the run was given, if it was.
@@ -161,7 +162,7 @@ def client_model(folder: Path, client: int, model: Model | None = None, dataset:
 
 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> tuple[Config, Federation, Algorithm]:
-    """What a run was made of; FLError for a model or data of another run."""
+    """Build a run's settings, federation and method again; FLError for a model or data of another run."""
     config = given.said(replace(Config.read(folder), device="cpu"), dataset, model)
     fed, algorithm = build(config, dataset, model, kept(folder, config))
     given.check_given(folder, checkpoint.read_header(folder)["given"], fed, given.identified(config, fed))
@@ -196,14 +197,14 @@ def _onnx(net: nn.Module, example: Tensor) -> bytes:
 
 
 def _program(net: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """What the model computes, for any number of samples."""
+    """Trace the model as a program for any number of samples."""
     shapes = ({0: torch.export.Dim("batch")},)
     with torch.no_grad():
         return _quietly("a program", net, lambda: torch.export.export(net, (example,), dynamic_shapes=shapes))
 
 
 def _quietly(what: str, net: nn.Module, make: Callable):
-    """The result, without the warnings that it took; an error names the model."""
+    """Call `make` without its warnings; an error names the model."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -46,7 +46,7 @@ def resumable(folder: Path, command: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How several runs have ended.
+    """Outcome of several runs.
 
     Attributes:
         done: the folders of those that did all their rounds.
@@ -58,7 +58,7 @@ class Ended:
     failed: dict[Path, str] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """The runs that failed, a line for each.
+        """List the runs that failed, a line for each.
 
         >>> print(Ended([], {Path("a"): "the loss is nan in round 4"}).describe())
         <BLANKLINE>
@@ -174,7 +174,7 @@ class Sweep:
                 raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice: give it once")
 
     def at(self, text: str) -> Config:
-        """The settings with one value; FLError where the flag does not take it."""
+        """Set the option to one value; FLError where the flag does not take it."""
         group, _, name = self.option.rpartition(".")
         if isinstance(flat(asdict(self.config))[self.option], bool):
             choice(f"value of {self.option}", [text], ("true", "false"))
@@ -194,13 +194,15 @@ class Sweep:
         return config
 
     def methods(self) -> tuple[list[str], list[str]]:
-        """(methods that read the option, methods that do not)."""
+        """Split the methods: (those that read the option, the others)."""
         each = {name: replace(self.config, algorithm=(name,)).settings() for name in self.config.algorithm}
         reads = [name for name, settings in each.items() if self.option in {setting.flag for setting in settings}]
         return reads, [m for m in self.config.algorithm if m not in reads]
 
     def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
-        """(value, method) -> run folder -> settings; the value of a method that does not read the option is ""."""
+        """Map (value, method) to run folders and their settings; the value of a method that does not read the option is
+        "".
+        """
         reads, others = self.methods()
         result = {}
         for text in self.values:
@@ -214,7 +216,7 @@ class Sweep:
         return result
 
     def write(self) -> str:
-        """As YAML; `read` is the inverse."""
+        """Write the sweep as YAML; `read` is the inverse."""
         settings = yaml.safe_load(self.config.to_yaml(swept=self.option))
         return yaml.safe_dump(
             {"option": self.option, "values": list(self.values), "settings": settings}, sort_keys=False
@@ -222,7 +224,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep":
-        """The sweep of a folder; FLError if it holds none."""
+        """Read the sweep of a folder; FLError if it holds none."""
         path = folder / SWEEP
         try:
             saved = yaml.safe_load(path.read_text())

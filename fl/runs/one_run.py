@@ -13,9 +13,9 @@ from fl.base.files import write_text
 from fl.config import Config
 from fl.distributed import current, joined
 from fl.federation.clients import RemoteClients
+from fl.figures.clients import leave_structure
 from fl.figures.coverage import leave_coverage
 from fl.figures.curves import leave_curves
-from fl.figures.structure import leave_structure
 from fl.models.custom_model import Model
 from fl.runs import given, lock
 from fl.runs.assembly import build

@@ -9,14 +9,13 @@ from matplotlib.figure import Figure
 from fl import compare
 from fl.algorithms import ALGORITHMS, FedMROptions
 from fl.analysis import groups
-from fl.analysis import outcome as outcomes
-from fl.analysis.outcome import outcome
+from fl.analysis.groups import outcome
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
-from fl.figures import comparison, style
 from fl.figures import curves as plot
+from fl.figures import style
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.metrics import Metrics, kept, read
@@ -56,7 +55,7 @@ def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
         fake_run(tmp_path / f"s{seed}", [0.9, last], algorithm=("fedavg",), seeds=(seed,))
     found = groups.group(groups.find_runs([tmp_path]))
-    (row,) = outcomes.table(found).splitlines()[1:]
+    (row,) = groups.table(found).splitlines()[1:]
     assert f"60.00 ± {100 * math.sqrt(0.02):.2f}" in row  # final: 50 and 70
     assert "75.00 ±" in row  # late mean: 70 and 80
     assert "90.00 ± 0.00" in row  # best
@@ -120,8 +119,7 @@ def own_run(folder, accuracies, losses, more=(), **settings):
 def drawn(monkeypatch):
     """The figures that would have been written."""
     figures = []
-    for room in (comparison, plot):
-        monkeypatch.setattr(room, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(plot, "save", lambda figure, _: figures.append(figure))
     return figures
 
 
@@ -158,7 +156,7 @@ def test_ten_methods_fit_into_160_columns(tmp_path):
         for seed in (0, 1):
             settings = {"algorithm": (name,), "alpha": alpha, "seeds": (seed,)}
             folders.append(own_run(tmp_path / f"{name}{seed}", [1 - 0.4 * seed], [100.0 * seed], gigabytes, **settings))
-    lines = outcomes.table(groups.group(groups.find_runs(folders))).splitlines()
+    lines = groups.table(groups.group(groups.find_runs(folders))).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) <= 160
     assert cells(lines[0])[-2:] == ["MB", "seconds"]
@@ -178,7 +176,7 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
     results = [outcome(run) for runs in found.values() for run in runs]
     assert [run.get("megabytes") for run in results] == [(2 + 8 + 4) / 4, (3 + 8 + 4) / 4, None]
     assert [run["seconds"] for run in results] == [4.5, 4.5, 2]
-    head, averaged, old = map(cells, outcomes.table(found).splitlines())
+    head, averaged, old = map(cells, groups.table(found).splitlines())
     assert head[-2:] == ["MB", "seconds"]
     assert averaged[-2:] == ["3.62", "4.5"]
     assert old[-2:] == ["-", "2.0"]
@@ -213,7 +211,7 @@ def test_curves_against_traffic_and_time(tmp_path, drawn):
     still = next(line for label, line in lines.items() if label.startswith("indep"))
     assert (still.get_linestyle(), still.get_marker()) == ("--", "None")
     assert list(still.get_ydata()) == pytest.approx([0.4, 0.4])  # the selected rounds' mean
-    assert len(drawn[0].legends[0].get_texts()) == 3  # long names are letters
+    assert len(drawn[0].legends[0].get_texts()) == 3
     said = drawn[0].legends[0].get_title().get_text().replace("\n", " ")
     assert "dashed line from edge to edge: a method that spends nothing" in said
 
@@ -247,7 +245,7 @@ def test_new_levels_are_vertical_lines(tmp_path, drawn):
         (caption,) = drawn[-1].legends
         assert caption.get_title().get_text() == "vertical lines: the next level of fedmr"
     compare.compare([tmp_path / "b"], tmp_path / "f.png")
-    assert not drawn[-1].legends
+    assert drawn[-1].legends[0].get_title().get_text() == ""
     plot.run_figure(rows, "title", tmp_path / "f.png")
     for axis in drawn[-1].axes:
         assert [place for place, _ in marks(axis)] == [3, 5]
@@ -266,7 +264,6 @@ def test_a_curve_that_ends_upright_has_a_dot_there(tmp_path, drawn):
     for against, places in (("traffic", [[[4.0, pytest.approx(0.6)]]]), ("rounds", []), ("seconds", [])):
         compare.compare([tmp_path], tmp_path / "f.png", against)
         assert dots(drawn[-1].axes[1]) == places
-        assert {text.get_text() for text in drawn[-1].axes[1].texts} == {"fedavg", "fedmr"}
 
 
 @pytest.mark.drawn
@@ -274,7 +271,11 @@ def test_deviations_of_accuracies_end_at_0_and_100_percent(tmp_path):
     figure = Figure()
     axis = figure.subplots()
     plot.curve(
-        axis, [[{"round": r, "accuracy": value} for r in (1, 2)] for value in (0.01, 0.99)], "accuracy", "", "C0"
+        axis,
+        [[{"round": r, "accuracy": value} for r in (1, 2)] for value in (0.01, 0.99)],
+        "accuracy",
+        "",
+        {"color": "C0"},
     )
     (band,) = axis.collections
     heights = band.get_paths()[0].vertices[:, 1]
@@ -348,7 +349,7 @@ def test_a_target_above_one_is_a_perplexity(tmp_path):
     assert "global test perplexity of 50 or less" in said
     assert cells(reached) == ["fedmr", "1", "2", "2.0"]
     image = fake_run(tmp_path / "b", [0.5], algorithm=("fedavg",))
-    _, *mixed = map(cells, outcomes.table(groups.group(groups.find_runs([folder, image]))).splitlines())
+    _, *mixed = map(cells, groups.table(groups.group(groups.find_runs([folder, image]))).splitlines())
     assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
 
@@ -370,7 +371,7 @@ def test_local_accuracy_and_the_attack_have_columns(tmp_path, drawn):
 def test_a_table_that_is_too_wide_goes_on_below(tmp_path):
     own_run(tmp_path / "a", [0.1], [1.0], [{"models_own_accuracy": 0.5} | traffic(1e6, 1e6)], algorithm=("fedfa",))
     found = groups.group(groups.find_runs([tmp_path]))
-    usual, named = outcomes.table(found), outcomes.table({80 * "x": found["fedfa"]})
+    usual, named = groups.table(found), groups.table({80 * "x": found["fedfa"]})
     above, below = named.split("\n\n")
     both = [cells(a) + cells(b)[1:] for a, b in zip(above.splitlines(), below.splitlines(), strict=True)]
     assert both[0] == cells(usual.splitlines()[0])

@@ -17,7 +17,7 @@ from fl_flags import TINY
 
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from fl.analysis.outcome import others
+from fl.analysis.groups import others
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.plugins import declared

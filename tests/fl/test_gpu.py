@@ -334,6 +334,6 @@ def test_settings_on_the_gpu(cuda, case, method):
         results.append((fed, algorithm, play(algorithm, fed, rounds=2)[-1][0]))
     (_, _, expected), (fed, algorithm, server) = results
     assert_close(server["global"], expected["global"])
-    each = [score_clients(f, lambda x, c, a=a, s=s: a.predict(s, x, c), partial(a.own, s)) for f, a, s in results]
+    each = [score_clients(f, partial(a.client_models, s)) for f, a, s in results]
     for part in each[0]:
         assert each[1][part] == [pytest.approx(row, rel=1e-5) for row in each[0][part]]

@@ -10,8 +10,7 @@ import fl
 import zoo
 from fl import landscape
 from fl import run as cli
-from fl.analysis.directions import grid, random_direction, rise, surface
-from fl.analysis.landscape import mean_loss, samples
+from fl.analysis.landscape import grid, mean_loss, random_direction, rise, samples, surface
 from fl.config import Config
 from fl.runs import checkpoint
 from fl.runs.metrics import read

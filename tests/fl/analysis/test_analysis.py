@@ -8,16 +8,13 @@ from torch import nn
 
 from fl import load_model, models, simulate
 from fl.analysis.__main__ import main
-from fl.analysis.coverage import coverage
-from fl.analysis.scales import Member, ends, measure, place, read
-from fl.analysis.similarity import Compared, initial_model, table
+from fl.analysis.weights import Compared, Member, ends, initial_model, measure, place, read, similarity_table
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.figures import coverage as coverage_file
-from fl.figures.coverage import coverage_maps, draw_coverage
-from fl.figures.scales import histograms
-from fl.figures.similarity import heat_maps
+from fl.figures.coverage import coverage, coverage_maps, draw_coverage
+from fl.figures.models import heat_maps, histograms
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from surgery import SectionSimilarity, Submodel, block_similarity, state
@@ -84,7 +81,7 @@ def test_pairs_without_a_value_do_not_count():
     nan = float("nan")
     layers = {"a.weight": torch.tensor([[1, nan, nan], [nan, 1, 0.25], [nan, 0.25, 1]])}
     section = SectionSimilarity("one", ("one.1", "one.2", "one.3"), layers)
-    assert re.search(r"a +1 +0.2500\n +all +1 +0.2500$", table(Compared("", [section])))
+    assert re.search(r"a +1 +0.2500\n +all +1 +0.2500$", similarity_table(Compared("", [section])))
     assert heat_maps([Compared("", [section])]).axes[0].images[0].get_array().count() == 2
 
 

@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 from fl import structure
 from fl.analysis.structure import FILE, Structure, agreement, describe, rand_index
 from fl.base.errors import FLError
-from fl.figures.structure import COLORS, MOST, ONE, OWN, draw, maps
+from fl.figures.clients import CLUSTERS, MOST, ONE, OWN, structure_maps
 
 TRUTH = [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2]]
 FOUND = [[0] * 6, [3, 3, 3, -1, 0, 0], [1, 1, 0, 0, 0, 0], [-1] * 6, [0, 1, -1, -1, -1, 5]]
@@ -55,7 +55,7 @@ def test_a_level_that_collapsed_is_seen():
         assert rand_index(found, [0, 0, 1, 1, 1]) == adjusted_rand_score([0, 0, 1, 1], found[:4]) == 0
     rows = agreement(make(found=[FOUND[0], [4] * 6, [2] * 6, [-1] * 6, [*range(6)]]))
     assert [row.rand for row in rows] == [[None] * 2, [0, 0], [0, 0], [None] * 2, [None] * 2, [None, 0]]
-    axis = maps([make(found=[[4] * 6], levels=["5"], trained=1)]).axes[1]
+    axis = structure_maps([make(found=[[4] * 6], levels=["5"], trained=1)]).axes[1]
     label = axis.get_xticklabels()[0].get_text()
     assert label == "1\n5\nARI 0.00\n(truth 1)"
     nobody = agreement(make(found=[FOUND[0], [0, *[-1] * 5], *[[-1] * 6] * 3]))
@@ -153,7 +153,7 @@ def panels(figure):
 
 
 def test_the_map_has_the_right_cells_and_boundaries():
-    figure = maps([make()])
+    figure = structure_maps([make()])
     (truth, truth_lines), (found, lines) = panels(figure)
     assert truth.T.tolist() == TRUTH
     assert truth_lines == {(0, 3.5), (1, 1.5), (1, 3.5)}
@@ -174,28 +174,28 @@ def test_the_map_has_the_right_cells_and_boundaries():
 def test_colours_differ_within_a_level_and_white_is_for_none():
     clients = 25
     one = make(levels=["25"], truth=[[0] * clients], found=[[*range(clients)]], trained=1)
-    truth, found = maps([one]).axes
+    truth, found = structure_maps([one]).axes
     shown = found.images[0].to_rgba(found.images[0].get_array())[:, 0]
-    assert len({tuple(color) for color in shown.tolist()}) == clients == len(COLORS)
+    assert len({tuple(color) for color in shown.tolist()}) == clients == len(CLUSTERS)
     assert not any((color[:3] > 0.97).all() for color in shown)
     assert truth.images[0].get_array().tolist() == [[ONE]] * clients
-    each = maps([dataclasses.replace(one, truth=[[*range(clients)]], found=[[-1] * clients])])
+    each = structure_maps([dataclasses.replace(one, truth=[[*range(clients)]], found=[[-1] * clients])])
     assert each.axes[0].images[0].get_array().tolist() == [[OWN]] * clients
     assert panels(each)[0][1] == set()
     assert (each.axes[1].images[0].to_rgba(each.axes[1].images[0].get_array())[..., 3] == 0).all()  # blank
 
 
 def test_levels_not_trained_are_hatched():
-    figure = maps([make(trained=2)])
+    figure = structure_maps([make(trained=2)])
     found = figure.axes[1]
     assert found.images[0].get_array()[:, 2:].mask.all()
     assert [patch.get_x() for patch in found.patches if patch.get_hatch()] == [1.5, 2.5, 3.5]
     assert "ARI" not in found.get_xticklabels()[2].get_text()
 
 
-def test_several_runs_are_rows_and_not_too_many(tmp_path):
+def test_several_runs_are_rows_and_not_too_many():
     fesem = Structure("fesem", ["2"], [[0, 0, 1, 1]], [[1, 1, 0, 1]], 1, 7, "other")
-    figure = maps([make(), make(seed=4, title="b"), fesem])
+    figure = structure_maps([make(), make(seed=4, title="b"), fesem])
     assert len(figure.axes) == 6
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["truth", "femam, seed 3", "truth", "femam, seed 4", "truth", "fesem, seed 7"]
@@ -209,8 +209,7 @@ def test_several_runs_are_rows_and_not_too_many(tmp_path):
     tops = [axis.get_window_extent().y0 for axis in figure.axes[::2]]
     assert tops == sorted(tops, reverse=True)
     with pytest.raises(FLError, match=f"{MOST + 1} runs are too many .* at most {MOST}"):
-        draw([make()] * (MOST + 1), tmp_path / "many.png")
-    assert not list(tmp_path.iterdir())
+        structure_maps([make()] * (MOST + 1))
 
 
 @pytest.fixture

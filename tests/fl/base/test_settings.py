@@ -98,16 +98,15 @@ def test_no_setting_takes_what_lies_outside(group, field, flag):
         config = dataclasses.replace(default, **{group: changed}) if group else changed
         with pytest.raises(FLError, match=f"--{flag_of(field.name, group)}( |$)"):
             config.check()
-        if group in OPTIONS:  # the method's own function, which needs no more than this to refuse
+        if group in OPTIONS:  # the method, which needs no more than this to refuse
             with pytest.raises(FLError, match=f"--{flag_of(field.name, group)} "):
-                ALGORITHMS[group].make(Asking(), changed)
+                ALGORITHMS[group](Asking(), changed)
 
 
 class Asking:
     """A federation as far as a method may look at it before it has checked its options."""
 
     asked = frozenset()
-    fleet = None
 
 
 def test_help_shows_what_values_there_are(capsys):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import fl
 from fl import models
 from fl import run as cli
-from fl.analysis.similarity import initial_model
+from fl.analysis.weights import initial_model
 from fl.base.errors import FLError
 from fl.models.init import Start, find, maker
 from fl.runs.start import FILE, keep, kept

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fl.base.errors import FLError
 from fl.config import Config
 from fl.data import Dataset, load
-from fl.figures.partition import draw
+from fl.figures.clients import partition_map
+from fl.figures.style import save
 from fl.partition import KINDS, clusters, counts, deal, dirichlet, hold_out, iid, natural, shards
 from fl.partition.classes import _shared_out, nested
 from fl.runs.assembly import build
@@ -290,10 +291,10 @@ def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
         partition = deal(y, kind, 10, np.random.default_rng(0), **options)
         table = counts(partition, y, 10)
         assert table.sum(1).tolist() == [len(part) for part in partition.parts]
-        draw(partition, y, 10, kind, tmp_path / f"{kind}.png")
+        save(partition_map(partition, y, 10, kind), tmp_path / f"{kind}.png")
         assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(FLError, match="figures are not written as"):
-        draw(partition, y, 10, "", tmp_path / "a.txt")
+        save(partition_map(partition, y, 10, ""), tmp_path / "a.txt")
 
 
 def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):

@@ -8,6 +8,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 import surgery
 import zoo
 from fl.base.rng import Rng
+from fl.federation.client_models import ClientModels, Level, shared
 from fl.partition import Split
 from fl.runs import evaluate
 
@@ -116,17 +117,18 @@ def test_clients_own_data(make_federation):
         clients=[Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))],
     )
 
-    def predict(images, client):  # client 0 always says class 0, client 1 always class 1
-        return F.one_hot(torch.full((len(images),), client), 3).float()
+    def says(k):  # a model that always says class k
+        return {n: 0 * t + (n == "fc2.bias") * F.one_hot(torch.tensor(k), 3) for n, t in fed.initial().items()}
 
-    result = evaluate.summarise_clients(evaluate.score_clients(fed, predict))
+    models = lambda: ClientModels([Level([says(0), says(1)], torch.arange(2))])  # noqa: E731
+    result = evaluate.summarise_clients(evaluate.score_clients(fed, models))
     tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
     assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
     assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
     kinds = ("accuracy", "std", "loss", "f1", "f1_std")
     assert set(result) == {f"local_{part}_{kind}" for part in ("valid", "test") for kind in kinds}
 
-    rows = evaluate.score_clients(fed, predict)["test"]
+    rows = evaluate.score_clients(fed, models)["test"]
     f1 = [f1_score(fed.data.y[s.test], [k] * len(s.test), average="macro") for k, s in enumerate(fed.clients)]
     assert [row["f1"] for row in rows] == pytest.approx(f1)
     assert f1[0] != f1[1]
@@ -138,10 +140,8 @@ def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation
     fed = make_federation("cnn", sizes=(6, 8), participants=1)
     some, none = torch.arange(3), torch.arange(0)
 
-    def predict(images, _):
-        return torch.zeros(len(images), 3)
-
     for parts, scored in (((none, none), set()), ((some, none), set()), ((some, some), {"test"})):
         clients = [Split(torch.arange(6), none, part) for part in parts]
-        result = evaluate.summarise_clients(evaluate.score_clients(dataclasses.replace(fed, clients=clients), predict))
+        there = dataclasses.replace(fed, clients=clients)
+        result = evaluate.summarise_clients(evaluate.score_clients(there, lambda: shared(fed.initial(), 2)))
         assert {name.split("_")[1] for name in result} == scored

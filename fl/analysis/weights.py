@@ -1,19 +1,78 @@
-"""How far apart the weights of models of different size are (FedFA, appendix 0.F, Table 10 and Figs. 7-9)."""
+"""Weights of models compared: blocks of one model, and models of different size (FedFA, appendices 0.B and 0.F)."""
 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.base.tables import aligned
+from fl.config import Config
+from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_model
-from surgery import Submodel, SurgeryError, Variation, corner, layers, scale_variation, sections, state, ungraft
+from fl.runs.start import kept
+from surgery import (
+    SectionSimilarity,
+    Submodel,
+    SurgeryError,
+    Variation,
+    corner,
+    layers,
+    scale_variation,
+    sections,
+    state,
+    ungraft,
+)
 from surgery.similarity import convolutions
 from zoo import Spec
+
+
+class Compared(NamedTuple):
+    """Similarity of a model's blocks untrained, and trained if it is a run's."""
+
+    title: str
+    before: list[SectionSimilarity]
+    after: list[SectionSimilarity] | None = None
+
+
+def initial_model(folder: Path) -> nn.Module:
+    """Make the initial model of a run again, from its seed and the weights of its --init; on the CPU."""
+    spec, _ = checkpoint.read_model(folder)
+    config = Config.read(folder)
+    return maker(spec, kept(folder, config))(Rng(config.seeds[0]).torch("weights"))
+
+
+def similarity_table(compared: Compared) -> str:
+    """Make a table with a line for each convolution of each section: the mean over pairs of blocks, untrained, trained,
+    and the change.
+
+    >>> layers = {"conv1.weight": torch.tensor([[1.0, 0.5], [0.5, 1.0]])}
+    >>> section = SectionSimilarity("section1", ("section1.1", "section1.2"), layers)
+    >>> print(similarity_table(Compared("a model", [section])))
+    a model
+    section   convolution    pairs   untrained
+    section1  conv1              1      0.5000
+              all                1      0.5000
+    """
+    columns = ["untrained"] + (["trained", "change"] if compared.after else [])
+    lines = [["section", "convolution", "pairs", *columns]]
+    for at, before in enumerate(compared.before):
+        upper = torch.triu_indices(len(before.blocks), len(before.blocks), 1)
+        pairs = {layer: int((~matrix[*upper].isnan()).sum()) for layer, matrix in before.layers.items()}
+        pairs |= {None: sum(pairs.values())}
+        for number, layer in enumerate([*before.layers, None]):
+            values = [before.mean(layer)] + ([compared.after[at].mean(layer)] if compared.after else [])
+            cells = [f"{value:.4f}" for value in values]
+            cells += [f"{values[1] - values[0]:+.4f}"] if compared.after else []
+            name = before.name if number == 0 else ""
+            lines.append([name, layer.removesuffix(".weight") if layer else "all", str(pairs[layer]), *cells])
+    widths = [max(len(line[at]) for line in lines) + 2 for at in (0, 1)]
+    return f"{compared.title}\n{aligned(lines, [*widths, 7, *[12] * len(columns)], left=2)}"
 
 
 class Member(NamedTuple):
@@ -25,12 +84,12 @@ class Member(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """How many parameters it has."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
 def read(folders: Sequence[Path]) -> list[Member]:
-    """The models of run folders, in the order of their size. Raises FLError if they are not of one family."""
+    """Read the models of run folders, in the order of their size. Raises FLError if they are not of one family."""
     if len(folders) < 2:
         raise FLError("give two run folders or more: the smallest model, and larger ones to compare with it")
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -50,7 +109,7 @@ def read(folders: Sequence[Path]) -> list[Member]:
 
 
 def place(small: nn.Module, large: nn.Module) -> Submodel:
-    """The plan of a model within a wider and deeper one of its family: leading channels of the first blocks.
+    """Plan a model within a wider and deeper one of its family: leading channels of the first blocks.
 
     Raises FLError or SurgeryError if it does not fit into it.
 
@@ -67,7 +126,7 @@ def place(small: nn.Module, large: nn.Module) -> Submodel:
 
 
 def measure(members: Sequence[Member]) -> Variation:
-    """The distance of every model from the first, which is the smallest."""
+    """Measure the distance of every model from the first, which is the smallest."""
     smallest, *larger = members
     plans = []
     for one in larger:
@@ -78,8 +137,8 @@ def measure(members: Sequence[Member]) -> Variation:
     return scale_variation([state(one.model) for one in members], plans)
 
 
-def table(members: Sequence[Member], variation: Variation) -> str:
-    """Table 10: mean magnitude of the smallest model, distance of each other from it, and their ratio."""
+def scale_table(members: Sequence[Member], variation: Variation) -> str:
+    """Make FedFA's Table 10: mean magnitude of the smallest model, distance of larger ones from it, and their ratio."""
     rows = [["model", "width", "depth", "parameters", "magnitude", "distance", "ratio"]]
     cells = [[f"{variation.magnitude.mean():.4f}", "-", "-"]]
     cells += [["-", f"{row.mean():.4f}", f"{ratio:.3f}"] for row, ratio in zip(variation.distance, variation.ratio)]
@@ -89,7 +148,7 @@ def table(members: Sequence[Member], variation: Variation) -> str:
 
 
 def brief(values: Sequence[float] | None) -> str:
-    """Rates or depths as text: one number if all are the same.
+    """Write rates or depths as text: one number if all are the same.
 
     >>> brief((0.5, 0.5)), brief((1, 2)), brief(None)
     ('0.5', '1,2', '-')
@@ -99,7 +158,7 @@ def brief(values: Sequence[float] | None) -> str:
 
 
 def ends(one: Member) -> dict[str, Tensor]:
-    """The weights of the first and the last convolution in the order of execution, by name."""
+    """Find the weights of the first and the last convolution in the order of execution, by name."""
     values = state(one.model)
     known = set(convolutions(values))
     order = [name for layer in layers(one.model, example=one.spec.example()) for name in layer.tensors if name in known]

@@ -1,45 +1,42 @@
-"""Structure maps: who has which model on each level, beside the truth (FeMAM, Figs. 4, A.1 and C.2)."""
+"""Maps of clients: the samples that they hold, and the models that they share."""
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
+from torch import Tensor
 
 from fl.analysis.structure import Structure, agreement
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
+from fl.partition import counts
+from fl.partition.kind import Partition
 from fl.runs.simulation import Simulation
 
-COLORS = [
+CLUSTERS = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#870f2d", "#0000ff", "#69e1b4",
     "#4b3c78", "#8778ff", "#5a00b4", "#964b1e", "#a5d2ff", "#785a78", "#a5ffa5", "#96b487", "#d20fc3", "#f0c378",
     "#a5f0e1", "#ff78d2", "#695af0", "#5a785a", "#783c5a",
 ]  # fmt: skip
-"""Of clusters: first those of Okabe and Ito; each of the others differs much from all before it, to colour-blind eyes
-too, and is bright enough for black lines to be seen on it."""
+"""Colours of clusters: first those of Okabe and Ito; each of the others differs much from all before it, to
+colour-blind eyes too, and is bright enough for black lines to be seen on it."""
 MOST = 12
-"""Runs in one figure."""
-ONE, OWN = len(COLORS), len(COLORS) + 1
+"""The most runs in one figure."""
+ONE, OWN = len(CLUSTERS), len(CLUSTERS) + 1
 """The colours of a level with one model for all, and of one with a model for each client."""
-_MAP = ListedColormap([*COLORS, "0.35", "0.7"])
+_MAP = ListedColormap([*CLUSTERS, "0.35", "0.7"])
 _KEY = (
     "colour: model or cluster (each level for itself; dark grey: one for all, light grey: one each); white: none; "
     "hatched: not trained yet; black line: neighbours differ"
 )
 
 
-def draw(structures: Sequence[Structure], path: Path) -> None:
-    """Write the maps of runs, one below the other. Raises FLError as `maps` does, and if the file cannot be written."""
-    save(maps(structures), path)
-
-
-def maps(structures: Sequence[Structure]) -> Figure:
-    """The truth of each run beside what it found: a column is a level, a row a client, a colour a model.
+def structure_maps(structures: Sequence[Structure]) -> Figure:
+    """Draw the truth of each run beside the models it found: a column is a level, a row a client, a colour a model.
 
     Below a level is its largest adjusted Rand index, the share of clients with a model if not all kept one, and the
     level of the truth that the index is for if there are several.
@@ -66,7 +63,7 @@ def maps(structures: Sequence[Structure]) -> Figure:
 def _draw_truth(axis: Axes, one: Structure) -> None:
     numbers = [len(set(level)) for level in one.truth]
     kinds = [{1: ONE, one.clients: OWN}.get(number) for number in numbers]
-    _panel(axis, one.truth, kinds, [f"{level}\n{number}" for level, number in enumerate(numbers, 1)])
+    _levels(axis, one.truth, kinds, [f"{level}\n{number}" for level, number in enumerate(numbers, 1)])
     axis.set_title("truth", fontsize=9)
     axis.set_xlabel("level, clusters", fontsize=8)
     axis.set_ylabel("client", fontsize=8)
@@ -85,7 +82,7 @@ def _draw_found(axis: Axes, one: Structure) -> None:
                 labels[level] += f"\n(truth {row.rand.index(row.best) + 1})"
     kinds = [{"global": ONE, "personal": OWN}.get(name) for name in one.levels]
     trained = [models if level < one.trained else [-1] * one.clients for level, models in enumerate(one.found)]
-    _panel(axis, trained, kinds, labels)
+    _levels(axis, trained, kinds, labels)
     for level in range(one.trained, len(one.levels)):
         axis.axvspan(level - 0.5, level + 0.5, facecolor="none", edgecolor="0.8", hatch="////", lw=0)
     axis.set_title(f"{one.algorithm}, seed {one.seed}", fontsize=9)
@@ -93,8 +90,8 @@ def _draw_found(axis: Axes, one: Structure) -> None:
     axis.tick_params(axis="y", left=False, labelleft=False)
 
 
-def _panel(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | None], labels: Sequence[str]) -> None:
-    """Colour the cells of levels [levels, clients] and mark where neighbours within a level are in different clusters.
+def _levels(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | None], labels: Sequence[str]) -> None:
+    """Colour the cells of levels [levels, clients], and mark where neighbours within a level are in different clusters.
 
     Args:
         kinds: the colour of each level, ONE or OWN; None for clusters, which have several.
@@ -115,18 +112,80 @@ def _panel(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | No
 
 
 def cells(level: Sequence[int], kind: int | None = None) -> list[int]:
-    """The colour of each client, -1 for no model. All models have the colour `kind` if that is given. Else they are
-    numbered in the order in which they appear, so that clusters that agree with the truth look like it.
+    """Choose the colour of each client, -1 for no model. All models have the colour `kind` if that is given. Else they
+    are numbered in the order in which they appear, so that clusters that agree with the truth look like it.
 
     >>> cells([4, 4, -1, 0, 4]), cells([3, -1], kind=OWN) == [OWN, -1]
     ([0, 0, -1, 1, 0], True)
     """
-    order = {model: place % len(COLORS) for place, model in enumerate(dict.fromkeys(m for m in level if m >= 0))}
+    order = {model: place % len(CLUSTERS) for place, model in enumerate(dict.fromkeys(m for m in level if m >= 0))}
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]
 
 
 def leave_structure(run: Simulation) -> None:
-    """structure.json and structure.png, of methods with models on levels."""
+    """Write structure.json and structure.png, of methods with models on levels."""
     if structure := Structure.of(run):
         structure.save(run.folder)
-        draw([structure], run.folder / "structure.png")
+        save(structure_maps([structure]), run.folder / "structure.png")
+
+
+_NEAREST = 0.09  # share of the colour bar between two ticks
+
+
+def partition_map(partition: Partition, labels: Tensor, classes: int, title: str) -> Figure:
+    """Draw clients x classes, coloured by the number of samples. Beside it are the clients' sizes, and the clusters if
+    there are any.
+    """
+    table, structure = counts(partition, labels, classes), partition.structure.numpy()
+    clients, levels = len(table), len(structure)
+    grouped = any(1 < len(np.unique(level)) < clients for level in structure)
+    figure = Figure(figsize=(9.5, min(9.0, max(3.6, 1.6 + 0.12 * clients))), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08)
+    widths = [*([0.5 + 0.25 * levels] if grouped else []), 7, 1.6]
+    *left, middle, right = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
+
+    if grouped:
+        colors = ListedColormap(CLUSTERS)
+        left[0].imshow(
+            structure.T % colors.N, aspect="auto", cmap=colors, interpolation="nearest", vmin=0, vmax=colors.N - 1
+        )
+        left[0].set_xticks(range(levels), [str(level + 1) for level in range(levels)])
+        left[0].set_xlabel("cluster\non level" if levels > 1 else "cluster")
+        for boundary in np.flatnonzero(np.diff(structure, axis=1).any(0)) + 0.5:
+            left[0].axhline(boundary, color="white", lw=0.8)
+            middle.axhline(boundary, color="0.6", lw=0.5)
+        kinds = "colours on the left: a client's cluster, on each level for itself"
+        figure.supxlabel(kinds, fontsize=8, color="0.3", x=0.01, ha="left")
+
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, table.max()))
+    image = middle.imshow(table, aspect="auto", cmap="Blues", interpolation="nearest", norm=norm)
+    middle.set_xlabel("class")
+    middle.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
+    bar = figure.colorbar(image, ax=middle, label="samples (colour: by their square root)", pad=0.01, fraction=0.04)
+    bar.ax.yaxis.set_major_locator(FixedLocator(_ticks(int(norm.vmax))))
+    bar.ax.minorticks_off()
+
+    right.barh(np.arange(clients), table.sum(1), height=0.9 if clients <= 60 else 1.0, color="#0072b2")
+    right.set_xlabel("samples in all")
+    right.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True, steps=[1, 2, 5, 10]))
+    right.spines[["top", "right"]].set_visible(False)
+    first = [*left, middle][0]
+    first.set_ylabel("client")
+    first.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    first.set_ylim(clients - 0.5, -0.5)
+    figure.suptitle(shorten(title), fontsize=11)
+    return figure
+
+
+def _ticks(largest: int) -> list[int]:
+    """Choose whole numbers, not too near to each other, for a scale that goes by the square root.
+
+    >>> _ticks(19), _ticks(3), _ticks(1)
+    ([0, 1, 2, 5, 10, 19], [0, 1, 2, 3], [0, 1])
+    """
+    steps = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
+    ticks = [0]
+    for step in [step for step in steps if step < largest]:
+        if min(step**0.5 - ticks[-1] ** 0.5, largest**0.5 - step**0.5) >= _NEAREST * largest**0.5:
+            ticks.append(step)
+    return [*ticks, largest]
