@@ -3,7 +3,7 @@ algorithm 1.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -139,7 +139,7 @@ def distilling(weight: str, bias: str | None) -> Objective:
         weight, bias: names of the head's parameters.
     """
 
-    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+    def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         (x, y), generator = batch, context["generator"]
         size = len(y), generator["fc1.weight"].shape[1] - len(generator["seen"])
 
@@ -175,8 +175,8 @@ def _head(fed: Federation) -> tuple[str, str | None]:
     last = layers(fed.model)[-1]
     module, known = fed.model.get_submodule(last.name), dict(fed.model.named_parameters())
     names = [f"{last.name}.{name}".removeprefix(".") for name in ("weight", "bias")][: len(last.tensors)]
-    linear = isinstance(module, nn.Linear) and module.out_features == fed.data.classes and last.tensors == (*names,)
-    if linear and not fed.data.text and all(known[name].requires_grad for name in names) and _ends(fed, module):
+    fits = last.tensors == (*names,) and not fed.data.text and all(known[name].requires_grad for name in names)
+    if fits and isinstance(module, nn.Linear) and module.out_features == fed.data.classes and _ends(fed, module):
         return names[0], names[1] if len(names) > 1 else None
     raise FLError(
         f"FedGen trains the last layer on generated inputs: it has to be a linear layer, not frozen, whose outputs are "

@@ -5,7 +5,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.algorithm import Algorithm, Step
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.alignment import alignment_steps
@@ -74,7 +74,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
             slots = shuffle(update.received, segments=pieces, permutations=shuffles)
         return {"global": mean, "slots": slots}
 
-    steps = [*secure_steps(fed, pieces, options.secure, options.align), *alignment_steps(fed, options.align)]
+    steps: list[Step] = [*secure_steps(fed, pieces, options.secure, options.align), *alignment_steps(fed, options.align)]
     return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
 
 

@@ -4,6 +4,7 @@ Clients" (ICLR 2021), algorithm 1.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,7 +103,7 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
     shapes = {name: tuple(tensor.shape) for name, tensor in state(model).items()}
     entries = {}
     for name, shape in shapes.items():
-        index = [None] * len(shape)
+        index: list[Any] = [None] * len(shape)
         if name in names and shape:
             index[0] = as_runs([*held.nonzero().flatten().tolist(), *range(len(held), shape[0])])
         entries[name] = (Source(name, tuple(index)),)

@@ -108,7 +108,8 @@ def cifar(root: Path, download: bool, classes: int, coarse: bool = False) -> Dat
         if coarse:
             labels = _coarse_labels(source, file, len(part.data))
         arrays += [torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), labels]
-    return Dataset(f"cifar{classes}{'-coarse' * coarse}", *arrays, classes=20 if coarse else classes)
+    x, y, test_x, test_y = arrays
+    return Dataset(f"cifar{classes}{'-coarse' * coarse}", x, y, test_x, test_y, classes=20 if coarse else classes)
 
 
 def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path], object]):

@@ -14,7 +14,8 @@ from fl.engine import Results
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
 
-States: TypeAlias = Stack | list[State]
+States: TypeAlias = Any
+"""A stack [K, ...]; or a list of K states, where architectures differ."""
 
 
 class Cohort(NamedTuple):
@@ -32,8 +33,8 @@ class Cohort(NamedTuple):
 
     def select(self, rows: Sequence[int]) -> "Cohort":
         """Some of its clients, by their positions in the cohort."""
-        clients, models = ([each[k] for k in rows] for each in (self.clients, self.models))
-        return Cohort(clients, models, select(self.states, rows))
+        models = [self.models[k] for k in rows]
+        return Cohort([self.clients[k] for k in rows], models, select(self.states, rows))
 
 
 def stacks(states: States) -> list[Stack]:

@@ -4,6 +4,7 @@ FeMAM's cluster levels: Eq. 4 and 7).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,7 +129,7 @@ def _coordinates(models: Stack) -> np.ndarray:
     """Points [n, n] that are as far apart as the n models, which spares K-means their many weights. Equal models are
     equal points: what lies below rounding is cut off, or K-means would find clusters in it.
     """
-    gram = 0
+    gram: Any = 0
     for tensor in models.values():
         x = tensor.flatten(1).double()
         x = x - x.mean(0)
