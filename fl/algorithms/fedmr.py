@@ -74,7 +74,10 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
             slots = shuffle(update.received, segments=pieces, permutations=shuffles)
         return {"global": mean, "slots": slots}
 
-    steps: list[Step] = [*secure_steps(fed, pieces, options.secure, options.align), *alignment_steps(fed, options.align)]
+    steps: list[Step] = [
+        *secure_steps(fed, pieces, options.secure, options.align),
+        *alignment_steps(fed, options.align),
+    ]
     return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
 
 
