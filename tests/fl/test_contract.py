@@ -15,6 +15,7 @@ import pytest
 import torch
 from ranks import ran, tiny
 from safetensors.torch import load_file
+from selection import METHODS, some
 from torch import nn
 
 import fl
@@ -23,7 +24,7 @@ from fl.algorithms import ALGORITHMS
 from fl.federation.client_models import predict_all
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
+@pytest.fixture(scope="module", params=some(ALGORITHMS, METHODS))
 def name(request):
     """Of a method. All tests of one run together, so that they share its trainings."""
     return request.param
