@@ -15,7 +15,7 @@ from fl.deploy.serve import serve
 from fl.runs import checkpoint
 
 SMALL = {"clients": 4, "participants": 3, "rounds": 2, "local_epochs": 1, "samples": 80, "width": 0.1}
-SMALL |= {"backend": "loop", "models_every": 0}
+SMALL |= {"backend": "loop", "eval_client_models_every": 0}
 
 
 def settings(algorithm, **changes):

@@ -66,7 +66,7 @@ def assert_sound(name):
         "median": {"defence": fl.Defence("median")},
     }.items():
         config = fl.Config(
-            algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participants=1.0,
+            algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participation=1.0,
             clients=4, partition="iid", samples=400, **settings,
         )  # fmt: skip
         fed, algorithm = fl.build(config)

@@ -32,6 +32,16 @@ _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""
 _HELD_OUT = 0.1
 """Of each client's samples, for a method that validates, where the settings hold none out."""
+_RENAMED = {
+    "chunk": "max-parallel-clients",
+    "pool": "pool-test-set",
+    "models-every": "eval-client-models-every",
+    "fedmr.fraction": "fedmr.segment-fraction",
+    "femam.lam": "femam.prox",
+    "femam.lam-everywhere": "femam.prox-all-levels",
+    "femam.epsilon": "femam.min-gain",
+}
+"""From flags of earlier versions to what they are called now."""
 _log = logging.getLogger("fl")
 
 
@@ -52,9 +62,10 @@ class Config(MethodOptions, Fields):
             raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
             raise FLError("--nesterov needs a --momentum above 0")
-        if self.pool and not self.local_test:
+        if self.pool_test_set and not self.local_test:
             raise FLError(
-                "--pool leaves no test set, so clients have to hold samples out: give --local-test, such as 0.17"
+                "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
+                "0.17"
             )
         if data.is_text(self.dataset) and (
             wrong := [name for name in ("crop", "flip", "masked_loss") if getattr(self, name)]
@@ -136,7 +147,7 @@ class Config(MethodOptions, Fields):
             swept: the flag that will have several values, each of which may read others.
 
         >>> flags = {setting.flag for setting in Config(algorithm="fedavg").settings()}
-        >>> "lr" in flags, "fedmr.fraction" in flags, "betas" in flags, "resume" in flags
+        >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags, "resume" in flags
         (True, False, False, False)
         """
         return [one for one in settings_of(self, swept) if not one.unread and one.name not in _SOURCES]
@@ -268,12 +279,20 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def check_renamed(flags: Iterable[str], before: str = "") -> None:
+    """Raise FLError for the first flag of an earlier version, written without its dashes."""
+    for flag in flags:
+        if flag in _RENAMED:
+            raise FLError(f"{before}--{flag} is now --{_RENAMED[flag]}")
+
+
 def filled(default: Any, values: Any, where: str) -> Any:
     """A dataclass with the given values, each of the type that its field has."""
     types = {field.name: field.type for field in fields(default)}
     if not isinstance(values, dict):
         raise FLError(f"not the settings of a run: {where or 'it'} is not a mapping")
     if strange := [name for name in values if name not in types]:
+        check_renamed([flag_of(strange[0], where.rstrip("."))], "not the settings of a run: ")
         raise FLError(f"not the settings of a run: unknown setting {where}{strange[0]}")
     result = {}
     for name, value in values.items():
@@ -283,7 +302,8 @@ def filled(default: Any, values: Any, where: str) -> Any:
         try:
             result[name] = from_yaml(types[name], value)
         except TypeError:
-            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}") from None
+            share = "; a share of the clients is participation" if name == "participants" else ""
+            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}{share}") from None
     return replace(default, **result)
 
 

@@ -60,7 +60,7 @@ class Remote:
         here = [self.nodes.reported[client] for client in range(len(self.nodes.reported))]
         self.splits = _splits([said["sizes"] for said in here])
         self.dataset = self._stand_in(test, here)
-        self.config = dataclasses.replace(config, clients=len(here), models_every=0)
+        self.config = dataclasses.replace(config, clients=len(here), eval_client_models_every=0)
         self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names

@@ -322,7 +322,7 @@ class Federation:
     def _in_chunks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
         """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
         parts, k = [], len(cohort.clients)
-        chunk = self.local.chunk or k
+        chunk = self.local.max_parallel_clients or k
         with progress.cohort(k):
             for first in range(0, k, chunk):
                 alike: dict[int, list[int]] = {}  # by architecture: the rows that have it

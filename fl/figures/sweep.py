@@ -220,8 +220,8 @@ def positions(values: Sequence[str]) -> tuple[list[float], str]:
 def _short(option: str) -> str:
     """An option of a method without the method's name.
 
-    >>> _short("fedmr.fraction"), _short("attack.share")
-    ('fraction', 'attack.share')
+    >>> _short("fedmr.segment-fraction"), _short("attack.share")
+    ('segment-fraction', 'attack.share')
     """
     owner, _, name = option.rpartition(".")
     return name if owner.replace("-", "_") in ALGORITHMS else option

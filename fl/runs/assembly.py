@@ -75,7 +75,7 @@ def build(
         splits = remote.splits
     else:
         splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    if config.pool and not remote:
+    if config.pool_test_set and not remote:
         dataset = dataset.tested_on(splits.test.samples)
     dataset = dataset.to(device)
     malicious = draw_malicious(config.attack, config.clients, rng)
@@ -141,7 +141,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         augment=augment,
         masked=config.masked_loss,
         backend=config.backend,
-        chunk=config.chunk,
+        max_parallel_clients=config.max_parallel_clients,
         precision=Precision(config.precision, config.channels_last, config.deterministic),
     )
 

@@ -106,7 +106,7 @@ class Simulation:
         last, wanted = number == self.config.rounds, set()
         if last or number % self.config.eval_every == 0:
             wanted.add("global")
-        if self.config.models_every and (last or number % self.config.models_every == 0):
+        if self.config.eval_client_models_every and (last or number % self.config.eval_client_models_every == 0):
             wanted.add("models")
         return wanted
 

@@ -174,7 +174,7 @@ def test_a_round_is_a_function_of_its_arguments_and_changes_none(name):
         assert not differing(round.server, round.copy)
 
 
-@pytest.mark.parametrize("changes", [{"backend": "vmap", "chunk": 2}, {"backend": "workers"}])
+@pytest.mark.parametrize("changes", [{"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}])
 def test_backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
     expected = tensors(played(name)[2][2].server)

@@ -98,9 +98,9 @@ def test_no_setting_takes_what_lies_outside(group, field, flag):
         config = dataclasses.replace(default, **{group: changed}) if group else changed
         with pytest.raises(FLError, match=f"--{flag_of(field.name, group)}( |$)"):
             config.check()
-        if group in OPTIONS:  # the method's own function, which needs no more than this to refuse
+        if group in OPTIONS:  # the method, which needs no more than this to refuse
             with pytest.raises(FLError, match=f"--{flag_of(field.name, group)} "):
-                ALGORITHMS[group].make(Asking(), changed)
+                ALGORITHMS[group](Asking(), changed)
 
 
 class Asking:
@@ -182,10 +182,11 @@ def test_roles():
     def named(what):
         return {field.name for field in dataclasses.fields(Config) if what(role(field))}
 
-    where, often = {"data_root", "download"}, {"eval_every", "models_every", "checkpoint_every"}
-    assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool", "samples"} | where
+    where, often = {"data_root", "download"}, {"eval_every", "eval_client_models_every", "checkpoint_every"}
+    assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool_test_set", "samples"} | where
     assert (
-        named(lambda role: role.resumable) == {"rounds", "patience", "log", "chunk", "device", "resume"} | where | often
+        named(lambda role: role.resumable)
+        == {"rounds", "patience", "log", "max_parallel_clients", "device", "resume"} | where | often
     )
     how = {
         "out",
@@ -194,7 +195,7 @@ def test_roles():
         "resume",
         "device",
         "backend",
-        "chunk",
+        "max_parallel_clients",
         "channels_last",
         "deterministic",
         "log",

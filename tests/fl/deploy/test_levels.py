@@ -101,7 +101,7 @@ def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path, caplog):
 
 def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     """At the end of the second level client 1 is not asked: it stays in its cluster."""
-    options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), epsilon=100.0)  # all others leave
+    options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), min_gain=100.0)  # all others leave
     nodes, test = dealt(config(options), tmp_path / "data")
     mute = lambda client, round, answer: "" if client == 1 and answer.header["kind"] == "judged" else answer  # noqa: E731
     wanted = config(options, rounds=2, participants=4)

@@ -253,7 +253,7 @@ def test_a_backdoor_in_fedavg_opens_for_the_trigger_only():
 def test_an_attacked_run_is_resumed_bit_for_bit(tmp_path, algorithm):
     flags = [*TINY, "--algorithm", algorithm, "--participants", "4", "--out", str(tmp_path)]
     flags += [
-        "--models-every",
+        "--eval-client-models-every",
         "0",
         "--attack.share",
         "0.5",

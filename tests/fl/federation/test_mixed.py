@@ -41,7 +41,7 @@ def architectures():
 @pytest.mark.parametrize("chunk", [0, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_mixed_cohort_is_its_clients_one_by_one(make_federation, backend, chunk):
-    fed = make_federation("cnn", dtype=torch.float64, backend=backend, chunk=chunk)
+    fed = make_federation("cnn", dtype=torch.float64, backend=backend, max_parallel_clients=chunk)
     models, rng = architectures(), Rng(0, 3)
     starts = [{n: t + 0.01 * k for n, t in surgery.state(m).items()} for k, m in enumerate(models)]
     context = [{"anchor": start} for start in starts]

@@ -298,7 +298,9 @@ def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
 
 def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
     """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
-    config = Config(pool=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",))
+    config = Config(
+        pool_test_set=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",)
+    )
     config.check()
     fed, _ = build(config)
     assert fed.clients.total == 1500

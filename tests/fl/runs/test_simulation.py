@@ -14,13 +14,14 @@ def test_every_setting_reaches_the_federation():
     config = Config(
         algorithm=("fedavg",), clients=7, participants=3, local_epochs=2, batch_size=9, lr=0.3, momentum=0.4,
         weight_decay=0.05, partition="iid", backend="vmap", width=0.5, norm="group", model="resnet20",
-        local_valid=0.1, local_test=0.2, nesterov=True, clip=0.7, chunk=2, lr_schedule="step", lr_factor=0.5,
+        local_valid=0.1, local_test=0.2, nesterov=True, clip=0.7, max_parallel_clients=2, lr_schedule="step",
+        lr_factor=0.5,
         lr_steps=(0.25,), rounds=8,
     )  # fmt: skip
     fed, _ = build(config)
     assert (fed.participants, fed.local.epochs, fed.local.batch_size, fed.local.backend) == (3, 2, 9, "vmap")
     assert fed.local.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
-    assert fed.local.chunk == 2
+    assert fed.local.max_parallel_clients == 2
     assert [fed.local.schedule(number) for number in (2, 3)] == [1, 0.5]
     assert fed.model.head.in_features == 32
     assert isinstance(fed.model.stem.norm, torch.nn.GroupNorm)
