@@ -71,4 +71,4 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)
 
 
-METHOD = Method(fedfa, FedFAOptions(), clients="mixed")
+METHOD = Method(fedfa, FedFAOptions(), clients="heterogeneous")

@@ -253,7 +253,7 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
 METHOD = Method(
     femam,
     FeMAMOptions(),
-    clients="own",
+    clients="personalized",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
     refuses={"masked": "adds logits to logits, masked or not"},
     pathways=pathways,

@@ -109,4 +109,4 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
     return Submodel(entries, shapes)
 
 
-METHOD = Method(heterofl, HeteroFLOptions(), clients="mixed", labels=lambda options: options.own_rows)
+METHOD = Method(heterofl, HeteroFLOptions(), clients="heterogeneous", labels=lambda options: options.own_rows)

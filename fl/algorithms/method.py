@@ -12,7 +12,7 @@ from fl.federation import Federation
 from fl.federation.asked import ASKED
 from fl.federation.client_models import ClientModels
 
-KINDS = ("one", "own", "mixed")
+KINDS = ("global", "personalized", "heterogeneous")
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,12 @@ class Method:
         make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
         options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without
             options.
-        clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
+        clients: which models clients have: the "global" one, "personalized" ones, or parts of the global one, of
+            "heterogeneous" architectures.
         columns: the metrics that its rounds report beside the traffic (`Trained.metrics`), columns of metrics.csv: from
             the name to int or float, or to a whole `fl.base.columns.Column` if tables and figures are to show it.
         refuses: from what the method cannot do (see `fl.federation.asked.ASKED`) to the reason. A method whose
-            clients are not "mixed" refuses several architectures by itself.
+            clients are not "heterogeneous" refuses several architectures by itself.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -37,7 +38,7 @@ class Method:
 
     make: Callable[..., Algorithm]
     options: Any = None
-    clients: Literal["one", "own", "mixed"] = "one"
+    clients: Literal["global", "personalized", "heterogeneous"] = "global"
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
     pathways: Callable[[Any, Server], tuple[Sequence[str], ClientModels]] | None = None
@@ -92,7 +93,7 @@ class Method:
 
     def refuse(self, asked: Collection[str]) -> None:
         """Raise FLError if something is asked for (see `Federation.asked`) that the method cannot do."""
-        one_model = {} if self.clients == "mixed" else {"architectures": "gives all clients one architecture"}
+        one_model = {} if self.clients == "heterogeneous" else {"architectures": "gives all clients one architecture"}
         for what, reason in {**one_model, **self.refuses}.items():
             if what in asked:
                 raise FLError(f"{self.name} {reason}: leave {ASKED[what].flags} out, or take another --algorithm")

@@ -129,4 +129,4 @@ def _joint(plan: Submodel, own: dict[str, str], shapes: dict[str, tuple[int, ...
     return Submodel(entries, shapes)
 
 
-METHOD = Method(nefl, NeFLOptions(), clients="mixed")
+METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous")

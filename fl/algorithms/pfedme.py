@@ -70,4 +70,4 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     return replace(with_own_models(fed), client=client, server=server)
 
 
-METHOD = Method(pfedme, PFedMeOptions(), clients="own")
+METHOD = Method(pfedme, PFedMeOptions(), clients="personalized")

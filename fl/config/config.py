@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fl import data
-from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed
+from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import regular
@@ -53,6 +53,8 @@ class Config(MethodOptions, Fields):
         """Raise FLError for settings that do not go together, and values that a setting cannot have, before anything is
         loaded or written.
         """
+        if wrong := [name for name, method in ALGORITHMS.items() if not isinstance(method, Method)]:
+            raise FLError(f"ALGORITHMS[{wrong[0]!r}] is no Method: put Method({wrong[0]}) there")
         self.check_data()
         if not self.algorithm or not self.seeds:
             raise FLError("give at least one --algorithm and one of --seeds")
@@ -73,16 +75,15 @@ class Config(MethodOptions, Fields):
             raise FLError(f"--{flag_of(wrong[0])} is for images, and the data set is text: leave it out")
         # Options of methods that are not run are let through: from Python, one Config may serve several.
         check_read(self, [one.flag for one in changed(self, type(self)()) if one.group not in ALGORITHMS])
-        uniform = [name for name in self.algorithm if not is_mixed(name)]
+        uniform = [name for name in self.algorithm if name not in methods_of("heterogeneous")]
         if uniform and self.architectures != ArchitectureOptions():
-            able = ", ".join(filter(is_mixed, ALGORITHMS))
+            able = ", ".join(methods_of("heterogeneous"))
             raise FLError(
                 f"--architectures are for {able}: {uniform[0]} gives all clients one model; leave them out, or make "
-                "your own method a Method(..., clients='mixed')"
+                "your own method a Method(..., clients='heterogeneous')"
             )
         for name in self.algorithm:
-            if isinstance(method := ALGORITHMS[name], Method):  # not a plain function that somebody put in
-                method.refuse(self.asked)
+            ALGORITHMS[name].refuse(self.asked)
         if self.init is not None:
             check_init(self.init, self.model)
         self.architectures.check()
@@ -117,8 +118,7 @@ class Config(MethodOptions, Fields):
             FLError: if none are to be held out, and a method needs some.
         """
         for name in () if self.local_valid else self.algorithm:
-            method = ALGORITHMS.get(name)
-            if isinstance(method, Method) and method.validates(getattr(self, name, method.options)):
+            if (method := ALGORITHMS.get(name)) and method.validates(getattr(self, name, method.options)):
                 if chosen:
                     raise FLError(
                         f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
@@ -135,9 +135,9 @@ class Config(MethodOptions, Fields):
         methods = ",".join(self.algorithm)
         if group in ALGORITHMS and group not in self.algorithm:
             return f"is for {group}, which is not in --algorithm {methods}: leave it out, or add {group}"
-        if group == "architectures" and all(name in ALGORITHMS and not is_mixed(name) for name in self.algorithm):
-            able = ", ".join(filter(is_mixed, ALGORITHMS))
-            return f"is for {able}: all clients of {methods} have one model; leave it out"
+        able = methods_of("heterogeneous")
+        if group == "architectures" and all(name in ALGORITHMS and name not in able for name in self.algorithm):
+            return f"is for {', '.join(able)}: all clients of {methods} have one model; leave it out"
         return super().group_unread(group, swept)
 
     def settings(self, swept: str = "") -> list[Setting]:

@@ -9,7 +9,8 @@ import tyro
 
 import zoo
 from fl import data, models
-from fl.algorithms import ALGORITHMS, OPTIONS
+from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl.algorithms.method import KINDS as METHOD_KINDS
 from fl.base.errors import FLError
 from fl.base.settings import (
     Above0,
@@ -169,13 +170,10 @@ class DataSettings(PartitionOptions, Who):
 
 def _methods() -> str:
     """What --help says of --algorithm."""
-    named = {
-        kind: [name for name, one in ALGORITHMS.items() if one.clients == kind] for kind in ("one", "own", "mixed")
-    }
-    one, own, mixed = map(", ".join, named.values())
+    one, own, several = (", ".join(methods_of(kind)) for kind in METHOD_KINDS)
     return (
-        f"methods, comma-separated: {one}; with a model for each client {own}; with clients of different "
-        f"--architectures {mixed}. Several run on the same splits and are compared"
+        f"federated methods, comma-separated: one global model {one}; a personalized model for each client {own}; "
+        f"heterogeneous clients of different --architectures {several}. Several run on the same splits and are compared"
     )
 
 

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from fl import data, partition
-from fl.algorithms import ALGORITHMS, is_mixed
+from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.method import Method
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.config import Config
@@ -118,10 +117,7 @@ def build(
 def make_algorithm(config: Config, fed: Federation) -> Algorithm:
     """The method of the settings, for a federation that fits them."""
     (name,) = config.algorithm
-    method = ALGORITHMS[name]
-    if isinstance(method, Method):
-        return method(fed, getattr(config, name, None))
-    return method(fed, config)  # a plain function, of all settings
+    return ALGORITHMS[name](fed, getattr(config, name, None))
 
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
@@ -159,7 +155,7 @@ def _specs(
     if all clients have the global one.
     """
     (name,) = config.algorithm
-    if not is_mixed(name):
+    if ALGORITHMS[name].clients != "heterogeneous":
         return base, []
     chosen = remote.specs(config.architectures.announce(base)) if remote else None
     if remote and not chosen and config.architectures.choose == "zico":

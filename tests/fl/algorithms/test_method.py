@@ -12,7 +12,7 @@ from fleets import SPECS, fleet_federation
 from rounds import made
 
 from fl import ArchitectureOptions, Config, FLError, algorithms
-from fl.algorithms import ALGORITHMS, MIXED, OPTIONS, FedProxOptions, fedavg
+from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions, fedavg, methods_of
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
 from fl.federation.asked import ASKED
@@ -100,7 +100,7 @@ class Loose:
         (named("x"), {"options": Loose()}, "options are a frozen dataclass"),
         (named("x"), {"options": Attack}, "options are a frozen dataclass"),
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
-        (named("x"), {"clients": "mixd"}, "clients is one of one, own, mixed, got 'mixd'"),
+        (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
         (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, tampering, presence"),
     ],
@@ -108,6 +108,12 @@ class Loose:
 def test_what_is_no_method_is_refused(make, given, said):
     with pytest.raises(FLError, match=said):
         Method(make, **given)
+
+
+def test_a_function_that_is_put_in_is_refused(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", named("mine"))
+    with pytest.raises(FLError, match=r"ALGORITHMS\['mine'\] is no Method: put Method\(mine\) there"):
+        Config(algorithm="mine").check()
 
 
 def test_a_method_that_is_put_in_has_its_default_options(make_federation):
@@ -119,9 +125,9 @@ def test_a_method_that_is_put_in_has_its_default_options(make_federation):
 def test_a_method_cannot_hide_a_setting(name):
     """The settings' file is run anew, with such a method among those that there are."""
     source = (ROOT / "fl/config/config.py").read_text()
-    imported = "from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed"
+    imported = "from fl.algorithms import ALGORITHMS, OPTIONS, methods_of"
     assert imported in source
-    space = {"__name__": "fl.config.again", "ALGORITHMS": {}, "OPTIONS": [name], "is_mixed": None}
+    space = {"__name__": "fl.config.again", "ALGORITHMS": {}, "OPTIONS": [name], "methods_of": None}
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
         exec(source.replace(imported, ""), space)
 
@@ -136,13 +142,12 @@ def test_local_refuses_an_attack(make_federation):
 def test_a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
     assert fed.asked == {"architectures"}
-    for name in ALGORITHMS.keys() - MIXED:
+    for name in ALGORITHMS.keys() - methods_of("heterogeneous"):
         with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures out"):
             made(name, fed, Config())
     algorithm = fedavg.make(fed)  # a bare function cannot know
     with pytest.raises(FLError, match=r"clients have models of \d architectures"):
         algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
-    assert {"fedfa", "heterofl"} <= set(MIXED)
 
 
 def test_nothing_outside_knows_a_method_by_name():

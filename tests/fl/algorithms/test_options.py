@@ -9,7 +9,7 @@ from selection import some
 
 import fl
 from fl import Config
-from fl.algorithms import MIXED, OPTIONS
+from fl.algorithms import OPTIONS, methods_of
 from fl.base.rng import Rng
 from fl.base.settings import Flag, marks
 from fl.data import load
@@ -103,7 +103,7 @@ def data():
 
 def kind(name, option):
     """The settings by which an option matters."""
-    if name in MIXED:
+    if name in methods_of("heterogeneous"):
         return "depths" if (name, option) in OF_BLOCKS else "widths"
     return "many clients" if option == "compare" else "one model"
 

@@ -313,7 +313,10 @@ def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
     rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
     assert {row.tobytes() for row in sampled.x.flatten(1).numpy()} <= rows
     assert torch.equal(sampled.x, whole.pooled().sampled(1500).x)
-    for wrong, said in (({"local_test": 0.0}, "--pool leaves no test set"), ({"samples": -1}, "--samples must be 0")):
+    for wrong, said in (
+        ({"local_test": 0.0}, "--pool-test-set leaves no test set"),
+        ({"samples": -1}, "--samples must be 0"),
+    ):
         with pytest.raises(FLError, match=said):
             replace(config, **wrong).check()
     with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):

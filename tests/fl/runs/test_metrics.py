@@ -16,7 +16,7 @@ def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path
 
 
 def test_a_method_that_is_put_in_brings_its_columns(tmp_path, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "fedavg", Method(fedavg, columns={"drift": float, "phase": int}))
+    monkeypatch.setitem(ALGORITHMS, "fedavg", Method(fedavg.make, columns={"drift": float, "phase": int}))
     metrics = Metrics(tmp_path / "metrics.csv")
     metrics.add({"round": 1, "drift": 1, "phase": 3.0})
     (row,) = read(tmp_path / "metrics.csv")
@@ -32,7 +32,7 @@ def test_columns_of_methods_come_before_those_of_clients():
 
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"drift": float}))
+        patch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"drift": float}))
         metrics = Metrics(tmp_path / "metrics.csv")
         metrics.add({"round": 1, "drift": 0.25})
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "drift": 0.25}]
@@ -42,7 +42,7 @@ def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
 
 
 def test_a_method_cannot_take_a_column_that_every_run_has(tmp_path, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg, columns={"loss": int}))
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"loss": int}))
     with pytest.raises(FLError, match="mine names 'loss' as a column of its own"):
         Metrics(tmp_path / "metrics.csv")
 
