@@ -83,7 +83,7 @@ class Config(MethodOptions, Fields):
                 "your own method a Method(..., clients='heterogeneous')"
             )
         for name in self.algorithm:
-            ALGORITHMS[name].refuse(self.asked)
+            ALGORITHMS[name].refuse(self.requirements)
         if self.init is not None:
             check_init(self.init, self.model)
         self.architectures.check()

@@ -38,9 +38,9 @@ from fl.engine import SGD, Adam, Optimizer, backend_names
 from fl.engine.batches import LAST_BATCHES
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.engine.schedule import SCHEDULES, Schedule, schedule
-from fl.federation.asked import ASKED
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
+from fl.federation.requirements import REQUIREMENTS
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition import overview as partitions
@@ -341,9 +341,9 @@ class Fields(DataSettings):
         return schedule(self.lr_schedule, self.rounds, self.lr_factor, self.lr_steps)
 
     @property
-    def asked(self) -> set[str]:
-        """Which of `fl.federation.asked.ASKED` these settings ask of a method."""
-        return {what for what, ask in ASKED.items() if ask.by_config(self)}
+    def requirements(self) -> set[str]:
+        """Names of the `fl.federation.requirements.REQUIREMENTS` that these settings have."""
+        return {what for what, one in REQUIREMENTS.items() if one.by_config(self)}
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""

@@ -17,7 +17,6 @@ from fl.engine import Group, Job, progress, train
 from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
-from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.classes import classes_held
 from fl.federation.clients import RemoteClients
@@ -28,6 +27,7 @@ from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.presence import Presence
+from fl.federation.requirements import REQUIREMENTS
 from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
@@ -179,9 +179,9 @@ class Federation:
         return mean | {name: fallback[name].clone() for name in kept}
 
     @property
-    def asked(self) -> set[str]:
-        """Which of `fl.federation.asked.ASKED` this federation asks of a method."""
-        return {what for what, ask in ASKED.items() if ask.by_federation(self)}
+    def requirements(self) -> set[str]:
+        """Names of the `fl.federation.requirements.REQUIREMENTS` that this federation has."""
+        return {what for what, one in REQUIREMENTS.items() if one.by_federation(self)}
 
     def classes_of(self, clients: Sequence[int]) -> Tensor:
         """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].

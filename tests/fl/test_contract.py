@@ -29,7 +29,7 @@ def name(request):
     return request.param
 
 
-ASKED = {
+REQUIREMENTS = {
     "masked": {"masked_loss": True},
     "presence": {"joining": 0.2, "leaving": 0.2},
     "tampering": {"attack": AttackOptions(share=0.4, amplify=3.0), "defence": Defence("median", clip=1.0)},
@@ -245,8 +245,8 @@ def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
 
 def asking(name, **changes):
     """Settings that ask for all that the method does not refuse."""
-    for what in ASKED.keys() - ALGORITHMS[name].refuses.keys():
-        changes |= ASKED[what]
+    for what in REQUIREMENTS.keys() - ALGORITHMS[name].refuses.keys():
+        changes |= REQUIREMENTS[what]
     return settings(name, precision="bf16", **changes)
 
 

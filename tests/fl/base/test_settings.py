@@ -106,7 +106,7 @@ def test_no_setting_takes_what_lies_outside(group, field, flag):
 class Asking:
     """A federation as far as a method may look at it before it has checked its options."""
 
-    asked = frozenset()
+    requirements = frozenset()
     fleet = None
 
 

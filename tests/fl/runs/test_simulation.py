@@ -49,10 +49,10 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     assert fed.defence == defence
     assert [len(fed.presence.at(number)) for number in (1, 6)] == [8, 7]
     assert fed.truth.unique().tolist() == [0, 1]
-    assert fed.asked == {"masked", "tampering", "presence"}
+    assert fed.requirements == {"masked", "tampering", "presence"}
     plain, _ = build(Config(algorithm=("fedavg",)))
     assert (plain.local.augment, plain.local.precision, plain.defence) == (Augment(), Precision(), Defence())
-    assert (plain.attack, plain.presence, plain.local.masked, plain.asked) == (None, None, False, set())
+    assert (plain.attack, plain.presence, plain.local.masked, plain.requirements) == (None, None, False, set())
 
 
 def test_alpha_and_minimum_reach_the_partition():
