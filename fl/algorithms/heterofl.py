@@ -63,7 +63,7 @@ def heterofl(
 
     def rows(clients):  # for each client a plan within its model: the rows that count; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
-            for client, held in zip(fresh, fed.classes_of(fresh).cpu()):
+            for client, held in zip(fresh, fed.reported_classes(fresh).cpu()):
                 kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
         return [kept[client] for client in clients]
 

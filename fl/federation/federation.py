@@ -183,20 +183,20 @@ class Federation:
         """Names of the `fl.federation.requirements.REQUIREMENTS` that this federation has."""
         return {what for what, one in REQUIREMENTS.items() if one.by_federation(self)}
 
-    def classes_of(self, clients: Sequence[int]) -> Tensor:
-        """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
+    def reported_classes(self, clients: Sequence[int]) -> Tensor:
+        """Return which classes (of text: tokens) each client says its training samples have: bool [K, classes].
 
-        Malicious clients also have those of their spoilt samples: they train on both, and say so.
+        Malicious clients add those of their spoilt samples: they train on both, and say so.
         """
-        held = self.held(clients)
+        classes = self.true_classes(clients)
         if rows := self.attack.rows(clients) if self.attack else []:
             spoilt = classes_held(self.attack.data, self.clients.train, [clients[row] for row in rows])
-            index = upload(torch.tensor(rows), held.device)
-            held = held.index_copy(0, index, held[index] | spoilt)
-        return held
+            index = upload(torch.tensor(rows), classes.device)
+            classes = classes.index_copy(0, index, classes[index] | spoilt)
+        return classes
 
-    def held(self, clients: Sequence[int]) -> Tensor:
-        """The same, of their true samples alone.
+    def true_classes(self, clients: Sequence[int]) -> Tensor:
+        """Return which classes (of text: tokens) the true training samples of each client have: bool [K, classes].
 
         Raises:
             FLError: for clients on other machines who were not asked for their labels.
@@ -291,7 +291,7 @@ class Federation:
         """What clients minimise: if they train so, with logits of 0 for classes that they do not have."""
         if not self.local.masked:
             return each
-        context = with_entry(each.context, "held", self.held(cohort.clients))
+        context = with_entry(each.context, "held", self.true_classes(cohort.clients))
         return each._replace(objective=masked(each.objective), context=context)
 
     def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:

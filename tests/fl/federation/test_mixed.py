@@ -197,7 +197,7 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     assert len(captures) == 1  # what was captured of the honest data in round 1 is there still
     for number in (9, 10):  # what masks the loss is the same in every round
         clients = range(3)
-        aim = LocalObjective(masked(), {"held": fed.classes_of(clients)})
+        aim = LocalObjective(masked(), {"held": fed.reported_classes(clients)})
         group = fed.group(fed.model, starts, clients, aim, Rng(0, number))
         graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
     assert len(captures) == 2
