@@ -28,14 +28,16 @@ class FeMAMOptions:
     """FeMAM."""
 
     levels: Names = ("global", "5", "5", "5", "personal")
-    """its levels: global (one model, only as the first), a number of cluster models, personal (only as the last)"""
+    """levels of models: global (one model, only as the first), a number of cluster models, personal (only as the
+    last); the default is the paper's"""
     level_rounds: Lengths = ()
-    """rounds of each level, such as 400,50 (50 for all further ones), or until each has converged; the last level
-    trains to the end"""
+    """rounds of each level (the paper: 400,50, where the last number is for all further levels), or converged: until
+    its accuracy varies little; the last level trains to the end"""
     window: Annotated[int, number(int, least=2, most=10**6)] = 10
     """rounds over which convergence is judged (the paper: 50)"""
     variance: AtLeast0 = 1.0
-    """a level has converged when the mean validation accuracy in % varied by less than this (squared) in the window"""
+    """largest variance of the mean validation accuracy in % over the window at which a level has converged (the paper:
+    1)"""
     prox: AtLeast0 = 0.02
     """weight of the proximal term that pulls clients to the cluster's model while they train (Eq. 5's lambda)"""
     prox_all_levels: bool = False
@@ -43,7 +45,7 @@ class FeMAMOptions:
     share_gradients: bool = False
     """on cluster levels, scale the gradient of a client's loss by its share of all samples (Eq. B.4)"""
     prune: bool = True
-    """after a level, take its model away from the clients whose validation loss it does not lower (Eq. 9)"""
+    """remove a finished level's model from the clients whose validation loss it does not lower (Eq. 9)"""
     min_gain: float = 0.0
     """smallest drop in validation loss for which a client keeps the level's model (Eq. 9; the paper: 0)"""
     combine: Annotated[str, one_of("sum", "mean")] = "sum"

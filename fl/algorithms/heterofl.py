@@ -25,11 +25,11 @@ class HeteroFLOptions:
     """HeteroFL, and FedRolex."""
 
     scaler: bool = True
-    """whether models divide by their width rate in training (zoo models only)"""
+    """divide activations by the width rate while training, the paper's Scaler (zoo models only)"""
     own_rows: bool = True
-    """whether rows of the classifier (of text: of the embedding, too) count only from clients that have the class"""
+    """average a class's row of the classifier (of text: of the embedding, too) only over clients that have the class"""
     weighted: bool = False
-    """whether clients count by their samples, and not all alike"""
+    """weight clients by their numbers of samples in the average, instead of equally"""
 
     def adapt(self, spec: Spec) -> Spec:
         """The models that the method trains."""

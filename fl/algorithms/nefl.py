@@ -23,7 +23,7 @@ class NeFLOptions:
     """NeFL."""
 
     step_sizes: bool = True
-    """whether residual branches have a learnable step size (zoo models only)"""
+    """give residual branches a learnable step size, as the paper does (zoo models only)"""
     keep: Names = ()
     """blocks that a section is cut to, as patterns: 101 keeps the first and the third of three where two are to stay.
     Without one that fits, the first blocks stay"""

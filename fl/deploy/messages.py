@@ -72,7 +72,7 @@ def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], expected: Shapes, start: Mapping[str, Tensor]) -> None:
-    """Raise InvalidMessage unless tensors have the names, shapes and dtypes expected, and are finite where the start is.
+    """Raise InvalidMessage unless tensors have the expected names, shapes, dtypes, and are finite where the start is.
 
     >>> w = {"w": torch.zeros(2)}
     >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, shapes(w), w)

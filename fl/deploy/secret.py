@@ -38,7 +38,7 @@ def begin(
 
 
 def key_of(answer: NodeMessage) -> tuple[NodeMessage, bytes]:
-    """The answer to a request for training without its public key, and the key. Raises InvalidMessage if none is there."""
+    """The answer to a request for training without its public key, and the key. Raises InvalidMessage without one."""
     tensors = dict(answer.tensors)
     key = tensors.pop("public", torch.empty(0))
     if key.dtype != torch.uint8 or tuple(key.shape) != (_KEY,):
