@@ -102,7 +102,7 @@ def on_flower(root: Path, config: fl.Config, how: str, own: bool, timeout: float
     deal_out(config, root / "data")
     values = {"data": str(root / "data"), "nodes": config.clients, "threads": 1}
     if own:
-        flags = f"--algorithm fedavg --participants {config.participants} --rounds {config.rounds} --models-every 0 "
+        flags = f"--algorithm fedavg --participants {config.participants} --rounds {config.rounds} "
         flags += f"--width {config.width[0]} --local-epochs {config.local_epochs} --eval-every {config.rounds}"
         times = {"round-timeout": timeout, "start-timeout": timeout}
         local.write_app(
@@ -136,7 +136,6 @@ def main() -> None:
         rounds=rounds,
         local_epochs=epochs,
         width=0.1 if options.quick else 0.5,
-        models_every=0,
         eval_every=rounds,
     )
     sides: dict[str, list[float]] = {}

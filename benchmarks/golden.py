@@ -37,7 +37,7 @@ CASES = [
     *(f"--algorithm {name} --backend loop {RESNET}" for name in METHODS),
     *(f"--algorithm {name} --backend loop {PARTS}" for name in ("fedfa", "heterofl", "nefl")),
     f"--algorithm fedmr --fedmr.secure 2 {SHORT}",
-    f"--algorithm fedmr --fedmr.stage1-rounds 1 --fedmr.fraction 0.5 --fedmr.unit tensor {SHORT}",
+    f"--algorithm fedmr --fedmr.stage1-rounds 1 --fedmr.segment-fraction 0.5 --fedmr.unit tensor {SHORT}",
     f"--algorithm fedavg --attack.share 0.4 --attack.amplify 3 --defence.rule median {SHORT}",
     f"--algorithm fedavg --attack.share 0.4 --defence.rule trimmed --defence.trim 0.3 {SHORT}",
     f"--algorithm fedavg --optimizer adam --lr 0.001 --crop 1 --flip --lr-schedule cosine {SHORT}",

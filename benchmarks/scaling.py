@@ -76,7 +76,7 @@ def turn(side: str, samples: int, rounds: int, model: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         flags = f"""--dataset synthetic_images:load --model {model} --backend {backend} --rounds {rounds}
             --samples {8 * samples} --clients 8 --participants 8 --partition iid --local-epochs 1 --batch-size 50
-            --eval-every {rounds + 1} --models-every 0 --checkpoint-every {rounds + 1} --device cpu
+            --eval-every {rounds + 1} --checkpoint-every {rounds + 1} --device cpu
             --out {folder} --name run""".split()
         paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "sides"), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths}

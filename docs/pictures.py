@@ -25,14 +25,14 @@ class Picture(NamedTuple):
     time: str = "a minute"
 
 
-PAIR = "python -m fl.run --algorithm fedavg,fedmr --seeds 0,1 --name pair"
+PAIR = "python -m fl.run --algorithm fedavg,fedmr --seeds 0,1 --eval-client-models-every 1 --name pair"
 STORED = f"python {DOCS}/stored.py"
 RIVALS = f"{STORED} runs/rivals fashion-mnist-rivals"
 CLUSTERS = f"{STORED} runs/clusters femam/clusters femam-fashion-mnist"
 ATTACK = f"python {DOCS}/fedfa_attack.py"
 PICTURES = {
     "recombination": Picture(f"python {DOCS}/recombination.py recombination.png", "recombination.png"),
-    "curves": Picture("python -m fl.run --name run", "runs/run/curves.png"),
+    "curves": Picture("python -m fl.run --eval-client-models-every 1 --name run", "runs/run/curves.png"),
     "comparison": Picture(PAIR, "runs/pair/comparison.png"),
     "alignment": Picture(f"python {DOCS.parent}/benchmarks/alignment.py --figure alignment.png", "alignment.png"),
     "landscape-digits": Picture(f"{PAIR} && python -m fl.landscape runs/pair", "landscape.png"),
@@ -44,8 +44,7 @@ PICTURES = {
         "partition.png",
     ),
     "sweep": Picture(
-        "python -m fl.sweep fedmr.stage1-rounds 0,10,20 --algorithm fedmr,fedavg --seeds 0,1 --models-every 0 "
-        "--name stages",
+        "python -m fl.sweep fedmr.stage1-rounds 0,10,20 --algorithm fedmr,fedavg --seeds 0,1 --name stages",
         "runs/stages/curves.png",
         "five minutes",
     ),

@@ -1,7 +1,7 @@
 """Train with several values of one option: `python -m fl.sweep OPTION VALUE,VALUE,... [RECIPE] [--flags]`.
 
 python -m fl.sweep participants 5,10,20 --algorithm fedavg,fedmr --seeds 0,1      FedMR's Fig. 10
-python -m fl.sweep fedmr.fraction 0,0.2,0.5,1                                      Fig. 11
+python -m fl.sweep fedmr.segment-fraction 0,0.2,0.5,1                              Fig. 11
 python -m fl.sweep fedmr.stage1-rounds 0,10,20                                     Fig. 12
 python -m fl.sweep attack.share 0,0.05,0.2 --algorithm fedfa,heterofl              FedFA's Fig. 3
 """
@@ -18,10 +18,10 @@ from fl.analysis.groups import Found, common, find_runs, table, write_results
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.files import write_text
-from fl.base.settings import role
+from fl.base.settings import flag_in, role
 from fl.base.tables import fitted
 from fl.config import Config
-from fl.config.command_line import flag_in, parse
+from fl.config.command_line import parse
 from fl.config.help import asked
 from fl.data import Dataset
 from fl.distributed import current, joined
@@ -33,9 +33,9 @@ from fl.runs.many_runs import SWEEP, Sweep, resumable, train_all
 _USAGE = "OPTION VALUE,VALUE,... [RECIPE]"
 _ABOUT = """Train with several values of one option, each with every method and seed, and compare them.
 
-OPTION is the name of a flag below without its dashes, such as participants, fedmr.fraction or lr. VALUEs are written as
+OPTION is the name of a flag below without its dashes, such as participants, fedmr.unit or lr. VALUEs are written as
 that flag takes them (true and false for one that takes none). Where a flag takes several numbers at a time, values are
-separated by slashes: clusters 2,5,9/3,6,11. A method that does not read the option (fedavg has no fedmr.fraction) runs
+separated by slashes: clusters 2,5,9/3,6,11. A method that does not read the option (fedavg has no fedmr.unit) runs
 once and is drawn as a dashed reference. All runs lie in one folder, beside sweep.txt (a table), sweep.csv, curves.png
 and values.png; `python -m fl.sweep --resume FOLDER` continues where one stopped."""
 

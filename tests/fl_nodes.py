@@ -1,4 +1,4 @@
-"""Nodes that are called directly, by letters that were written as bytes and read again."""
+"""Nodes that are called directly, by requests that were written as bytes and read again."""
 
 import json
 from pathlib import Path
@@ -8,51 +8,51 @@ import torch
 import fl
 from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_server
-from fl.deploy.letters import Letter, from_raw, raw
+from fl.deploy.messages import NodeMessage, from_raw, raw
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.runs import checkpoint
 
 SMALL = {"clients": 4, "participants": 3, "rounds": 2, "local_epochs": 1, "samples": 80, "width": 0.1}
-SMALL |= {"backend": "loop", "models_every": 0}
+SMALL |= {"backend": "loop", "eval_client_models_every": 0}
 
 
 def settings(algorithm, **changes):
     return fl.Config(algorithm=(algorithm,), **{**SMALL, **changes})
 
 
-def travelled(letter):
-    """A letter after its way over a network."""
+def travelled(message):
+    """A message after its way over a network."""
     name = lambda tensor: str(tensor.dtype).removeprefix("torch.")  # noqa: E731
-    tensors = {key: from_raw(raw(tensor), name(tensor), tensor.shape) for key, tensor in letter.tensors.items()}
-    return Letter(json.loads(json.dumps(letter.header)), tensors)
+    tensors = {key: from_raw(raw(tensor), name(tensor), tensor.shape) for key, tensor in message.tensors.items()}
+    return NodeMessage(json.loads(json.dumps(message.header)), tensors)
 
 
 class Direct:
     """A link to nodes in this process, in reverse order, as Flower's random ids would have them.
 
     Args:
-        spoil: (client, round, answer) -> what arrives in its place: a letter, or why there is none.
+        spoil: (client, round, answer) -> what arrives in its place: an answer, or why there is none.
     """
 
     def __init__(self, nodes, spoil=None, notes=()):
-        self.clients, self.spoil, self.notes, self.letters = nodes, spoil or (lambda c, r, a: a), notes, []
+        self.clients, self.spoil, self.notes, self.requests = nodes, spoil or (lambda c, r, a: a), notes, []
 
     def nodes(self):
         return [f"node-{number}" for number in reversed(range(len(self.clients)))]
 
-    def ask(self, letters, timeout, limits):
-        self.letters += [letter for _, letter in letters]
+    def ask(self, requests, timeout, limits):
+        self.requests += [request for _, request in requests]
         answers = []
-        for place, letter in letters:
+        for place, request in requests:
             node = self.clients[int(place.removeprefix("node-"))]
             try:
-                answer = travelled(node.answer(travelled(letter)))
+                answer = travelled(node.answer(travelled(request)))
             except FLError as error:
                 answer = str(error)
-            answers.append(self.spoil(node.number, letter.header.get("round", 0), answer))
-        return answers, list(self.notes) if letters[0][1].header["kind"] == "update" else []
+            answers.append(self.spoil(node.number, request.header.get("round", 0), answer))
+        return answers, list(self.notes) if requests[0][1].header["kind"] == "update" else []
 
 
 def dealt(config, root: Path, budgets=None):
@@ -111,7 +111,7 @@ FAULTS = {
     "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
     "an old round": (said(round=0), "answers for round 0"),
     "another client": (lambda a: said(client=a.header["client"] + 1)(a), "answers for client 2"),  # of client 1
-    "another letter": (said(ticket="00"), "answers another letter"),
+    "another request": (said(ticket="00"), "answers another request"),
     "another kind": (said(kind="here"), "instead of a trained model"),
     "samples": (said(samples=10**9), "trained on 1000000000 samples"),
     "no header": (lambda a: a._replace(header=[]), "no table of names"),

@@ -80,7 +80,7 @@ TINY = replace(
 
 def tiny(name, **changes):
     config = replace(TINY, algorithm=(name,), **changes)
-    if ALGORITHMS[name].clients != "mixed":
+    if ALGORITHMS[name].clients != "heterogeneous":
         return config
     if name == "flexifed":
         config, chosen = replace(config, model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))

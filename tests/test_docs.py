@@ -15,7 +15,7 @@ from selection import some
 import fl
 import surgery
 import zoo
-from fl.algorithms import ALGORITHMS, MIXED
+from fl.algorithms import ALGORITHMS
 from fl.data import DATASETS
 from surgery.depth.adapters import BLOCKS
 from surgery.width.rules.registry import RULES
@@ -28,12 +28,11 @@ METHODS = dict(ALGORITHMS)
 def registered():
     """The methods that a page adds; they go away again, as do its data sets, models, rules and blocks."""
     tables = [ALGORITHMS, DATASETS, MEMBERS, RULES, BLOCKS]
-    before, mixed = [dict(table) for table in tables], list(MIXED)
+    before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):
         table.clear()
         table.update(content)
-    MIXED[:] = mixed
 
 
 WITH_PYTHON = [page for page, text in PAGES.items() if blocks(text, "python")]
@@ -66,7 +65,7 @@ def assert_sound(name):
         "median": {"defence": fl.Defence("median")},
     }.items():
         config = fl.Config(
-            algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participants=1.0,
+            algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participation=1.0,
             clients=4, partition="iid", samples=400, **settings,
         )  # fmt: skip
         fed, algorithm = fl.build(config)

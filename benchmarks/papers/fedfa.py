@@ -137,7 +137,11 @@ def _ablation() -> Iterator[Cell]:
     """FedFA's parts beside NeFL: grafting on and off, each scale, the depths of the clients and of the full model."""
     for (data, base), (full, depths) in product(_BASES.items(), ((2, ("1", "2")), (3, ("2", "3")), (3, ("1", "3")))):
         config = replace(
-            base, models_every=0, seeds=(0, 1), depth=(full,), architectures=replace(base.architectures, depths=depths)
+            base,
+            eval_client_models_every=0,
+            seeds=(0, 1),
+            depth=(full,),
+            architectures=replace(base.architectures, depths=depths),
         )
         folder = f"fedfa.ablation.{data}.depths{'-'.join(depths)}of{full}"
         lines = {"fedfa": replace(config, algorithm=("fedfa",)), "nefl": replace(config, algorithm=("nefl",))}
@@ -156,7 +160,7 @@ def _ablation() -> Iterator[Cell]:
 
 
 BASE = replace(
-    SMALL["digits"], **_IID, rounds=15, eval_every=1, models_every=0, seeds=(0, 1),
+    SMALL["digits"], **_IID, rounds=15, eval_every=1, eval_client_models_every=0, seeds=(0, 1),
     depth=(3,),
 )  # fmt: skip
 """IID, 20 clients of which 5 take part, 15 rounds; those of `fedfa.ablation.digits.depths2-3of3`."""

@@ -79,7 +79,7 @@ def _figures() -> Iterator[Cell]:
             pattern="fedmr.figure9.SPREAD",
         )  # fmt: skip
     for number in (5, 10, 20, 50, 100):
-        config = replace(row("cifar10", "resnet20", "dir0.1"), eval_every=10, participants=number)
+        config = replace(row("cifar10", "resnet20", "dir0.1"), eval_every=10, participation=0.0, participants=number)
         yield Cell(
             f"fedmr.figure10.k{number}", "Fig. 10", f"FedMR is the best, with {number} clients a round",
             arms(f"fedmr.figure10.k{number}", config, _ORDER), (Comparison(_LATE, "late", "first", _ORDER),),
@@ -91,7 +91,9 @@ def _figures() -> Iterator[Cell]:
         folder = f"fedmr.figure11.{model}"
         yield Cell(
             folder, "Fig. 11", f"{title}: the finer the segments, the better; single layers are best",
-            tuple(Arm(f"{folder}/{p}", replace(config, fedmr=FedMROptions(fraction=x))) for p, x in shares.items()),
+            tuple(
+                Arm(f"{folder}/{p}", replace(config, fedmr=FedMROptions(segment_fraction=x))) for p, x in shares.items()
+            ),
             (Comparison(_LATE, "late", "first", tuple(shares)),), settings="the fractions are ours",
             pattern="fedmr.figure11.MODEL",
         )  # fmt: skip

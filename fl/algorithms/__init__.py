@@ -4,7 +4,6 @@
 
 import logging
 from collections.abc import Container
-from typing import Any
 
 from fl.algorithms.method import KINDS, Method
 from fl.base.errors import FLError
@@ -14,7 +13,7 @@ _log = logging.getLogger("fl")
 
 
 def _methods() -> dict[str, Method]:
-    """The methods of this folder's files, by what clients have: one model for all, models of their own, mixed ones."""
+    """The methods of this folder's files and of packages, in the order of `KINDS`."""
     found = declared("fl.algorithms", "METHOD", Method)
     for file, method in found.items():
         if method.name != file:
@@ -47,24 +46,20 @@ def _of_packages(taken: Container[str]) -> dict[str, Method]:
     return found
 
 
-ALGORITHMS: dict[str, Any] = _methods()
+ALGORITHMS: dict[str, Method] = _methods()
 """From a method's name to its `Method`, which makes its algorithm from (federation, options). Users may add others."""
-
-MIXED = [name for name, method in ALGORITHMS.items() if method.clients == "mixed"]
-"""The methods whose clients may have different architectures. Users append the name of a plain function here."""
 
 OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method.options is not None}
 """From a method's name to the defaults of its options."""
 
 
-def is_mixed(name: str) -> bool:
-    """Whether the clients of a method may have different architectures."""
-    return name in MIXED or getattr(ALGORITHMS[name], "clients", "one") == "mixed"
+def methods_of(kind: str) -> list[str]:
+    """Name the methods whose clients are of a kind, see `Method.clients`.
 
-
-def kind_of(name: str) -> str:
-    """What the clients of a method have: "one" model for all, models of their "own", or "mixed" architectures."""
-    return "mixed" if is_mixed(name) else getattr(ALGORITHMS[name], "clients", "one")
+    >>> methods_of("heterogeneous")
+    ['fedfa', 'fedrolex', 'flexifed', 'heterofl', 'nefl']
+    """
+    return [name for name, method in ALGORITHMS.items() if method.clients == kind]
 
 
 # `from fl.algorithms import fedmr, FedMROptions`: the methods, which are called with a federation, and their options.

@@ -16,7 +16,8 @@ class DittoOptions:
     """Ditto."""
 
     lam: AtLeast0 = 0.1
-    """how strongly a client's own model is drawn to the global one (FeMAM's paper: 0.1); 0 trains it alone"""
+    """weight of the proximal term that pulls a client's own model to the global one (FeMAM's paper: 0.1); 0 trains it
+    alone"""
 
 
 def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
@@ -43,4 +44,4 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
     return replace(with_own_models(fed), client=client, server=server)
 
 
-METHOD = Method(ditto, DittoOptions(), clients="own")
+METHOD = Method(ditto, DittoOptions(), clients="personalized")

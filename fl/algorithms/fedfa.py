@@ -22,12 +22,12 @@ class FedFAOptions:
     """FedFA."""
 
     graft: bool = True
-    """whether a client's last block of a section counts for the deeper ones that it lacks (algorithm 2)"""
+    """graft: a client's last block of a section counts for the deeper ones that it lacks (the paper's algorithm 2)"""
     scale: Annotated[str, one_of(*_SCALES)] = "norm"
-    """what clients' layers are brought to the same of before they are averaged: norm (of algorithm 1, line 18), rms
-    (the norm by the root of the number of weights, which does not enlarge a layer for being narrow) or none"""
+    """scale clients' layers to the same norm before averaging (the paper's algorithm 1, line 18), to the same rms (the
+    norm divided by the root of the number of weights, which does not enlarge narrow layers), or not at all: none"""
     quantile: Annotated[float, number(float, above=0, most=1), OnlyWith("scale", "norm", "rms")] = 0.95
-    """share of a layer's weights, the smallest in magnitude, that its norm is taken over"""
+    """share of a layer's weights, the smallest in magnitude, over which its norm is computed (the paper: 0.95)"""
 
 
 def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
@@ -71,4 +71,4 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)
 
 
-METHOD = Method(fedfa, FedFAOptions(), clients="mixed")
+METHOD = Method(fedfa, FedFAOptions(), clients="heterogeneous")

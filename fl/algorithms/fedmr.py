@@ -20,7 +20,7 @@ from surgery import broadcast, layers, permutations, segments, shuffle
 class FedMROptions:
     """FedMR."""
 
-    fraction: Share = 0.0
+    segment_fraction: Share = 0.0
     """share of the layers that travel together (Fig. 11's px); 0 shuffles each layer on its own, 1 is Indep"""
     unit: Annotated[str, one_of("layer", "block", "tensor")] = "layer"
     """what is shuffled as one piece: layer (with all its tensors), block (residual blocks whole) or tensor (each on
@@ -55,8 +55,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     """
     with naming("--fedmr.unit"):
         every = layers(fed.model, unit=options.unit)
-    with naming("--fedmr.fraction"):
-        pieces = segments(every, fraction=options.fraction)
+    with naming("--fedmr.segment-fraction"):
+        pieces = segments(every, fraction=options.segment_fraction)
 
     def init():
         start = fed.initial()

@@ -27,7 +27,8 @@ class FedMutOptions:
     """what gets one sign: layer (with all its tensors), block (residual blocks whole) or tensor (each on its own, as
     the released code does)"""
     beta: Share = 0.3
-    """by how much backward mutations are shorter at first (the paper's beta_0: 0.3, and 0.5 for ResNet-18)"""
+    """share by which backward mutations are shortened in the first round (the paper's beta_0: 0.3, and 0.5 for
+    ResNet-18)"""
     beta_rounds: AtLeast1 = 100
     """rounds in which beta falls to 0 (FedMut's code: 50; FedMR's: 100)"""
 

@@ -84,4 +84,4 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     return Algorithm(fed, init, client, server, send, models=models, personalize=personalize)
 
 
-METHOD = Method(fedrep, FedRepOptions(), clients="own")
+METHOD = Method(fedrep, FedRepOptions(), clients="personalized")

@@ -46,4 +46,4 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
     return heterofl(fed, options, lambda client, number: placed(fleet.owned[client], number))
 
 
-METHOD = Method(fedrolex, HeteroFLOptions(), clients="mixed", labels=lambda options: options.own_rows)
+METHOD = Method(fedrolex, HeteroFLOptions(), clients="heterogeneous", labels=lambda options: options.own_rows)

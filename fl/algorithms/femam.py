@@ -28,26 +28,28 @@ class FeMAMOptions:
     """FeMAM."""
 
     levels: Names = ("global", "5", "5", "5", "personal")
-    """its levels: global (one model, only as the first), a number of cluster models, personal (only as the last)"""
+    """levels of models: global (one model, only as the first), a number of cluster models, personal (only as the
+    last); the default is the paper's"""
     level_rounds: Lengths = ()
-    """rounds of each level, such as 400,50 (50 for all further ones), or until each has converged; the last level
-    trains to the end"""
+    """rounds of each level (the paper: 400,50, where the last number is for all further levels), or converged: until
+    its accuracy varies little; the last level trains to the end"""
     window: Annotated[int, number(int, least=2, most=10**6)] = 10
     """rounds over which convergence is judged (the paper: 50)"""
     variance: AtLeast0 = 1.0
-    """a level has converged when the mean validation accuracy in % varied by less than this (squared) in the window"""
-    lam: AtLeast0 = 0.02
-    """pull of a cluster model on its clients while they train (Eq. 5's lambda)"""
-    lam_everywhere: bool = False
-    """the pull on all levels, as the released code has it"""
+    """largest variance of the mean validation accuracy in % over the window at which a level has converged (the paper:
+    1)"""
+    prox: AtLeast0 = 0.02
+    """weight of the proximal term that pulls clients to the cluster's model while they train (Eq. 5's lambda)"""
+    prox_all_levels: bool = False
+    """apply the proximal term on every level, as the released code does"""
     share_gradients: bool = False
-    """on cluster levels, the gradient of a client's loss times its share of all samples (Eq. B.4)"""
+    """on cluster levels, scale the gradient of a client's loss by its share of all samples (Eq. B.4)"""
     prune: bool = True
-    """after a level, take its model away from the clients whose validation loss it does not lower (Eq. 9)"""
-    epsilon: float = 0.0
-    """by how much it is to lower it"""
+    """remove a finished level's model from the clients whose validation loss it does not lower (Eq. 9)"""
+    min_gain: float = 0.0
+    """smallest drop in validation loss for which a client keeps the level's model (Eq. 9; the paper: 0)"""
     combine: Annotated[str, one_of("sum", "mean")] = "sum"
-    """of logits over a client's levels: sum, or mean as the released code has it"""
+    """how the logits of a client's levels are combined: sum, or mean as in the released code"""
     start: Annotated[str, one_of("random", "global")] = "random"
     """what a new level begins from: random weights, or global, those of the first level (as the released code does)"""
     clustering: Annotated[str, one_of(*ASSIGNMENTS)] = "nearest"
@@ -78,7 +80,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     `fl.algorithms.parts.additive.Cache` says what it takes to remember the logits of earlier levels; images can
     therefore not be augmented.
 
-    With the only level `global` this is FedAvg, with `personal` Local, with a number of clusters (and lam 0) FeSEM.
+    With the only level `global` this is FedAvg, with `personal` Local, with a number of clusters (and `prox` 0) FeSEM.
     """
     _check(fed, options)
     clustering = Clustering.make(fed, options.clustering, options.compare, "femam")
@@ -152,7 +154,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
             losses, answered = validation.ask_losses(below, each)
             level = level._replace(used=torch.where(missed & answered, offers[losses.argmin(0)], level.used))
         losses, answered = validation.ask_losses(below, [None, level])
-        keeps = (losses[0] - losses[1] > options.epsilon) | ~answered
+        keeps = (losses[0] - losses[1] > options.min_gain) | ~answered
         return level._replace(used=torch.where(keeps, level.used, -1))
 
     def models(state):
@@ -197,12 +199,12 @@ def validates(options: FeMAMOptions) -> bool:
 
 def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: str) -> Kind:
     """What a level is, by its name among the options."""
-    lam = options.lam if name.isdecimal() or options.lam_everywhere else 0.0
+    prox = options.prox if name.isdecimal() or options.prox_all_levels else 0.0
     if name == "global":
-        return GlobalLevel(fed, lam)
+        return GlobalLevel(fed, prox)
     if name == "personal":
-        return PersonalLevel(fed, lam)
-    return ClusterLevel(fed, lam, int(name), clustering, options.share_gradients)
+        return PersonalLevel(fed, prox)
+    return ClusterLevel(fed, prox, int(name), clustering, options.share_gradients)
 
 
 def _begun(level: int, members: Tensor, options: FeMAMOptions) -> State:
@@ -253,7 +255,7 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
 METHOD = Method(
     femam,
     FeMAMOptions(),
-    clients="own",
+    clients="personalized",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
     refuses={"masked": "adds logits to logits, masked or not"},
     pathways=pathways,

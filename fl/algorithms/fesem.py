@@ -71,4 +71,4 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     return replace(fedavg(fed), init=init, send=send, server=server, models=models, levels=levels)
 
 
-METHOD = Method(fesem, FeSEMOptions(), clients="own")
+METHOD = Method(fesem, FeSEMOptions(), clients="personalized")

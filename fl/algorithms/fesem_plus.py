@@ -25,4 +25,4 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
     return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs)
 
 
-METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="own")
+METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="personalized")

@@ -136,4 +136,4 @@ def _shared(paths: Sequence[list[Signature]]):
         yield position[0]
 
 
-METHOD = Method(flexifed, FlexiFedOptions(), clients="mixed")
+METHOD = Method(flexifed, FlexiFedOptions(), clients="heterogeneous")

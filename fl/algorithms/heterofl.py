@@ -26,11 +26,11 @@ class HeteroFLOptions:
     """HeteroFL, and FedRolex."""
 
     scaler: bool = True
-    """whether models divide by their width rate in training (zoo models only)"""
+    """divide activations by the width rate while training, the paper's Scaler (zoo models only)"""
     own_rows: bool = True
-    """whether rows of the classifier (of text: of the embedding, too) count only from clients that have the class"""
+    """average a class's row of the classifier (of text: of the embedding, too) only over clients that have the class"""
     weighted: bool = False
-    """whether clients count by their samples, and not all alike"""
+    """weight clients by their numbers of samples in the average, instead of equally"""
 
     def adapt(self, spec: Spec) -> Spec:
         """The models that the method trains."""
@@ -64,7 +64,7 @@ def heterofl(
 
     def rows(clients):  # for each client a plan within its model: the rows that count; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
-            for client, held in zip(fresh, fed.classes_of(fresh).cpu()):
+            for client, held in zip(fresh, fed.reported_classes(fresh).cpu()):
                 kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
         return [kept[client] for client in clients]
 
@@ -110,4 +110,4 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
     return Submodel(entries, shapes)
 
 
-METHOD = Method(heterofl, HeteroFLOptions(), clients="mixed", labels=lambda options: options.own_rows)
+METHOD = Method(heterofl, HeteroFLOptions(), clients="heterogeneous", labels=lambda options: options.own_rows)

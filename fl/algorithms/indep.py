@@ -10,7 +10,7 @@ from fl.federation import Federation
 
 def indep(fed: Federation) -> Algorithm:
     """K models that wander from client to client and are averaged only to be evaluated: FedMR in one segment."""
-    return fedmr(fed, FedMROptions(fraction=1.0))
+    return fedmr(fed, FedMROptions(segment_fraction=1.0))
 
 
 METHOD = Method(indep)

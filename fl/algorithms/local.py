@@ -35,6 +35,6 @@ def local(fed: Federation) -> Algorithm:
 
 METHOD = Method(
     local,
-    clients="own",
+    clients="personalized",
     refuses={"tampering": "sends nothing that could be tampered with"},
 )

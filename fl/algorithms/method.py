@@ -9,10 +9,10 @@ from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
 from fl.federation import Federation
-from fl.federation.asked import ASKED
 from fl.federation.client_models import ClientModels
+from fl.federation.requirements import REQUIREMENTS
 
-KINDS = ("one", "own", "mixed")
+KINDS = ("global", "personalized", "heterogeneous")
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,12 @@ class Method:
         make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
         options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without
             options.
-        clients: what clients have: "one" model for all, models of their "own", or models of "mixed" architectures.
+        clients: which models clients have: the "global" one, "personalized" ones, or parts of the global one, of
+            "heterogeneous" architectures.
         columns: the metrics that its rounds report beside the traffic (`Trained.metrics`), columns of metrics.csv: from
             the name to int or float, or to a whole `fl.base.columns.Column` if tables and figures are to show it.
-        refuses: from what the method cannot do (see `fl.federation.asked.ASKED`) to the reason. A method whose
-            clients are not "mixed" refuses several architectures by itself.
+        refuses: from what the method cannot do (see `fl.federation.requirements.REQUIREMENTS`) to the reason. A method
+            whose clients are not "heterogeneous" refuses several architectures by itself.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -37,7 +38,7 @@ class Method:
 
     make: Callable[..., Algorithm]
     options: Any = None
-    clients: Literal["one", "own", "mixed"] = "one"
+    clients: Literal["global", "personalized", "heterogeneous"] = "global"
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
     pathways: Callable[[Any, Server], tuple[Sequence[str], ClientModels]] | None = None
@@ -59,7 +60,10 @@ class Method:
                 [one for one in self.columns.values() if one not in (int, float) and not isinstance(one, Column)],
                 f"columns are int or float, or a Column, got {dict(self.columns)}",
             ),
-            (set(self.refuses) - set(ASKED), f"refuses names some of {', '.join(ASKED)}, got {dict(self.refuses)}"),
+            (
+                set(self.refuses) - set(REQUIREMENTS),
+                f"refuses names some of {', '.join(REQUIREMENTS)}, got {dict(self.refuses)}",
+            ),
         ):
             if wrong:
                 raise FLError(f"not a method, {name}: {what}")
@@ -84,15 +88,17 @@ class Method:
 
     def check(self, fed: Federation, options: Any = None) -> None:
         """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits."""
-        self.refuse(fed.asked)
+        self.refuse(fed.requirements)
         if options is not None:
             if not isinstance(options, type(self.options)):
                 raise FLError(f"{self.name} takes {type(self.options).__name__}, got {type(options).__name__}")
             check_values(options, self.name)
 
-    def refuse(self, asked: Collection[str]) -> None:
-        """Raise FLError if something is asked for (see `Federation.asked`) that the method cannot do."""
-        one_model = {} if self.clients == "mixed" else {"architectures": "gives all clients one architecture"}
+    def refuse(self, requirements: Collection[str]) -> None:
+        """Raise FLError if a requirement (see `Federation.requirements`) is one that the method does not meet."""
+        one_model = {} if self.clients == "heterogeneous" else {"architectures": "gives all clients one architecture"}
         for what, reason in {**one_model, **self.refuses}.items():
-            if what in asked:
-                raise FLError(f"{self.name} {reason}: leave {ASKED[what].flags} out, or take another --algorithm")
+            if what in requirements:
+                raise FLError(
+                    f"{self.name} {reason}: leave {REQUIREMENTS[what].flags} out, or take another --algorithm"
+                )

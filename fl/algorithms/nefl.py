@@ -23,7 +23,7 @@ class NeFLOptions:
     """NeFL."""
 
     step_sizes: bool = True
-    """whether residual branches have a learnable step size (zoo models only)"""
+    """give residual branches a learnable step size, as the paper does (zoo models only)"""
     keep: Names = ()
     """blocks that a section is cut to, as patterns: 101 keeps the first and the third of three where two are to stay.
     Without one that fits, the first blocks stay"""
@@ -129,4 +129,4 @@ def _joint(plan: Submodel, own: dict[str, str], shapes: dict[str, tuple[int, ...
     return Submodel(entries, shapes)
 
 
-METHOD = Method(nefl, NeFLOptions(), clients="mixed")
+METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous")

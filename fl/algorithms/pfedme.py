@@ -20,8 +20,8 @@ class PFedMeOptions:
     """pFedMe."""
 
     lam: Above0 = 0.1
-    """how strongly a client's personal model and its copy of the global one are drawn to each other (FeMAM's paper:
-    0.1; pFedMe's: 15)"""
+    """weight of the proximal term between a client's personal model and its copy of the global one (FeMAM's paper: 0.1;
+    pFedMe's: 15)"""
     mu: AtLeast0 = 0.01
     """weight of the personal model's squared length (FeMAM's paper: 0.01; the released code: 0.001)"""
     inner_steps: AtLeast1 = 5
@@ -70,4 +70,4 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     return replace(with_own_models(fed), client=client, server=server)
 
 
-METHOD = Method(pfedme, PFedMeOptions(), clients="own")
+METHOD = Method(pfedme, PFedMeOptions(), clients="personalized")

@@ -17,7 +17,7 @@ class Column:
     Attributes:
         kind: what its numbers are, int or float.
         due: when it is measured: after every "round", where the "global" model is evaluated (--eval-every), or where
-            the participants' "models" are (--models-every).
+            the participants' "models" are (--eval-client-models-every).
         heading: above its numbers in the tables of runs; empty: not shown there.
         beside_own: for scores of the global model, the heading where scores on clients' own data stand beside them.
         factor, digits: a number is shown times this factor, with so many digits after the point (none for int). A

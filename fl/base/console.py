@@ -29,7 +29,7 @@ def as_called(text: str) -> str:
     return re.sub(r"python -m (?:fl\.|(?=(?:surgery|zoo)\b))", "layer-surgery ", text)
 
 
-def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --chunk (clients at a time)") -> int:
+def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --max-parallel-clients") -> int:
     """Run a command and return its exit code: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C,
     143 on SIGTERM.
 

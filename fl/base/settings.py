@@ -201,11 +201,6 @@ def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: An
     return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: written(value) or empty)
 
 
-def count_or_share() -> Flag:
-    """Make the flag of a whole number, or of a share with a decimal point."""
-    return Flag(lambda word: _parsed(int if word.lstrip("+-").isdigit() else float, word), "INT|FLOAT")
-
-
 AtLeast1 = Annotated[int, number(int, least=1)]
 Natural = Annotated[int, number(int, least=0)]
 Above0 = Annotated[float, number(float, above=0)]
@@ -305,6 +300,16 @@ def flag_of(name: str, group: str = "") -> str:
     'fedexp.max-step'
     """
     return (f"{group}." if group else "").replace("_", "-") + name.replace("_", "-")
+
+
+def flag_in(word: str) -> str:
+    """The flag that a word of a command line names, without its dashes; "" for a word that is none.
+
+    >>> flag_in("--fedmr.stage1_rounds=3"), flag_in("--no-flip"), flag_in("3")
+    ('fedmr.stage1-rounds', 'flip', '')
+    """
+    name = word.partition("=")[0].replace("_", "-")
+    return name[2:].removeprefix("no-").replace(".no-", ".") if name.startswith("--") else ""
 
 
 def check_values(settings: Any, group: str = "") -> None:

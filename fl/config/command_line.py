@@ -13,8 +13,9 @@ import tyro
 from fl.algorithms import ALGORITHMS
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.settings import changed, check_read, check_values, choice, settings_of, without_unread, written
+from fl.base.settings import changed, check_read, check_values, choice, flag_in, settings_of, without_unread, written
 from fl.config import Config
+from fl.config.config import check_renamed
 from fl.config.help import HELP, asked, settings_page
 from fl.config.recipes import RECIPES
 from fl.config.recipes import describe as describe_recipe
@@ -50,14 +51,16 @@ def parse(
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
     if asked(argv):
         _help(argv, start, command, usage, about)
-    config, given, file = _cli(argv, start, command), {flag_in(word) for word in argv}, None
+    given, file = {flag_in(word) for word in argv}, None
+    check_renamed(given)
+    config = _cli(argv, start, command, swept)
     if config.config is not None:
         if recipe or config.resume is not None:
             other = "a recipe" if recipe else "--resume"
             raise FLError(f"--config and {other} both say where the settings come from: leave one of them out")
         file = Path(config.config)
         start = Config.from_file(file)
-        config = replace(_cli(argv, start, command), config=None)
+        config = replace(_cli(argv, start, command, swept), config=None)
     if config.resume is None:
         check_values(config)
         check_read(config, given, swept)
@@ -84,17 +87,10 @@ def parse(
     return resumed, folder
 
 
-def flag_in(word: str) -> str:
-    """The flag that a word of a command line names, without its dashes; "" for a word that is none.
-
-    >>> flag_in("--fedmr.stage1_rounds=3"), flag_in("--no-flip"), flag_in("3")
-    ('fedmr.stage1-rounds', 'flip', '')
-    """
-    name = word.partition("=")[0].replace("_", "-")
-    return name[2:].removeprefix("no-").replace(".no-", ".") if name.startswith("--") else ""
-
-
-def _cli(argv: Sequence[str], default: Config, command: str) -> Config:
+def _cli(argv: Sequence[str], default: Config, command: str, swept: str = "") -> Config:
+    given = {swept, *map(flag_in, argv)}
+    if "participants" in given and "participation" not in given:  # a number overrides the share of a recipe or a file
+        default = replace(default, participation=0.0)
     return tyro.cli(Config, prog=program(command), args=argv, default=default)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fl import data
-from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed
+from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import regular
@@ -32,6 +32,16 @@ _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""
 _HELD_OUT = 0.1
 """Of each client's samples, for a method that validates, where the settings hold none out."""
+_RENAMED = {
+    "chunk": "max-parallel-clients",
+    "pool": "pool-test-set",
+    "models-every": "eval-client-models-every",
+    "fedmr.fraction": "fedmr.segment-fraction",
+    "femam.lam": "femam.prox",
+    "femam.lam-everywhere": "femam.prox-all-levels",
+    "femam.epsilon": "femam.min-gain",
+}
+"""From flags of earlier versions to what they are called now."""
 _log = logging.getLogger("fl")
 
 
@@ -43,6 +53,8 @@ class Config(MethodOptions, Fields):
         """Raise FLError for settings that do not go together, and values that a setting cannot have, before anything is
         loaded or written.
         """
+        if wrong := [name for name, method in ALGORITHMS.items() if not isinstance(method, Method)]:
+            raise FLError(f"ALGORITHMS[{wrong[0]!r}] is no Method: put Method({wrong[0]}) there")
         self.check_data()
         if not self.algorithm or not self.seeds:
             raise FLError("give at least one --algorithm and one of --seeds")
@@ -52,9 +64,10 @@ class Config(MethodOptions, Fields):
             raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
             raise FLError("--nesterov needs a --momentum above 0")
-        if self.pool and not self.local_test:
+        if self.pool_test_set and not self.local_test:
             raise FLError(
-                "--pool leaves no test set, so clients have to hold samples out: give --local-test, such as 0.17"
+                "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
+                "0.17"
             )
         if data.is_text(self.dataset) and (
             wrong := [name for name in ("crop", "flip", "masked_loss") if getattr(self, name)]
@@ -62,16 +75,15 @@ class Config(MethodOptions, Fields):
             raise FLError(f"--{flag_of(wrong[0])} is for images, and the data set is text: leave it out")
         # Options of methods that are not run are let through: from Python, one Config may serve several.
         check_read(self, [one.flag for one in changed(self, type(self)()) if one.group not in ALGORITHMS])
-        uniform = [name for name in self.algorithm if not is_mixed(name)]
+        uniform = [name for name in self.algorithm if name not in methods_of("heterogeneous")]
         if uniform and self.architectures != ArchitectureOptions():
-            able = ", ".join(filter(is_mixed, ALGORITHMS))
+            able = ", ".join(methods_of("heterogeneous"))
             raise FLError(
                 f"--architectures are for {able}: {uniform[0]} gives all clients one model; leave them out, or make "
-                "your own method a Method(..., clients='mixed')"
+                "your own method a Method(..., clients='heterogeneous')"
             )
         for name in self.algorithm:
-            if isinstance(method := ALGORITHMS[name], Method):  # not a plain function that somebody put in
-                method.refuse(self.asked)
+            ALGORITHMS[name].refuse(self.requirements)
         if self.init is not None:
             check_init(self.init, self.model)
         self.architectures.check()
@@ -106,8 +118,7 @@ class Config(MethodOptions, Fields):
             FLError: if none are to be held out, and a method needs some.
         """
         for name in () if self.local_valid else self.algorithm:
-            method = ALGORITHMS.get(name)
-            if isinstance(method, Method) and method.validates(getattr(self, name, method.options)):
+            if (method := ALGORITHMS.get(name)) and method.validates(getattr(self, name, method.options)):
                 if chosen:
                     raise FLError(
                         f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
@@ -124,9 +135,9 @@ class Config(MethodOptions, Fields):
         methods = ",".join(self.algorithm)
         if group in ALGORITHMS and group not in self.algorithm:
             return f"is for {group}, which is not in --algorithm {methods}: leave it out, or add {group}"
-        if group == "architectures" and all(name in ALGORITHMS and not is_mixed(name) for name in self.algorithm):
-            able = ", ".join(filter(is_mixed, ALGORITHMS))
-            return f"is for {able}: all clients of {methods} have one model; leave it out"
+        able = methods_of("heterogeneous")
+        if group == "architectures" and all(name in ALGORITHMS and name not in able for name in self.algorithm):
+            return f"is for {', '.join(able)}: all clients of {methods} have one model; leave it out"
         return super().group_unread(group, swept)
 
     def settings(self, swept: str = "") -> list[Setting]:
@@ -136,7 +147,7 @@ class Config(MethodOptions, Fields):
             swept: the flag that will have several values, each of which may read others.
 
         >>> flags = {setting.flag for setting in Config(algorithm="fedavg").settings()}
-        >>> "lr" in flags, "fedmr.fraction" in flags, "betas" in flags, "resume" in flags
+        >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags, "resume" in flags
         (True, False, False, False)
         """
         return [one for one in settings_of(self, swept) if not one.unread and one.name not in _SOURCES]
@@ -268,12 +279,20 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def check_renamed(flags: Iterable[str], before: str = "") -> None:
+    """Raise FLError for the first flag of an earlier version, written without its dashes."""
+    for flag in flags:
+        if flag in _RENAMED:
+            raise FLError(f"{before}--{flag} is now --{_RENAMED[flag]}")
+
+
 def filled(default: Any, values: Any, where: str) -> Any:
     """A dataclass with the given values, each of the type that its field has."""
     types = {field.name: field.type for field in fields(default)}
     if not isinstance(values, dict):
         raise FLError(f"not the settings of a run: {where or 'it'} is not a mapping")
     if strange := [name for name in values if name not in types]:
+        check_renamed([flag_of(strange[0], where.rstrip("."))], "not the settings of a run: ")
         raise FLError(f"not the settings of a run: unknown setting {where}{strange[0]}")
     result = {}
     for name, value in values.items():
@@ -283,7 +302,8 @@ def filled(default: Any, values: Any, where: str) -> Any:
         try:
             result[name] = from_yaml(types[name], value)
         except TypeError:
-            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}") from None
+            share = "; a share of the clients is participation" if name == "participants" else ""
+            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}{share}") from None
     return replace(default, **result)
 
 

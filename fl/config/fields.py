@@ -9,13 +9,16 @@ import tyro
 
 import zoo
 from fl import data, models
-from fl.algorithms import ALGORITHMS, OPTIONS
+from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl.algorithms.method import KINDS as METHOD_KINDS
 from fl.base.errors import FLError
 from fl.base.settings import (
     Above0,
     AtLeast0,
     AtLeast1,
     Depths,
+    Flag,
+    Limits,
     Natural,
     OnlyWith,
     Rare,
@@ -23,7 +26,6 @@ from fl.base.settings import (
     Role,
     Share,
     check_values,
-    count_or_share,
     from_yaml,
     is_tuple,
     number,
@@ -36,9 +38,9 @@ from fl.engine import SGD, Adam, Optimizer, backend_names
 from fl.engine.batches import LAST_BATCHES
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.engine.schedule import SCHEDULES, Schedule, schedule
-from fl.federation.asked import ASKED
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
+from fl.federation.requirements import REQUIREMENTS
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition import overview as partitions
@@ -85,7 +87,7 @@ class DataSettings(PartitionOptions, Who):
 
     samples: Annotated[Natural, _LOADED] = 0
     """share out only this many samples, drawn at random; 0 is all"""
-    pool: Annotated[bool, _LOADED, _RARE] = False
+    pool_test_set: Annotated[bool, _LOADED, _RARE] = False
     """share out the test set as well; models are then tested only on what clients hold out (--local-test) (FeMAM)"""
     min_samples: Annotated[AtLeast1, _RARE] = 10
     """least number of samples of a client"""
@@ -134,13 +136,13 @@ class DataSettings(PartitionOptions, Who):
         if origin == wanted:
             return dataset
         bordered = dataset.padded(self.pad)
-        made = (bordered.pooled() if self.pool else bordered).sampled(self.samples)
+        made = (bordered.pooled() if self.pool_test_set else bordered).sampled(self.samples)
         return made.marked(wanted if origin == wanted.bare() else None)
 
     def origin(self) -> Origin:
         """That of the data which `load` returns."""
         text = self.text if data.is_text(self.dataset) else None
-        return Origin(self.dataset, text, self.pad, self.pool, self.samples)
+        return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples)
 
     def names(self, dataset: Dataset) -> bool:
         """Whether this is the data set of the settings, as it was loaded by its name, prepared or not.
@@ -168,13 +170,10 @@ class DataSettings(PartitionOptions, Who):
 
 def _methods() -> str:
     """What --help says of --algorithm."""
-    named = {
-        kind: [name for name, one in ALGORITHMS.items() if one.clients == kind] for kind in ("one", "own", "mixed")
-    }
-    one, own, mixed = map(", ".join, named.values())
+    one, own, several = (", ".join(methods_of(kind)) for kind in METHOD_KINDS)
     return (
-        f"methods, comma-separated: {one}; with a model for each client {own}; with clients of different "
-        f"--architectures {mixed}. Several run on the same splits and are compared"
+        f"federated methods, comma-separated: one global model {one}; a personalized model for each client {own}; "
+        f"heterogeneous clients of different --architectures {several}. Several run on the same splits and are compared"
     )
 
 
@@ -192,6 +191,13 @@ _EXECUTION, _FREE = Role(compared=False), Role(compared=False, resumable=True)
 _Methods = Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS)]
 _Betas = Annotated[tuple[float, ...], several(float, "FLOAT,FLOAT", least=0, below=1)]
 _HeldOut = Annotated[float, number(float, least=0, below=1)]
+
+
+def _count(word: str) -> int:
+    """Read a number of clients; a share, which was one as well, is told its flag."""
+    with suppress(ValueError):
+        return int(word)
+    raise ValueError(f"{word!r} is not a whole number; a share of the clients is --participation")
 
 
 @dataclass(frozen=True)
@@ -218,8 +224,10 @@ class Fields(DataSettings):
     those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
-    participants: Annotated[int | float, count_or_share()] = 5
-    """clients that train in a round: a count (5), or a share with a decimal point (0.25)"""
+    participation: Share = 0.0
+    """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
+    participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = 5
+    """how many clients train in a round"""
     joining: Annotated[Share, _RARE] = 0.0
     """share of the clients who join late, after a round that is drawn for each of them"""
     leaving: Annotated[Share, _RARE] = 0.0
@@ -273,8 +281,9 @@ class Fields(DataSettings):
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
     eval_every: Annotated[AtLeast1, _FREE] = 1
     """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""
-    models_every: Annotated[Natural, _FREE, _RARE] = 1
-    """evaluate each participant's model every so many rounds; 0 is never (their similarity is always measured)"""
+    eval_client_models_every: Annotated[Natural, _FREE, _RARE] = 0
+    """evaluate the model of each client of a round on the test set every so many rounds, which takes as long as so many
+    evaluations; 0 is never (their similarity is always measured)"""
     patience: Annotated[Natural, Role(resumable=True)] = 0
     """stop when so many evaluations have brought nothing better: a smaller mean validation loss where clients validate
     (--local-valid), else a higher test accuracy; 0 is never"""
@@ -287,8 +296,8 @@ class Fields(DataSettings):
 
     device: Annotated[str, _FREE] = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
-    chunk: Annotated[Natural, _FREE, _RARE] = 0
-    """train this many clients at a time, to save memory; 0 is all of a round's"""
+    max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
+    """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
     """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one program),
     graphs (CUDA graphs); auto is the one that was measured to be fastest"""
@@ -332,21 +341,20 @@ class Fields(DataSettings):
         return schedule(self.lr_schedule, self.rounds, self.lr_factor, self.lr_steps)
 
     @property
-    def asked(self) -> set[str]:
-        """Which of `fl.federation.asked.ASKED` these settings ask of a method."""
-        return {what for what, ask in ASKED.items() if ask.by_config(self)}
+    def requirements(self) -> set[str]:
+        """Names of the `fl.federation.requirements.REQUIREMENTS` that these settings have."""
+        return {what for what, one in REQUIREMENTS.items() if one.by_config(self)}
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""
-        share = isinstance(self.participants, float)
-        if share and not 0 < self.participants <= 1:
+        if self.participation:
+            return max(1, round(self.participation * self.clients))
+        if self.participants > self.clients:
             raise FLError(
-                f"--participants {self.participants} is neither a count (5) nor a share above 0 and at most 1 (0.25)"
+                f"--participants {self.participants} of --clients {self.clients}: a round needs between 1 and all of "
+                "them"
             )
-        k = max(1, round(self.participants * self.clients)) if share else int(self.participants)
-        if not 1 <= k <= self.clients:
-            raise FLError(f"--participants {k} of --clients {self.clients}: a round needs between 1 and all of them")
-        return k
+        return self.participants
 
     def spec(
         self,

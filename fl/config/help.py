@@ -16,8 +16,8 @@ import tyro
 
 from fl.algorithms import ALGORITHMS
 from fl.base.console import as_called, program
-from fl.base.settings import Flag, Rare, flag_of, is_tuple, marks, options_of, settings_of
-from fl.config.config import Config
+from fl.base.settings import Flag, Rare, flag_in, flag_of, is_tuple, marks, options_of, settings_of
+from fl.config.config import Config, check_renamed
 from fl.config.recipes import overview
 
 HELP = ("-h", "--help")
@@ -26,7 +26,7 @@ Kind = TypeVar("Kind")
 _BEGIN = {
     "dataset": "data",
     "algorithm": "method and model",
-    "participants": "training",
+    "participation": "training",
     "local_valid": "held-out samples",
     "seeds": "seeds and measurements",
     "device": "machine",
@@ -66,6 +66,7 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
         places = [word for word in sections["arguments"] if not word.startswith("-")]
         flags = ["[--FLAG VALUE ...]"] * (len(places) < len(sections["arguments"]))
         show(name, " ".join([*places, *flags]), inspect.getdoc(kind), sections)
+    check_renamed(map(flag_in, argv))
     return tyro.cli(kind, prog=program(name), args=argv)
 
 

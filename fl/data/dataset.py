@@ -210,7 +210,7 @@ class Dataset:
         x, y, owners = torch.cat([self.x, self.test_x]), torch.cat([self.y, self.test_y]), None
         if self.owners is not None:
             if self.test_owners is None:
-                raise FLError(f"--pool: {self.name} does not say who owns its test samples; leave --pool out")
+                raise FLError(f"--pool-test-set: {self.name} does not say who owns its test samples; leave it out")
             owners = torch.cat([self.owners, self.test_owners])
         return replace(self, x=x, y=y, owners=owners)
 

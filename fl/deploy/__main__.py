@@ -12,6 +12,7 @@ from pathlib import Path
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.files import write_text
+from fl.base.settings import flag_in
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
@@ -36,11 +37,10 @@ def _main(argv: list[str]) -> int:
     options, flags = _parser().parse_known_args(argv)
     if options.nodes < 1 or options.quorum < 1 or options.round_timeout <= 0:
         raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0")
-    given = any(flag.split("=")[0] == "--participants" for flag in flags)
     config, resumed = parse([*flags, "--clients", str(options.nodes)])
     if resumed:
         raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
-    if not given:
+    if not (config.participation or "participants" in map(flag_in, flags)):
         flags = [*flags, "--participants", str(min(Config().participants, options.nodes))]
         config = replace(config, participants=min(Config().participants, options.nodes))
     config.check()

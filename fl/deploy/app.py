@@ -58,7 +58,7 @@ def _server(grid: Grid, context: Context) -> None:
 
 
 def _answer(message: Message, context: Context) -> Message:
-    return answered(message, lambda letter: _of(context).answer(letter))
+    return answered(message, lambda request: _of(context).answer(request))
 
 
 def _of(context: Context) -> Node:

@@ -1,4 +1,4 @@
-"""Letters as Flower's messages: the only file that knows these. It needs the extra `flower`."""
+"""Requests and answers as Flower's messages: the only file that knows these. It needs the extra `flower`."""
 
 import json
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from fl.base.errors import FLError
-from fl.deploy.letters import Letter, Refused, from_raw, raw
+from fl.deploy.messages import InvalidMessage, NodeMessage, from_raw, raw
 
 Message: TypeAlias = Any
 """`flwr.app.Message`. Flower is imported where it is used, so that everything else works without it."""
@@ -17,72 +17,72 @@ _KIND = "layer-surgery"
 """How tensors are written (`Array.stype`): their bytes as they lie in memory, which nothing has to unpickle."""
 _PAUSE = 0.05  # seconds between two looks for answers, at first
 _LONGEST = 0.5
-_LATE = 64  # letters without an answer that are still looked after, to say whose answer came late
+_LATE = 64  # requests without an answer that are still looked after, to say whose answer came late
 
 
-def packed(letter: Letter) -> RecordDict:
-    """A letter as the content of a message: an ArrayRecord with the tensors, a ConfigRecord with JSON."""
+def packed(message: NodeMessage) -> RecordDict:
+    """A request or an answer as what Flower carries: an ArrayRecord with the tensors, a ConfigRecord with JSON."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     arrays = {
         name: Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _KIND, raw(tensor))
-        for name, tensor in letter.tensors.items()
+        for name, tensor in message.tensors.items()
     }
-    said = ConfigRecord({"header": json.dumps(letter.header)})
-    return RecordDict({"tensors": ArrayRecord(arrays), "letter": said})
+    said = ConfigRecord({"header": json.dumps(message.header)})
+    return RecordDict({"tensors": ArrayRecord(arrays), "message": said})
 
 
-def unpacked(content: RecordDict, limit: int | None = None) -> Letter:
-    """The inverse of `packed`. Raises Refused for what is no letter, or has more bytes than the limit."""
+def unpacked(content: RecordDict, limit: int | None = None) -> NodeMessage:
+    """The inverse of `packed`. Raises InvalidMessage for other content, or one that has more bytes than the limit."""
     from flwr.app import ArrayRecord, ConfigRecord
 
-    tensors, said = content.get("tensors"), content.get("letter")
+    tensors, said = content.get("tensors"), content.get("message")
     if not isinstance(tensors, ArrayRecord) or not isinstance(said, ConfigRecord) or len(content) != 2:
-        raise Refused("it is no letter of this project: other records came")
+        raise InvalidMessage("it is no message of this project: other records came")
     text = said.get("header")
     if not isinstance(text, str):
-        raise Refused("it has no header")
+        raise InvalidMessage("it has no header")
     size = len(text) + sum(len(array.data) for array in tensors.values())
     if limit is not None and size > limit:
-        raise Refused(_too_long(size, limit))
+        raise InvalidMessage(_too_long(size, limit))
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise Refused("its header is not JSON") from None
+        raise InvalidMessage("its header is not JSON") from None
     if strange := next((name for name, array in tensors.items() if array.stype != _KIND), None):
-        raise Refused(f"{strange} is written as {tensors[strange].stype!r}, which is not read")
-    return Letter(header, {name: from_raw(a.data, a.dtype, a.shape) for name, a in tensors.items()})
+        raise InvalidMessage(f"{strange} is written as {tensors[strange].stype!r}, which is not read")
+    return NodeMessage(header, {name: from_raw(a.data, a.dtype, a.shape) for name, a in tensors.items()})
 
 
 class GridLink:
-    """Letters over a Flower grid, see `fl.deploy.nodes.Link`. Nodes are Flower's random node ids."""
+    """Requests over a Flower grid, see `fl.deploy.nodes.Link`. Nodes are Flower's random node ids."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._open: dict[str, tuple[int, str]] = {}  # letters without an answer: the node, and what it was asked
+        self._open: dict[str, tuple[int, str]] = {}  # requests without an answer: the node, and what it was asked
 
     def nodes(self) -> list[int]:
         """The ids of the nodes that are connected."""
         return list(self._grid.get_node_ids())
 
     def ask(
-        self, letters: Sequence[tuple[int, Letter]], timeout: float, limits: Sequence[int]
-    ) -> tuple[list[Letter | str], list[tuple[int, str]]]:
+        self, requests: Sequence[tuple[int, NodeMessage]], timeout: float, limits: Sequence[int]
+    ) -> tuple[list[NodeMessage | str], list[tuple[int, str]]]:
         """See `fl.deploy.nodes.Link`."""
         from flwr.app import Message
 
         sent: dict[str, int] = {}
-        answers: list[Letter | str | None] = [None] * len(letters)
+        answers: list[NodeMessage | str | None] = [None] * len(requests)
         notes: list[tuple[int, str]] = []
-        for k, (node, letter) in enumerate(letters):
-            kind = "query" if letter.header["kind"] == "hello" else "train"
+        for k, (node, request) in enumerate(requests):
+            kind = "query" if request.header["kind"] == "hello" else "train"
             # Flower throws answers away that come after their time; until then a late one is still seen, and named
             message = Message(
-                packed(letter), node, kind, ttl=2 * timeout + 60, group_id=str(letter.header.get("round"))
+                packed(request), node, kind, ttl=2 * timeout + 60, group_id=str(request.header.get("round"))
             )
             (found,) = list(self._grid.push_messages([message])) or [None]
             if found is None:
-                answers[k] = "Flower did not take the letter to it"
+                answers[k] = "Flower did not take the request to it"
             else:
                 sent[found] = k
         end, pause, seen = time.monotonic() + timeout, _PAUSE, set()
@@ -90,7 +90,7 @@ class GridLink:
             for name in [name for name in sent if answers[sent[name]] is None]:
                 for reply in self._pull(name, limits[sent[name]]):
                     if name in seen:
-                        notes.append((letters[sent[name]][0], "answered twice, and the first answer counts"))
+                        notes.append((requests[sent[name]][0], "answered twice, and the first answer counts"))
                     else:
                         seen.add(name)
                         answers[sent[name]] = _read(reply, limits[sent[name]])
@@ -101,8 +101,8 @@ class GridLink:
         notes += self._late()
         for name, k in sent.items():
             if answers[k] is None:
-                node, letter = letters[k]
-                self._open[name] = (node, f"round {letter.header.get('round', 0)}")
+                node, request = requests[k]
+                self._open[name] = (node, f"round {request.header.get('round', 0)}")
         for name in list(self._open)[:-_LATE]:
             del self._open[name]
         return [f"no answer within {timeout:g} s" if one is None else one for one in answers], notes
@@ -116,7 +116,7 @@ class GridLink:
         return notes
 
     def _pull(self, name: str, limit: int) -> Iterable[Message | str]:
-        """The answers to one letter; at most so many bytes of them are read."""
+        """The answers to one request; at most so many bytes of them are read."""
         try:
             with bounded(self._grid, limit):
                 return list(self._grid.pull_messages([name]))
@@ -161,29 +161,29 @@ class bounded:
             del self._client.PullObject  # the class has it
 
 
-def _read(reply: Message | str, limit: int) -> Letter | str:
+def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     if isinstance(reply, str):
         return reply
     if reply.has_error():
         reason = " ".join((reply.error.reason or f"code {reply.error.code}").split())  # in one line
         return f"Flower has no answer of it: {reason}"
     try:
-        letter = unpacked(reply.content, limit)
-    except Refused as error:
+        answer = unpacked(reply.content, limit)
+    except InvalidMessage as error:
         return str(error)
-    if isinstance(letter.header, dict) and set(letter.header) == {"kind", "refused"}:
-        return str(letter.header["refused"])[:300]
-    return letter
+    if isinstance(answer.header, dict) and set(answer.header) == {"kind", "refused"}:
+        return str(answer.header["refused"])[:300]
+    return answer
 
 
-def answered(message: Message, answer: Callable[[Letter], Letter]) -> Message:
+def answered(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> Message:
     """A node's reply to a message: its answer, or why there is none."""
     from flwr.app import Message
 
     try:
         content = packed(answer(unpacked(message.content)))
     except FLError as error:
-        content = packed(Letter({"kind": "refused", "refused": str(error)}, {}))
+        content = packed(NodeMessage({"kind": "refused", "refused": str(error)}, {}))
     return Message(content, reply_to=message)
 
 

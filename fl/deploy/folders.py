@@ -75,7 +75,7 @@ def deal_out(config: Config, root: Path) -> None:
     dataset = config.load()
     parts, _ = config.deal(dataset, rng.numpy("partition"))
     splits = hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    save_server(root / SERVER, dataset.tested_on(splits.test.samples) if config.pool else dataset)
+    save_server(root / SERVER, dataset.tested_on(splits.test.samples) if config.pool_test_set else dataset)
     for client, split in enumerate(splits):
         save_node(node_folder(root, client), dataset, split)
 

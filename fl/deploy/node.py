@@ -16,8 +16,8 @@ from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.config import Config
 from fl.data import Dataset
-from fl.deploy.letters import Letter, Refused, fields, flat, nested
-from fl.deploy.letters import whole as whole_numbers
+from fl.deploy.messages import InvalidMessage, NodeMessage, fields, flat, nested
+from fl.deploy.messages import whole as whole_numbers
 from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
 from fl.federation import Federation
@@ -58,17 +58,19 @@ class Node:
     def __post_init__(self) -> None:
         self._store = Store(self.folder)
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, request: NodeMessage) -> NodeMessage:
         """What it sends back.
 
         Raises FLError, which says why, for what it cannot do.
         """
-        kind = fields(letter.header, {"kind": str})["kind"]
+        kind = fields(request.header, {"kind": str})["kind"]
         if kind not in _KINDS:
-            raise Refused(f"a node does not know what to do with {kind!r}: server and nodes need the same version")
-        return _KINDS[kind](self, letter)
+            raise InvalidMessage(
+                f"a node does not know what to do with {kind!r}: server and nodes need the same version"
+            )
+        return _KINDS[kind](self, request)
 
-    def _hello(self, letter: Letter) -> Letter:
+    def _hello(self, request: NodeMessage) -> NodeMessage:
         self._store.hold(None)  # of a run that was killed
         data, (train, valid, test) = self.data, self.split
         header = {
@@ -81,16 +83,16 @@ class Node:
             "top": data.top,
             "budget": dict(self.budget),
         }
-        if letter.header.get("labels"):  # only methods whose server has to know them ask
+        if request.header.get("labels"):  # only methods whose server has to know them ask
             if data.text:
-                raise Refused("a method asks for the labels of text, which it has not")
+                raise InvalidMessage("a method asks for the labels of text, which it has not")
             header["labels"] = torch.bincount(data.y[train], minlength=data.classes).tolist()
-        return Letter(header, {})
+        return NodeMessage(header, {})
 
-    def _update(self, letter: Letter) -> Letter:
+    def _update(self, request: NodeMessage) -> NodeMessage:
         """Run the method's client function, keep the client's own state, and send the rest."""
         wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool}
-        asked, fed, tensors = self._opened(letter, wanted)
+        asked, fed, tensors = self._opened(request, wanted)
         algorithm, rng, keeps = self._method(asked, fed), Rng(asked["seed"], asked["round"]), asked["keeps"]
         message, own = _row(nested(tensors, "message")), self._own(tensors, keeps, fed)
         if asked["list"]:
@@ -101,43 +103,43 @@ class Node:
         try:
             update = algorithm.client(message, own, [self.number], rng)
         except Diverged:
-            raise Refused("training diverged: loss or weights became infinite or not a number") from None
+            raise InvalidMessage("training diverged: loss or weights became infinite or not a number") from None
         if not update.sizes[0]:
-            raise Refused("training diverged: loss or weights became infinite or not a number")
+            raise InvalidMessage("training diverged: loss or weights became infinite or not a number")
         if keeps is not None:
             new = update.own or own
             kept = {name: tensor[0] for name, tensor in new.items()}
             self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
-        if "secure" in letter.header:
-            sent = self._join(letter, update.received)
+        if "secure" in request.header:
+            sent = self._join(request, update.received)
         else:
             sent = flat(per_client(update.received)[0] if update.received else {}, "state")
         return self._answer("updated", asked, {**sent, "loss": update.loss[0]}, flops=int(fed.meter.read()))
 
-    def _join(self, letter: Letter, states: Stack) -> dict[str, torch.Tensor]:
+    def _join(self, request: NodeMessage, states: Stack) -> dict[str, torch.Tensor]:
         """Keep the trained model for an exchange in secret; returns a public key."""
         wanted = {"pieces": list, "server": str, "repeats": int}
-        secure = fields(fields(letter.header, {"secure": dict})["secure"], wanted)
+        secure = fields(fields(request.header, {"secure": dict})["secure"], wanted)
         names = sorted(name for piece in secure["pieces"] for name in piece)
         if names != sorted(states) or len(secure["server"]) != 64 or secure["repeats"] < 1:
-            raise Refused("the pieces of the letter are not those of the model")
+            raise InvalidMessage("the pieces of the request are not those of the model")
         (pieces,) = to_bytes(states, secure["pieces"])
         client = Client(self.number, pieces, bytes.fromhex(secure["server"]), secure["repeats"])
         self._store.hold(client.dump())
         return {"public": torch.tensor(list(client.public), dtype=torch.uint8)}
 
-    def _exchange(self, letter: Letter) -> Letter:
+    def _exchange(self, request: NodeMessage) -> NodeMessage:
         """Take part in a phase of an exchange in secret."""
-        asked = fields(letter.header, {"client": int, "seed": int, "round": int, "ticket": str, "phase": int})
+        asked = fields(request.header, {"client": int, "seed": int, "round": int, "ticket": str, "phase": int})
         if asked["client"] != self.number:
-            raise Refused(f"it is client {self.number}, and was asked for client {asked['client']}")
+            raise InvalidMessage(f"it is client {self.number}, and was asked for client {asked['client']}")
         kept = self._store.held()
         try:
             client = Client.load(kept, self._choices(Rng(asked["seed"], asked["round"])))
         except (ValueError, KeyError, TypeError):
-            raise Refused("what it kept for this exchange is damaged") from None
+            raise InvalidMessage("what it kept for this exchange is damaged") from None
         self._store.hold(None)  # whoever cannot go on is left out, and needs it no more
-        envelopes = client.step(asked["phase"], frames(letter.tensors))
+        envelopes = client.step(asked["phase"], frames(request.tensors))
         if not client.finished:
             self._store.hold(client.dump())
         to, tensors = packed(envelopes)
@@ -147,10 +149,10 @@ class Node:
         """The source of the client's choices in an exchange: the operating system, which no server can know."""
         return None
 
-    def _score(self, letter: Letter) -> Letter:
+    def _score(self, request: NodeMessage) -> NodeMessage:
         """Say how well the models that this client predicts with do on its own held-out samples."""
         wanted = {"parts": list, "mean": bool, "keeps": (dict, type(None)), "levels": list}
-        asked, fed, tensors = self._opened(letter, wanted)
+        asked, fed, tensors = self._opened(request, wanted)
         states = [level.state(0) for level in self._levels(tensors, asked["levels"], fed)]
         algorithm, own = self._method(asked, fed), self._own(tensors, asked["keeps"], fed)
         if algorithm.personalize:
@@ -165,12 +167,12 @@ class Node:
         scores = score_clients(alone, lambda: ClientModels(levels, asked["mean"]))
         return self._answer("scored", asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
 
-    def _judge(self, letter: Letter) -> Letter:
+    def _judge(self, request: NodeMessage) -> NodeMessage:
         """Say what this client's validation samples say of levels."""
         wanted = {"what": str, "mean": bool, "levels": list, "more": list, "keeps": (dict, type(None))}
-        asked, fed, tensors = self._opened(letter, wanted)
+        asked, fed, tensors = self._opened(request, wanted)
         if asked["what"] not in ("losses", "accuracies"):
-            raise Refused(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
+            raise InvalidMessage(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
         levels, more = self._levels(tensors, asked["levels"], fed), []
         for number, kind in enumerate(asked["more"]):
             state = nested(tensors, f"more{number}")
@@ -201,20 +203,20 @@ class Node:
         return Level([{name: tensor.to(device) for name, tensor in state.items()}], used)
 
     def _opened(
-        self, letter: Letter, more: Mapping[str, Any]
+        self, request: NodeMessage, more: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Federation, dict[str, torch.Tensor]]:
-        """The header of a letter about models, this node's part of the federation, and the tensors."""
+        """The header of a request about models, this node's part of the federation, and the tensors."""
         wanted = {"config": str, "method": str, "model": dict, "fleet": (dict, type(None)), "clients": int}
         wanted |= {"participants": int, "client": int, "batch": int, "seed": int, "round": int}
-        asked = fields(letter.header, {**wanted, "ticket": str, **more})
+        asked = fields(request.header, {**wanted, "ticket": str, **more})
         if asked["client"] != self.number:
-            raise Refused(f"the letter is for client {asked['client']}, and this is client {self.number}")
+            raise InvalidMessage(f"the request is for client {asked['client']}, and this is client {self.number}")
         key = {name: asked[name] for name in ("config", "model", "fleet", "clients", "participants", "batch")}
         if self._made[0] != key:
             self._made, self._algorithm, self._validation = (key, self._federation(**key)), None, None
         fed = self._made[1]
         device = fed.data.x.device
-        tensors = {name: tensor.to(device) for name, tensor in letter.tensors.items()}
+        tensors = {name: tensor.to(device) for name, tensor in request.tensors.items()}
         return asked, fed, tensors
 
     def _method(self, asked: dict[str, Any], fed: Federation) -> Algorithm:
@@ -223,20 +225,20 @@ class Node:
         return self._algorithm
 
     def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None, fed: Federation) -> Stack:
-        """What this client has kept [1, ...]: the version that the letter names, or the start that came with it; empty
+        """What this client has kept [1, ...]: the version that the request names, or the start that came with it; empty
         for methods whose clients keep nothing.
         """
         if keeps is None:
             return {}
         fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
         if not whole_numbers(keeps["needed"]):
-            raise Refused("the versions that are still needed are no numbers")
+            raise InvalidMessage("the versions that are still needed are no numbers")
         found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "own")
         return _row({name: tensor.to(fed.data.x.device) for name, tensor in found.items()})
 
-    def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> Letter:
+    def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> NodeMessage:
         header = {"kind": kind, "client": self.number, "samples": len(self.split.train), **more}
-        return Letter(header | {name: asked[name] for name in ("round", "seed", "ticket")}, tensors)
+        return NodeMessage(header | {name: asked[name] for name in ("round", "seed", "ticket")}, tensors)
 
     def _federation(
         self, config: str, model: dict, fleet: dict | None, clients: int, participants: int, batch: int
@@ -264,7 +266,7 @@ class Node:
             fields(fleet, {"specs": list, "owned": list})
             kinds = [_spec(one) for one in fleet["specs"]]
             if not whole_numbers(fleet["owned"]) or max(fleet["owned"]) >= len(kinds):
-                raise Refused("the architectures of the clients are not numbered")
+                raise InvalidMessage("the architectures of the clients are not numbered")
             architectures = make_fleet(net, spec, [kinds[k] for k in fleet["owned"]])
         return Federation(
             net, data, splits, participants, local, spec=spec, create=lambda rng: create(rng, spec), fleet=architectures
@@ -275,7 +277,7 @@ def _spec(values: dict) -> Spec:
     try:
         return Spec.from_dict(values)
     except (ZooError, TypeError) as error:
-        raise FLError(f"the letter describes no model: {error}") from None
+        raise FLError(f"the request describes no model: {error}") from None
 
 
 def _row(tree: Any) -> Any:
@@ -283,7 +285,7 @@ def _row(tree: Any) -> Any:
     return tree_map(lambda tensor: tensor[None], tree)
 
 
-_KINDS: dict[str, Callable[[Node, Letter], Letter]] = {
+_KINDS: dict[str, Callable[[Node, NodeMessage], NodeMessage]] = {
     "hello": Node._hello,
     "update": Node._update,
     "score": Node._score,

@@ -1,4 +1,4 @@
-"""The nodes of a run: who they are and what they have, and the exchange of letters with them."""
+"""The nodes of a run: who they are and what they have, and the exchange of requests with them."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fl.base.errors import FLError
 from fl.data import Dataset
-from fl.deploy.letters import Letter, Refused, fields, whole
+from fl.deploy.messages import InvalidMessage, NodeMessage, fields, whole
 
 _log = logging.getLogger("fl")
 
@@ -18,22 +18,23 @@ HEADER = 1 << 20  # bytes that an answer may have beside its tensors
 
 
 class Link(Protocol):
-    """Who carries letters, see `fl.deploy.flower`."""
+    """Who carries requests, see `fl.deploy.flower`."""
 
     def nodes(self) -> Sequence[Address]:
         """The nodes that are connected."""
 
     def ask(
-        self, letters: Sequence[tuple[Address, Letter]], timeout: float, limits: Sequence[int]
-    ) -> tuple[list[Letter | str], list[tuple[Address, str]]]:
-        """Send the letters and wait for the answers; an answer that cannot be used is the reason.
+        self, requests: Sequence[tuple[Address, NodeMessage]], timeout: float, limits: Sequence[int]
+    ) -> tuple[list[NodeMessage | str], list[tuple[Address, str]]]:
+        """Send the requests and wait for the answers; an answer that cannot be used is the reason.
 
         Args:
             timeout: seconds.
             limits: bytes of each answer that may be read.
 
         Returns:
-            An answer for each letter, and what else came from which node: a second answer, or one to an earlier letter.
+            An answer for each request, and what else came from which node: a second answer, or one to an earlier
+            request.
         """
 
 
@@ -62,7 +63,7 @@ class Nodes:
 
     Attributes:
         reported: what each client's node said of itself when it registered.
-        bytes_down, bytes_up: what the tensors of all letters and answers took so far.
+        bytes_down, bytes_up: what the tensors of all requests and answers took so far.
     """
 
     def __init__(self, link: Link, waiting: Waiting, test: Dataset, labels: bool) -> None:
@@ -79,18 +80,18 @@ class Nodes:
     def exchange(
         self,
         clients: Sequence[int],
-        letters: Sequence[Letter],
+        requests: Sequence[NodeMessage],
         limits: Sequence[int],
-        read: Callable[[int, Letter], Any],
+        read: Callable[[int, NodeMessage], Any],
         round: int | None,
         what: str = "evaluation",
     ) -> dict[int, Any]:
-        """Send each client its letter and read the answers, by the clients' positions; those that could not be used
+        """Send each client its request and read the answers, by the clients' positions; those that could not be used
         are missing, and named in one line.
 
         Args:
             limits: bytes of each answer.
-            read: (position, answer) -> what it says. Raises Refused for one that cannot be used.
+            read: (position, answer) -> what it says. Raises InvalidMessage for one that cannot be used.
             round: of the training, which needs a quorum; None: anything else, which does not.
             what: what else.
 
@@ -99,7 +100,7 @@ class Nodes:
         """
         self._look_around(clients)
         known = [k for k, client in enumerate(clients) if client in self._places]
-        sendable = [(self._places[clients[k]], letters[k]) for k in known]
+        sendable = [(self._places[clients[k]], requests[k]) for k in known]
         answers, notes = ([], [])
         if known:
             answers, notes = self._link.ask(sendable, self._waiting.round, [limits[k] for k in known])
@@ -107,12 +108,12 @@ class Nodes:
         for k, answer in zip(known, answers):
             try:
                 if isinstance(answer, str):
-                    raise Refused(answer)
+                    raise InvalidMessage(answer)
                 came[k] = read(k, answer)
-            except Refused as error:
+            except InvalidMessage as error:
                 lost[k] = str(error)
-        self.bytes_down += sum(letter.size for _, letter in sendable)
-        self.bytes_up += sum(answer.size for answer in answers if isinstance(answer, Letter))
+        self.bytes_down += sum(request.size for _, request in sendable)
+        self.bytes_up += sum(answer.size for answer in answers if isinstance(answer, NodeMessage))
         self._report(clients, lost, notes, round, what)
         return came
 
@@ -172,31 +173,31 @@ class Nodes:
         new = [place for place in self._link.nodes() if place not in known]
         if not new:
             return
-        hello = Letter({"kind": "hello", "labels": self._labels}, {})
+        hello = NodeMessage({"kind": "hello", "labels": self._labels}, {})
         answers, _ = self._link.ask([(place, hello) for place in new], timeout, [HEADER] * len(new))
         for place, answer in zip(new, answers):
             try:
                 said = self._introduced(answer)
-            except Refused as error:
-                if isinstance(answer, Letter):  # silence may pass
+            except InvalidMessage as error:
+                if isinstance(answer, NodeMessage):  # silence may pass
                     self._strange[place] = str(error)
                     _log.warning("warning: a node is refused: %s", error)
                 continue
             self._places[said["client"]], self.reported[said["client"]] = place, said
 
-    def _introduced(self, answer: Letter | str) -> dict[str, Any]:
-        """What a node says of itself. Raises Refused if it does not fit the test set, or what it said before."""
+    def _introduced(self, answer: NodeMessage | str) -> dict[str, Any]:
+        """What a node says of itself. Raises InvalidMessage if it does not fit the test set, or what it said before."""
         if isinstance(answer, str):
-            raise Refused(answer)
+            raise InvalidMessage(answer)
         wanted = {"kind": str, "client": int, "sizes": list, "sample": list, "target": list, "classes": int, "top": int}
         said = fields(answer.header, {**wanted, "budget": dict})
         client, data = said["client"], self._test
         if said["kind"] != "here" or client < 0 or not whole(said["sizes"]) or len(said["sizes"]) != 3:
-            raise Refused("it did not say which client it is and what it has")
+            raise InvalidMessage("it did not say which client it is and what it has")
         if not said["sizes"][0]:
-            raise Refused(f"client {client} has no training samples")
+            raise InvalidMessage(f"client {client} has no training samples")
         if client in self._places:
-            raise Refused(f"two nodes say that they are client {client}: give each a partition-id of its own")
+            raise InvalidMessage(f"two nodes say that they are client {client}: give each a partition-id of its own")
         ours = [str(data.test_x.dtype).removeprefix("torch."), *data.test_x.shape[1:]]
         for name, here in (
             ("sample", ours),
@@ -205,15 +206,17 @@ class Nodes:
             ("top", data.top),
         ):
             if said[name] != here:
-                raise Refused(f"client {client}'s data have {name} {said[name]}, and the server's test set {here}")
+                raise InvalidMessage(
+                    f"client {client}'s data have {name} {said[name]}, and the server's test set {here}"
+                )
         if self._labels and not (
             whole(said.get("labels"))
             and len(said["labels"]) == data.classes
             and sum(said["labels"]) == said["sizes"][0]
         ):
-            raise Refused(f"client {client} did not say how many samples of each class it has")
+            raise InvalidMessage(f"client {client} did not say how many samples of each class it has")
         if self._closed and (client not in self.reported or said["sizes"] != self.reported[client]["sizes"]):
-            raise Refused(f"client {client} is no client of this run, or has other data than at the start")
+            raise InvalidMessage(f"client {client} is no client of this run, or has other data than at the start")
         if not all(isinstance(said["budget"].get(key, 1), int | float | list) for key in said["budget"]):
-            raise Refused(f"client {client}'s budget is {said['budget']}")
+            raise InvalidMessage(f"client {client}'s budget is {said['budget']}")
         return said

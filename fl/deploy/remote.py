@@ -1,4 +1,4 @@
-"""Clients on other machines, for a federation: a method's client function is a letter to each node and its answer."""
+"""Clients on other machines, for a federation: a method's client function is a request to each node and its answer."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ from fl.base.torch_private import tree_map
 from fl.config import Config
 from fl.data import Dataset
 from fl.deploy import secret
-from fl.deploy.letters import DTYPES, Letter, Refused, check_tensors, fields, flat, raw, shapes
+from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw, shapes
 from fl.deploy.nodes import HEADER, Link, Nodes, Waiting
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
@@ -60,7 +60,7 @@ class Remote:
         here = [self.nodes.reported[client] for client in range(len(self.nodes.reported))]
         self.splits = _splits([said["sizes"] for said in here])
         self.dataset = self._stand_in(test, here)
-        self.config = dataclasses.replace(config, clients=len(here), models_every=0)
+        self.config = dataclasses.replace(config, clients=len(here), eval_client_models_every=0)
         self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
@@ -106,35 +106,35 @@ class Remote:
         if own:
             self._snapshot(own, rng)
         begin = secret.begin(self, secure, message, clients) if secure else {}
-        models, letters, seen = [], [], {}
+        models, requests, seen = [], [], {}
         for k, client in enumerate(clients):
             row = {name: _row(part, k) for name, part in message.items() if name != "levels"}
             keeps, tensors = self._keeps(own, client) if own else (None, {})
             levels, below = self._levels(message.get("levels", ()), client, seen)
             header = {**self.header("update", client, rng), **begin, "keeps": keeps, "levels": levels}
             header["list"] = isinstance(message.get("model"), list)
-            letters.append(Letter(header, {**tensors, **flat(row, "message"), **below}))
+            requests.append(NodeMessage(header, {**tensors, **flat(row, "message"), **below}))
             models.append(row.get("model", {}))
         sent = [{}] * len(clients) if secure else models
 
-        def read(k: int, answer: Letter) -> tuple[State, Tensor, bytes]:
+        def read(k: int, answer: NodeMessage) -> tuple[State, Tensor, bytes]:
             answer, key = secret.key_of(answer) if secure else (answer, b"")
-            state, loss = self.trained(answer, letters[k], sent[k])
+            state, loss = self.trained(answer, requests[k], sent[k])
             flops = fields(answer.header, {"flops": int})["flops"]
             if not 0 <= flops < _MOST:
-                raise Refused(f"it says that it computed {str(flops)[:20]} operations")
+                raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
             fed.meter.flops += flops
-            self._has[clients[k]] = {digest for digest in letters[k].header["levels"] if digest}
+            self._has[clients[k]] = {digest for digest in requests[k].header["levels"] if digest}
             return state, loss, key
 
         limits = [HEADER + 8 + sum(tensor.nbytes for tensor in state.values()) for state in sent]
-        came = self.nodes.exchange(clients, letters, limits, read, rng.round)
+        came = self.nodes.exchange(clients, requests, limits, read, rng.round)
         self._forget(clients, came)
         self._keys = {clients[k]: key for k, (_, _, key) in came.items()}
         if own:
             new = own["version"].clone()
             for k in came:
-                new[clients[k]] = letters[k].header["keeps"]["as"]
+                new[clients[k]] = requests[k].header["keeps"]["as"]
             own = {**own, "version": new}
         return self._update(message, models, came, clients, bool(secure)), own
 
@@ -159,7 +159,7 @@ class Remote:
 
     def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
         """See `RemoteClients.judge`."""
-        clients, letters, seen = range(len(self.splits)), [], {}
+        clients, requests, seen = range(len(self.splits)), [], {}
         for client in clients:
             digests, tensors = self._levels(levels, client, seen)
             keeps, kinds = None, []
@@ -174,18 +174,18 @@ class Remote:
                 kinds.append("own" if own else "sent" if used else "")
             header = self.header("judge", client, Rng(0))
             header |= {"what": what, "mean": mean, "levels": digests, "more": kinds, "keeps": keeps}
-            letters.append(Letter(header, tensors))
+            requests.append(NodeMessage(header, tensors))
 
-        def read(k: int, answer: Letter) -> list[float]:
+        def read(k: int, answer: NodeMessage) -> list[float]:
             said = fields(answer.header, {"kind": str, "ticket": str, "values": list})
-            if said["kind"] != "judged" or said["ticket"] != letters[k].header["ticket"] or answer.tensors:
-                raise Refused("it did not answer what was asked")
+            if said["kind"] != "judged" or said["ticket"] != requests[k].header["ticket"] or answer.tensors:
+                raise InvalidMessage("it did not answer what was asked")
             if len(said["values"]) != len(more) or not all(map(_sound, said["values"])):
-                raise Refused("what it says of its levels are no numbers")
-            self._has[k] = {digest for digest in letters[k].header["levels"] if digest}
+                raise InvalidMessage("what it says of its levels are no numbers")
+            self._has[k] = {digest for digest in requests[k].header["levels"] if digest}
             return said["values"]
 
-        came = self.nodes.exchange(clients, letters, [HEADER] * len(letters), read, None)
+        came = self.nodes.exchange(clients, requests, [HEADER] * len(requests), read, None)
         self._forget(clients, came)
         silent = [math.nan] * len(more)
         return torch.tensor([came.get(k, silent) for k in clients], dtype=torch.float64).T
@@ -195,27 +195,27 @@ class Remote:
         fed, seen = self.federation, {}
         parts, clients = held_out(fed), range(len(self.splits))
         whats = ["accuracy", "loss", "perplexity" if fed.data.text else "f1"]
-        letters = [self._question(models, client, parts, seen) for client in clients]
+        requests = [self._question(models, client, parts, seen) for client in clients]
 
-        def read(k: int, answer: Letter) -> dict[str, dict[str, float]]:
+        def read(k: int, answer: NodeMessage) -> dict[str, dict[str, float]]:
             said = fields(answer.header, {"kind": str, "client": int, "ticket": str, "scores": dict})
-            wrong = said["kind"] != "scored" or said["ticket"] != letters[k].header["ticket"] or answer.tensors
+            wrong = said["kind"] != "scored" or said["ticket"] != requests[k].header["ticket"] or answer.tensors
             if wrong or set(said["scores"]) != set(parts):
-                raise Refused("it did not answer what was asked")
+                raise InvalidMessage("it did not answer what was asked")
             for row in said["scores"].values():
                 if not isinstance(row, dict) or list(row) != whats or not all(map(_sound, row.values())):
-                    raise Refused("its scores are no numbers")
+                    raise InvalidMessage("its scores are no numbers")
                 if any(row[what] < 0 or row[what] > 1 for what in ("accuracy", "f1") if what in row):
-                    raise Refused("its scores are no shares")
+                    raise InvalidMessage("its scores are no shares")
             return said["scores"]
 
-        came = self.nodes.exchange(clients, letters, [HEADER] * len(letters), read, None)
+        came = self.nodes.exchange(clients, requests, [HEADER] * len(requests), read, None)
         self._forget(clients, came)
         silent = dict.fromkeys(whats, math.nan)
         return {part: [came[k][part] if k in came else silent for k in clients] for part in parts} if came else {}
 
-    def _question(self, models: ClientModels, client: int, parts: Sequence[str], seen: dict) -> Letter:
-        """The letter that asks a node for the scores of its client's models."""
+    def _question(self, models: ClientModels, client: int, parts: Sequence[str], seen: dict) -> NodeMessage:
+        """The request that asks a node for the scores of its client's models."""
         own, used = models.own, []
         for level in models.levels:
             if (k := int(level.used[client])) >= 0:
@@ -231,7 +231,7 @@ class Remote:
             digests.append(digest if known else "")
             tensors |= {} if known else flat(state, f"level{number}")
         header = {**self.header("score", client, models.rng), "parts": list(parts), "mean": models.mean}
-        return Letter({**header, "keeps": keeps, "levels": digests}, tensors)
+        return NodeMessage({**header, "keeps": keeps, "levels": digests}, tensors)
 
     def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
         """The digests of a client's models on finished levels, "" for none, and those of the models that its node has
@@ -269,7 +269,7 @@ class Remote:
             self._saved = {**self._saved, run: own["version"].clone()}
 
     def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:
-        """What every letter about models says."""
+        """What every request about models says."""
         fed = self.federation
         specs = [dataclasses.asdict(kind.spec) for kind in fed.fleet.architectures] if fed.fleet else []
         return {
@@ -287,27 +287,27 @@ class Remote:
             "ticket": secrets.token_hex(8),
         }
 
-    def trained(self, answer: Letter, letter: Letter, start: State) -> tuple[State, Tensor]:
-        """(state, loss) of an answer. Raises Refused for one that cannot be used.
+    def trained(self, answer: NodeMessage, request: NodeMessage, start: State) -> tuple[State, Tensor]:
+        """(state, loss) of an answer. Raises InvalidMessage for one that cannot be used.
 
         Args:
             start: the tensors as they were sent; the answer has the same names, shapes and dtypes.
         """
         said = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
         for name in ("round", "client", "ticket"):
-            if said[name] != letter.header[name]:
+            if said[name] != request.header[name]:
                 if name == "ticket":
-                    raise Refused("it answers another letter")
-                raise Refused(f"it answers for {name} {said[name]}, and {letter.header[name]} was asked")
+                    raise InvalidMessage("it answers another request")
+                raise InvalidMessage(f"it answers for {name} {said[name]}, and {request.header[name]} was asked")
         if said["kind"] != "updated":
-            raise Refused(f"it sent {said['kind']!r} instead of a trained model")
+            raise InvalidMessage(f"it sent {said['kind']!r} instead of a trained model")
         if said["samples"] != self.nodes.reported[said["client"]]["sizes"][0]:
             reported = self.nodes.reported[said["client"]]["sizes"][0]
-            raise Refused(f"it trained on {said['samples']} samples, and reported {reported} at the start")
+            raise InvalidMessage(f"it trained on {said['samples']} samples, and reported {reported} at the start")
         tensors = dict(answer.tensors)
         loss = tensors.pop("loss", None)
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
-            raise Refused("its loss is infinite, not a number, or missing")
+            raise InvalidMessage("its loss is infinite, not a number, or missing")
         before = flat(start, "state")
         check_tensors(tensors, shapes(before), {name: tensor.cpu() for name, tensor in before.items()})
         device = self.federation.data.x.device

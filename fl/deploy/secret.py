@@ -10,7 +10,7 @@ from torch import Tensor
 from fl.algorithms.parts.secure_round import SecureRecombination, recombined
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.deploy.letters import Letter, Refused, fields, whole
+from fl.deploy.messages import InvalidMessage, NodeMessage, fields, whole
 from fl.federation.clients import Message
 from fl.federation.update import ClientUpdate
 from fl.secure import Envelope, Server
@@ -24,10 +24,10 @@ _KEY = 32  # bytes of a public key
 def begin(
     remote: Any, secure: SecureRecombination, message: Message, clients: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """What the letters of the training say of the exchange that follows it.
+    """What the requests of the training say of the exchange that follows it.
 
     Args:
-        remote: `fl.deploy.remote.Remote`, which carries the letters; it gets the `server` of the exchange.
+        remote: `fl.deploy.remote.Remote`, which carries the requests; it gets the `server` of the exchange.
     """
     if remote.federation.defence.clip:
         raise FLError("--defence.clip needs the models as clients trained them, which --fedmr.secure hides: drop one")
@@ -37,12 +37,12 @@ def begin(
     return {"secure": {"pieces": pieces, "server": remote.server.public.hex(), "repeats": secure.repeats}}
 
 
-def key_of(answer: Letter) -> tuple[Letter, bytes]:
-    """The answer to a letter of the training without its public key, and the key. Raises Refused if there is none."""
+def key_of(answer: NodeMessage) -> tuple[NodeMessage, bytes]:
+    """The answer to a request for training without its public key, and the key. Raises InvalidMessage without one."""
     tensors = dict(answer.tensors)
     key = tensors.pop("public", torch.empty(0))
     if key.dtype != torch.uint8 or tuple(key.shape) != (_KEY,):
-        raise Refused("it sent no public key")
+        raise InvalidMessage("it sent no public key")
     return answer._replace(tensors=tensors), bytes(key.tolist())
 
 
@@ -67,14 +67,14 @@ def recombine(
     def carry(phase: int, waiting: dict[int, list[bytes]]) -> dict[int, list[Envelope]]:
         to = list(waiting)
         orders = [
-            Letter({**remote.header("exchange", client, rng), "phase": phase}, _packed(waiting[client]))
+            NodeMessage({**remote.header("exchange", client, rng), "phase": phase}, _packed(waiting[client]))
             for client in to
         ]
 
-        def sent(k: int, answer: Letter) -> list[Envelope]:
+        def sent(k: int, answer: NodeMessage) -> list[Envelope]:
             said = fields(answer.header, {"kind": str, "ticket": str, "to": list})
             if (said["kind"], said["ticket"]) != ("exchanged", orders[k].header["ticket"]) or not whole(said["to"]):
-                raise Refused("it did not pass on what it was asked for")
+                raise InvalidMessage("it did not pass on what it was asked for")
             return [Envelope(*pair) for pair in zip(said["to"], frames(answer.tensors))]
 
         what = f"round {rng.round}, secure recombination"
@@ -98,15 +98,15 @@ def recombine(
 
 
 def frames(tensors: dict[str, Tensor]) -> list[bytes]:
-    """The frames of a letter, in order. Raises Refused for tensors that are none.
+    """The frames of a message, in order. Raises InvalidMessage for tensors that are none.
 
     >>> frames(_packed([b"one", b"two"]))
     [b'one', b'two']
     """
     if any(tensor.dtype != torch.uint8 or tensor.ndim != 1 for tensor in tensors.values()):
-        raise Refused("frames are bytes")
+        raise InvalidMessage("frames are bytes")
     if set(tensors) != {f"{number}" for number in range(len(tensors))}:
-        raise Refused("its frames are not numbered")
+        raise InvalidMessage("its frames are not numbered")
     return [tensors[f"{number}"].numpy().tobytes() for number in range(len(tensors))]
 
 

@@ -24,7 +24,7 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
     """
     if len(config.runs()) > 1:
         raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
-    config = replace(config, dataset=data.GIVEN, crop=config.crop, pool=False, pad=0, samples=0)
+    config = replace(config, dataset=data.GIVEN, crop=config.crop, pool_test_set=False, pad=0, samples=0)
     remote = Remote(link, config, test, waiting)
     resume = (folder / "config.yaml").exists()
     return simulate(remote.config, folder, resume, remote.dataset, remote=remote)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fl.base import tensors as files
 from fl.base.errors import FLError
 from fl.base.files import replacing
-from fl.deploy.letters import Refused
+from fl.deploy.messages import InvalidMessage
 
 _STATE, _LEVEL = "state-1", "level-1"
 LOST = "a finished level that it was sent before is gone from its disk, and is sent again in the next round"
@@ -35,14 +35,16 @@ class Store:
         self._levels: dict[str, dict[str, Tensor]] = {}
 
     def read(self, run: int, version: int) -> dict[str, Tensor]:
-        """What was written under this version. Raises Refused if it is gone or damaged."""
+        """What was written under this version. Raises InvalidMessage if it is gone or damaged."""
         folder = self._run(run)
         for path in folder.glob(f"*-{version:016x}.safetensors"):
             try:
                 return files.read(path, _STATE)[0]
             except FLError as error:
-                raise Refused(f"its own state cannot be read: {error}") from None
-        raise Refused(f"its own state of this run is gone: put a copy of {folder} back on the node, or start a new run")
+                raise InvalidMessage(f"its own state cannot be read: {error}") from None
+        raise InvalidMessage(
+            f"its own state of this run is gone: put a copy of {folder} back on the node, or start a new run"
+        )
 
     def write(self, run: int, round: int, version: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
         """Keep a new version, and of the older ones of the run those that are still needed.
@@ -53,7 +55,7 @@ class Store:
         >>> store.write(7, 2, 12, {"w": torch.ones(1)}, needed=[11])
         >>> store.read(7, 11), store.read(7, 12)
         ({'w': tensor([0.])}, {'w': tensor([1.])})
-        >>> store.write(7, 1, 13, {"w": torch.zeros(1)}, needed=[])  # a letter of an earlier round that came late
+        >>> store.write(7, 1, 13, {"w": torch.zeros(1)}, needed=[])  # a request of an earlier round that came late
         >>> store.read(7, 12)
         {'w': tensor([1.])}
         """
@@ -62,20 +64,22 @@ class Store:
         files.write(folder / f"{round:06d}-{version:016x}.safetensors", _STATE, tensors, {})
         endings = tuple(f"-{one:016x}" for one in {*needed, version})
         for old in folder.glob("*.safetensors"):
-            # a letter that comes late, after the next round's, must not delete what the server has accepted since
+            # a request that comes late, after the next round's, must not delete what the server has accepted since
             if not old.stem.endswith(endings) and old.stem < f"{round:06d}":
                 old.unlink(missing_ok=True)
 
     def level(self, digest: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A finished level: written if it has come, otherwise read. Raises Refused, saying LOST, if it is gone."""
+        """A finished level: written if it has come, otherwise read. Raises InvalidMessage, saying LOST, if it is
+        gone.
+        """
         if digest not in self._levels:
             if not (len(digest) == 64 and digest.isalnum()):
-                raise Refused(f"{digest!r} names no level")
+                raise InvalidMessage(f"{digest!r} names no level")
             if not tensors:
                 try:
                     tensors, _ = files.read(self._level(digest), _LEVEL)
                 except FLError:  # gone, damaged, or there is no folder
-                    raise Refused(LOST) from None
+                    raise InvalidMessage(LOST) from None
             elif self._folder:
                 self._level(digest).parent.mkdir(parents=True, exist_ok=True)
                 files.write(self._level(digest), _LEVEL, tensors, {})
@@ -90,7 +94,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def hold(self, exchange: bytes | None) -> None:
-        """Keep what the next letter of an exchange in secret needs, which nobody else on that machine can read; None:
+        """Keep what the next request of an exchange in secret needs, which nobody else on that machine can read; None:
         delete it.
 
         >>> import tempfile
@@ -101,7 +105,7 @@ class Store:
         >>> store.hold(None)
         >>> store.held()
         Traceback (most recent call last):
-        fl.deploy.letters.Refused: it takes no part in this exchange: its keys are gone
+        fl.deploy.messages.InvalidMessage: it takes no part in this exchange: its keys are gone
         """
         if exchange is None:
             for old in self._folder.glob("*exchange*") if self._folder else ():  # and what a killed process left
@@ -113,11 +117,11 @@ class Store:
             f.write(exchange)
 
     def held(self) -> bytes:
-        """What `hold` kept. Raises Refused if it is gone."""
+        """What `hold` kept. Raises InvalidMessage if it is gone."""
         try:
             return (self._given() / "exchange").read_bytes()
         except OSError:
-            raise Refused("it takes no part in this exchange: its keys are gone") from None
+            raise InvalidMessage("it takes no part in this exchange: its keys are gone") from None
 
     def _run(self, run: int) -> Path:
         return self._given() / f"{run:016x}"
@@ -127,5 +131,5 @@ class Store:
 
     def _given(self) -> Path:
         if self._folder is None:
-            raise Refused("this node has no folder in which it could keep a state of its own: give it one")
+            raise InvalidMessage("this node has no folder in which it could keep a state of its own: give it one")
         return self._folder

@@ -21,8 +21,7 @@ class Defence:
     """how models are averaged: mean, weighted by samples; median or trimmed, coordinate by coordinate among those who
     have it, without weights (Yin et al., ICML 2018)"""
     trim: Annotated[float, number(float, least=0, below=0.5), OnlyWith("rule", "trimmed")] = 0.2
-    """trimmed: share of the largest and of the smallest values that is left out, rounded down: 0.2 of four is
-    none"""
+    """trimmed: fraction trimmed from each end before averaging, rounded down (with 4 clients, 0.2 trims none)"""
     clip: AtLeast0 = 0.0
     """longest update of a client, in multiples of the round's median; longer ones are cut to it; 0: none"""
 

@@ -17,7 +17,6 @@ from fl.engine import Group, Job, progress, train
 from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
-from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.classes import classes_held
 from fl.federation.clients import RemoteClients
@@ -28,6 +27,7 @@ from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.presence import Presence
+from fl.federation.requirements import REQUIREMENTS
 from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
@@ -179,24 +179,24 @@ class Federation:
         return mean | {name: fallback[name].clone() for name in kept}
 
     @property
-    def asked(self) -> set[str]:
-        """Which of `fl.federation.asked.ASKED` this federation asks of a method."""
-        return {what for what, ask in ASKED.items() if ask.by_federation(self)}
+    def requirements(self) -> set[str]:
+        """Names of the `fl.federation.requirements.REQUIREMENTS` that this federation has."""
+        return {what for what, one in REQUIREMENTS.items() if one.by_federation(self)}
 
-    def classes_of(self, clients: Sequence[int]) -> Tensor:
-        """Which classes (of text: tokens) each of the clients has in its training samples: bool [K, classes].
+    def reported_classes(self, clients: Sequence[int]) -> Tensor:
+        """Return which classes (of text: tokens) each client says its training samples have: bool [K, classes].
 
-        Malicious clients also have those of their spoilt samples: they train on both, and say so.
+        Malicious clients add those of their spoilt samples: they train on both, and say so.
         """
-        held = self.held(clients)
+        classes = self.true_classes(clients)
         if rows := self.attack.rows(clients) if self.attack else []:
             spoilt = classes_held(self.attack.data, self.clients.train, [clients[row] for row in rows])
-            index = upload(torch.tensor(rows), held.device)
-            held = held.index_copy(0, index, held[index] | spoilt)
-        return held
+            index = upload(torch.tensor(rows), classes.device)
+            classes = classes.index_copy(0, index, classes[index] | spoilt)
+        return classes
 
-    def held(self, clients: Sequence[int]) -> Tensor:
-        """The same, of their true samples alone.
+    def true_classes(self, clients: Sequence[int]) -> Tensor:
+        """Return which classes (of text: tokens) the true training samples of each client have: bool [K, classes].
 
         Raises:
             FLError: for clients on other machines who were not asked for their labels.
@@ -291,7 +291,7 @@ class Federation:
         """What clients minimise: if they train so, with logits of 0 for classes that they do not have."""
         if not self.local.masked:
             return each
-        context = with_entry(each.context, "held", self.held(cohort.clients))
+        context = with_entry(each.context, "held", self.true_classes(cohort.clients))
         return each._replace(objective=masked(each.objective), context=context)
 
     def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:
@@ -322,7 +322,7 @@ class Federation:
     def _in_chunks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
         """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
         parts, k = [], len(cohort.clients)
-        chunk = self.local.chunk or k
+        chunk = self.local.max_parallel_clients or k
         with progress.cohort(k):
             for first in range(0, k, chunk):
                 alike: dict[int, list[int]] = {}  # by architecture: the rows that have it

@@ -29,7 +29,7 @@ class LocalTraining:
         masked: whether clients train with logits of 0 for the classes that they do not have
             (`fl.engine.objectives.masked`).
         backend: what runs the clients, see `fl.engine`.
-        chunk: how many clients train at a time, to save memory; 0: all clients of the round.
+        max_parallel_clients: how many clients train at a time, to save memory; 0: all clients of the round.
         precision: the numbers and the memory layout in which clients train.
         last_batch: what the last batch of an epoch holds, one of `fl.engine.batches.LAST_BATCHES`.
         chosen: the backends that `auto` has chosen, by the cohort's sizes; a checkpoint keeps them.
@@ -46,7 +46,7 @@ class LocalTraining:
     augment: Augment = Augment()
     masked: bool = False
     backend: str = "auto"
-    chunk: int = 0
+    max_parallel_clients: int = 0
     precision: Precision = Precision()
     last_batch: str = "filled"
     chosen: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -69,7 +69,7 @@ class LocalTraining:
 
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
-        for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("chunk", 0)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("max_parallel_clients", 0)):
             if getattr(self, name) < least:
                 raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
         if self.last_batch not in LAST_BATCHES:

@@ -173,8 +173,8 @@ def positions(values: Sequence[str]) -> tuple[list[float], str]:
 def _short(option: str) -> str:
     """Drop the method's name from a method's option.
 
-    >>> _short("fedmr.fraction"), _short("attack.share")
-    ('fraction', 'attack.share')
+    >>> _short("fedmr.segment-fraction"), _short("attack.share")
+    ('segment-fraction', 'attack.share')
     """
     owner, _, name = option.rpartition(".")
     return name if owner.replace("-", "_") in ALGORITHMS else option

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from fl import data, partition
-from fl.algorithms import ALGORITHMS, is_mixed
+from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.method import Method
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.config import Config
@@ -75,7 +74,7 @@ def build(
         splits = remote.splits
     else:
         splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    if config.pool and not remote:
+    if config.pool_test_set and not remote:
         dataset = dataset.tested_on(splits.test.samples)
     dataset = dataset.to(device)
     malicious = draw_malicious(config.attack, config.clients, rng)
@@ -118,10 +117,7 @@ def build(
 def make_algorithm(config: Config, fed: Federation) -> Algorithm:
     """The method of the settings, for a federation that fits them."""
     (name,) = config.algorithm
-    method = ALGORITHMS[name]
-    if isinstance(method, Method):
-        return method(fed, getattr(config, name, None))
-    return method(fed, config)  # a plain function, of all settings
+    return ALGORITHMS[name](fed, getattr(config, name, None))
 
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
@@ -141,7 +137,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         augment=augment,
         masked=config.masked_loss,
         backend=config.backend,
-        chunk=config.chunk,
+        max_parallel_clients=config.max_parallel_clients,
         precision=Precision(config.precision, config.channels_last, config.deterministic),
     )
 
@@ -159,7 +155,7 @@ def _specs(
     if all clients have the global one.
     """
     (name,) = config.algorithm
-    if not is_mixed(name):
+    if ALGORITHMS[name].clients != "heterogeneous":
         return base, []
     chosen = remote.specs(config.architectures.announce(base)) if remote else None
     if remote and not chosen and config.architectures.choose == "zico":

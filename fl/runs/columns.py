@@ -113,10 +113,9 @@ def columns() -> dict[str, Column]:
     common = _FIRST | MEASURED
     mine: dict[str, Column] = {}
     for name, method in ALGORITHMS.items():
-        own = getattr(method, "columns", {})
-        if taken := [column for column in own if column in common or column in _LAST]:
+        if taken := [column for column in method.columns if column in common or column in _LAST]:
             raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
-        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in own.items()}
+        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in method.columns.items()}
     return common | mine | _LAST
 
 

@@ -150,10 +150,10 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
         return {}
     text = fed.data.text
 
-    states, classes_of = per_client(cohort.states), fed.classes_of(cohort.clients)
+    states, reported = per_client(cohort.states), fed.reported_classes(cohort.clients)
 
     def sums(row: int) -> Tensor:
-        client, model, held = cohort.clients[row], cohort.models[row], classes_of[row]
+        client, model, held = cohort.clients[row], cohort.models[row], reported[row]
         state = states[row] | fed.statistics(states[row], model, fed.clients.train[client])
         total = torch.zeros(3, dtype=torch.float64, device=held.device)
         predict = partial(fed.predict, state, model=model)

@@ -79,7 +79,7 @@ def fixed(config: Config) -> dict[str, Any]:
     --patience compare all evaluations.
 
     >>> settings = fixed(Config(lr=0.5))
-    >>> settings["lr"], "rounds" in settings, "fedmr.fraction" in settings, "fedprox.mu" in settings
+    >>> settings["lr"], "rounds" in settings, "fedmr.segment-fraction" in settings, "fedprox.mu" in settings
     (0.5, False, True, False)
     >>> fixed(Config(lr_schedule="cosine"))["rounds"]
     40

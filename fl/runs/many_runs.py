@@ -19,7 +19,7 @@ from fl.base.errors import Diverged, FLError
 from fl.base.files import write_text
 from fl.base.settings import check_read, check_values, choice, settings_of
 from fl.config import Config
-from fl.config.config import flat
+from fl.config.config import check_renamed, flat
 from fl.distributed import current
 from fl.runs.assembly import build
 from fl.runs.folder import begin, run_name
@@ -159,6 +159,7 @@ class Sweep:
                 )
             )
         if option not in settings:
+            check_renamed([option])
             near = difflib.get_close_matches(option, settings, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise FLError(f"unknown option {option!r}: {hint}python -m fl.sweep --help lists all that can be swept")

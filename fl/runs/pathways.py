@@ -155,4 +155,4 @@ class Pathways:
 
 def _methods() -> dict[str, Method]:
     """The methods whose clients have pathways, by name."""
-    return {name: method for name, method in ALGORITHMS.items() if getattr(method, "pathways", None)}
+    return {name: method for name, method in ALGORITHMS.items() if method.pathways}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl import data
-from fl.algorithms import kind_of
+from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
 from fl.config import Config
@@ -106,7 +106,7 @@ class Simulation:
         last, wanted = number == self.config.rounds, set()
         if last or number % self.config.eval_every == 0:
             wanted.add("global")
-        if self.config.models_every and (last or number % self.config.models_every == 0):
+        if self.config.eval_client_models_every and (last or number % self.config.eval_client_models_every == 0):
             wanted.add("models")
         return wanted
 
@@ -120,7 +120,11 @@ class Simulation:
         self.server, self.done = server, number
         regular = number % self.config.eval_every == 0  # not only since the run ends here, perhaps to be trained on
         if self.config.keep_best and regular and best(self.rows)["round"] == number:
-            parts = server if kind_of(self.config.algorithm[0]) == "own" else {"global": server["global"]}
+            parts = (
+                server
+                if ALGORITHMS[self.config.algorithm[0]].clients == "personalized"
+                else {"global": server["global"]}
+            )
             parts = parts | {"statistics": self.fed.statistics(server["global"])}
             names = checkpoint.flatten(parts)
             copies = host_copies(list(names.values()))  # that no device has to hold

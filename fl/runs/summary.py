@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fl.algorithms import is_mixed
+from fl.algorithms import methods_of
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import Flag, changed, marks, written
@@ -114,7 +114,7 @@ def advice(config: Config, folder: Path) -> str:
         "results": f"{where}/",
         "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
         "train on": f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}",
-        "compare": "" if several or is_mixed(config.algorithm[0]) else _comparison(config),
+        "compare": "" if several or config.algorithm[0] in methods_of("heterogeneous") else _comparison(config),
         "settings": f"{program('run')} --help",
     }
     if not lines["compare"]:

@@ -158,12 +158,16 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
 @pytest.mark.parametrize(
     ("argv", "shown", "hidden"),
     [
-        ([], "--fedmr.fraction --alpha --rounds --momentum", "--femam.window --clusters --betas --chunk --text.tokens"),
-        (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.fraction"),
+        (
+            [],
+            "--fedmr.segment-fraction --alpha --rounds --momentum",
+            "--femam.window --clusters --betas --joining --text.tokens",
+        ),
+        (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.segment-fraction"),
         (["--partition", "clusters", "--lr-schedule", "step"], "--clusters --lr-steps", "--alpha"),
         (["--algorithm", "heterofl"], "--architectures.widths --architectures.weak", "--architectures.file"),
-        (["pydoc"], "--text.tokens --text.vocabulary", "--fedmr.fraction"),
-        (["--lr", "wrong"], "--fedmr.fraction", "--femam.window"),
+        (["pydoc"], "--text.tokens --text.vocabulary", "--fedmr.segment-fraction"),
+        (["--lr", "wrong"], "--fedmr.segment-fraction", "--femam.window"),
     ],
 )
 def test_help_shows_what_the_command_reads(argv, shown, hidden, capsys):

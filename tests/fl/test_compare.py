@@ -42,12 +42,12 @@ def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
         fake_run(tmp_path / "a", [0.1, 0.5], algorithm=("fedavg",), seeds=(0,)),
         fake_run(tmp_path / "b", [0.2, 0.7], algorithm=("fedavg",), seeds=(1,)),
         fake_run(tmp_path / "c", [0.3, 0.8], algorithm=("fedmr",)),
-        fake_run(tmp_path / "d", [0.3, 0.9], algorithm=("fedmr",), fedmr=FedMROptions(fraction=0.5)),
+        fake_run(tmp_path / "d", [0.3, 0.9], algorithm=("fedmr",), fedmr=FedMROptions(segment_fraction=0.5)),
     ]
     out = tmp_path / "figure.png"
     assert compare.main([*map(str, folders), "--out", str(out)]) == 0
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:4]]
-    assert rows == ["fedavg", "fedmr fraction=0.0", "fedmr fraction=0.5"]
+    assert rows == ["fedavg", "fedmr segment_fraction=0.0", "fedmr segment_fraction=0.5"]
     assert out.read_bytes().startswith(b"\x89PNG")
 
 

@@ -30,7 +30,7 @@ def name(request):
     return request.param
 
 
-ASKED = {
+REQUIREMENTS = {
     "masked": {"masked_loss": True},
     "presence": {"joining": 0.2, "leaving": 0.2},
     "tampering": {"attack": AttackOptions(share=0.4, amplify=3.0), "defence": Defence("median", clip=1.0)},
@@ -175,7 +175,7 @@ def test_a_round_is_a_function_of_its_arguments_and_changes_none(name):
         assert not differing(round.server, round.copy)
 
 
-@pytest.mark.parametrize("changes", [{"backend": "vmap", "chunk": 2}, {"backend": "workers"}])
+@pytest.mark.parametrize("changes", [{"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}])
 def test_backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
     expected = tensors(played(name)[2][2].server)
@@ -246,8 +246,8 @@ def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
 
 def asking(name, **changes):
     """Settings that ask for all that the method does not refuse."""
-    for what in ASKED.keys() - ALGORITHMS[name].refuses.keys():
-        changes |= ASKED[what]
+    for what in REQUIREMENTS.keys() - ALGORITHMS[name].refuses.keys():
+        changes |= REQUIREMENTS[what]
     return settings(name, precision="bf16", **changes)
 
 

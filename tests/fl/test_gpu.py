@@ -303,7 +303,7 @@ SETTINGS = {
     "trigger and median": ["--attack.share", "0.5", "--attack.kind", "trigger", "--defence.rule", "median"],
     "trimmed mean": ["--defence.rule", "trimmed", "--participants", "4"],
     "masked loss": ["--masked-loss"],
-    "in parts": ["--chunk", "1"],
+    "in parts": ["--max-parallel-clients", "1"],
     "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],
     "crops and flips": ["--crop", "1", "--flip"],
     "comings and goings": ["--joining", "0.25", "--leaving", "0.25"],

@@ -123,7 +123,7 @@ def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one():
     ids=["cnn", "static", "batch"],
 )
 def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
-    folder = train(tmp_path, "a", *flags, "--models-every", "0", "--backend", "loop")
+    folder = train(tmp_path, "a", *flags, "--backend", "loop")
     rows = look(tmp_path, folder, "--points", 3, "--together", 4)
     assert [(row["a"], row["b"]) for row in rows] == [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1)]
     assert rows[4]["loss"] == pytest.approx(

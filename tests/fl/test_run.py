@@ -38,7 +38,7 @@ def assert_equal_runs(a, b):
 
 @pytest.mark.drawn
 def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
-    folder = run(tmp_path, "--local-test", 0.2)
+    folder = run(tmp_path, "--local-test", 0.2, "--eval-client-models-every", 1)
     files = {"config.yaml", "metrics.csv", "curves.png", "checkpoint.safetensors", "summary.json"}
     files.add("clients.csv")
     assert {path.name for path in folder.iterdir()} == files
@@ -63,18 +63,18 @@ def test_intervals_are_kept(tmp_path, monkeypatch):
 
     saved, original = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a, **k: (saved.append(a[2]), original(*a, **k)))
-    folder = run(tmp_path, "--rounds", 7, "--eval-every", 3, "--models-every", 2, "--checkpoint-every", 4)
+    folder = run(tmp_path, "--rounds", 7, "--eval-every", 3, "--eval-client-models-every", 2, "--checkpoint-every", 4)
     rows = read(folder / "metrics.csv")
     assert [row["round"] for row in rows if "accuracy" in row] == [3, 6, 7]
     assert [row["round"] for row in rows if "models_accuracy" in row] == [2, 4, 6, 7]
     assert saved == [4, 7]
-    never = read(run(tmp_path, "--models-every", 0, name="never") / "metrics.csv")
+    never = read(run(tmp_path, name="never") / "metrics.csv")
     assert not any("models_accuracy" in row for row in never)
 
 
 def test_training_learns_real_digits(tmp_path):
     """The defaults, shortened: far above the 10% of guessing."""
-    assert cli.main(["--rounds", "5", "--models-every", "0", "--out", str(tmp_path), "--name", "a"]) == 0
+    assert cli.main(["--rounds", "5", "--out", str(tmp_path), "--name", "a"]) == 0
     rows = read(tmp_path / "a" / "metrics.csv")
     assert rows[-1]["accuracy"] > 0.75
     assert rows[-1]["loss"] < rows[0]["loss"]
@@ -103,7 +103,7 @@ class Stop:
     ("algorithm", "participants"), [("fedavg", 1), ("fedmr", 2), ("femam", 2), ("fedfa", 2)]
 )  # tests/fl/test_contract.py resumes runs of every method
 def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm, participants):
-    flags = ("--algorithm", algorithm, "--participants", participants, "--models-every", 2)
+    flags = ("--algorithm", algorithm, "--participants", participants, "--eval-client-models-every", 2)
     flags += tuple(OF_METHOD.get(algorithm, ()))
     whole = run(tmp_path, *flags, name="whole")
     with monkeypatch.context() as patch:
@@ -165,7 +165,7 @@ def test_ctrl_c_in_the_first_round_can_be_resumed(tmp_path, monkeypatch):
 
 def test_rounds_can_be_added(tmp_path):
     """The last round of the short run is evaluated, which the long one does not do there: its table has no such row."""
-    flags = ("--eval-every", 3, "--models-every", 3)
+    flags = ("--eval-every", 3, "--eval-client-models-every", 3)
     longer = run(tmp_path, "--rounds", 6, *flags, name="longer")
     short = run(tmp_path, *flags, name="short")
     assert "accuracy" in read(short / "metrics.csv")[-1]
@@ -204,12 +204,19 @@ def test_recipes_are_overridden_field_by_field(tmp_path):
     assert (config.lr, config.clients, config.alpha) == (0.05, 4, 0.5)
 
 
-def test_a_share_of_participants(tmp_path):
-    assert Config(clients=30, participants=0.1).cohort() == 3
-    assert Config(clients=30, participants=1.0).cohort() == 30
+def test_a_share_of_participants(tmp_path, capsys):
+    assert [Config(clients=30, participation=share).cohort() for share in (0.1, 1.0, 0.01)] == [3, 30, 1]
     assert Config(clients=30, participants=1).cohort() == 1
-    folder = run(tmp_path, "--participants", 0.5, "--rounds", 1)
-    assert build(Config.read(folder))[0].participants == 2
+    tiny = [flag for flag in TINY if flag not in ("--participants", "2")]
+    assert cli.main([*tiny, "--participation", "0.5", "--rounds", "1", "--out", str(tmp_path), "--name", "a"]) == 0
+    assert "\nparticipants:" not in (tmp_path / "a/config.yaml").read_text()
+    assert build(Config.read(tmp_path / "a"))[0].participants == 2
+    again = ["--config", str(tmp_path / "a/config.yaml"), "--participants", "3", "--name", "b"]
+    assert cli.main([*again, "--out", str(tmp_path)]) == 0  # a flag overrides a file, whichever of the two it has
+    assert Config.read(tmp_path / "b").cohort() == 3
+    with pytest.raises(SystemExit):
+        cli.main(["--participants", "0.5"])
+    assert "a share of the clients is --participation" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_trained_model_can_be_taken_out(tmp_path, monkeypatch):
@@ -270,7 +277,7 @@ def test_settings_cannot_change_on_the_way(tmp_path, capsys):
 
 
 def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
-    folder = run(tmp_path, "--lr-schedule", "cosine", "--chunk", "1")
+    folder = run(tmp_path, "--lr-schedule", "cosine", "--max-parallel-clients", "1")
     assert "--resume" not in capsys.readouterr().out
     assert cli.main(["--resume", str(folder), "--rounds", "9"]) == 2
     assert "--rounds cannot change: --lr-schedule cosine" in capsys.readouterr().err
@@ -287,9 +294,23 @@ def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
 
 
 def test_settings_written_by_hand_are_read():
-    config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipants: 0.5\nseeds: 3\nfedmr: {fraction: 1}")
-    assert (config.algorithm, config.lr, config.participants, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
-    assert isinstance(config.fedmr.fraction, float)
+    config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipation: 0.5\nseeds: 3\nfedmr: {segment_fraction: 1}")
+    assert (config.algorithm, config.lr, config.participation, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
+    assert isinstance(config.fedmr.segment_fraction, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("chunk: 2", "--chunk is now --max-parallel-clients"),
+        ("models_every: 1", "--models-every is now --eval-client-models-every"),
+        ("algorithm: femam\nfemam: {lam_everywhere: true}", "--femam.lam-everywhere is now --femam.prox-all-levels"),
+        ("participants: 0.5", "participants cannot be 0.5; a share of the clients is participation"),
+    ],
+)
+def test_names_of_earlier_versions_say_what_they_are_now(text, said):
+    with pytest.raises(fl.FLError, match=f"^not the settings of a run: {said}$"):
+        Config.from_yaml(text)
 
 
 def test_several_runs_are_not_one(tmp_path):

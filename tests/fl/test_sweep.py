@@ -19,7 +19,7 @@ from fl.figures.style import COLORS
 from fl.runs.many_runs import Sweep
 from fl.runs.metrics import read, selected
 
-QUICK = [*TINY, "--rounds", "2", "--models-every", "0", "--backend", "loop"]
+QUICK = [*TINY, "--rounds", "2", "--backend", "loop"]
 
 
 def swept(tmp_path, *arguments, name="s", code=0):
@@ -101,10 +101,10 @@ def test_every_value_runs_with_every_method_and_seed_and_is_a_plain_run(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("option", "values", "sizes"), [("samples", "400,600", [400, 600]), ("pool", "false,true", [1437, 1797])]
+    ("option", "values", "sizes"), [("samples", "400,600", [400, 600]), ("pool-test-set", "false,true", [1437, 1797])]
 )
 def test_every_value_has_the_data_that_it_asks_for(tmp_path, option, values, sizes):
-    every = ["--samples", "0"] if option == "pool" else []
+    every = ["--samples", "0"] if option == "pool-test-set" else []
     folder = swept(tmp_path, option, values, *every, "--algorithm", "fedavg", "--rounds", "1", "--local-test", "0.2")
     dealt = []
     for value in values.split(","):
@@ -115,19 +115,21 @@ def test_every_value_has_the_data_that_it_asks_for(tmp_path, option, values, siz
 
 def test_a_method_that_does_not_read_the_option_runs_once(tmp_path, drawn):
     """And is the dashed line of the figures, whose form follows from what is compared."""
-    folder = swept(tmp_path, "fedmr.fraction", "0.02,0.5", "--algorithm", "fedavg,fedmr", "--rounds", "1")
-    assert names(folder) == {"fedavg-seed0", "fedmr.fraction=0.02/fedmr-seed0", "fedmr.fraction=0.5/fedmr-seed0"}
-    paths = [folder / f"fedmr.fraction={x}/fedmr-seed0" for x in ("0.02", "0.5")]
-    assert [Config.read(path).fedmr.fraction for path in paths] == [0.02, 0.5]
+    folder = swept(tmp_path, "fedmr.segment-fraction", "0.02,0.5", "--algorithm", "fedavg,fedmr", "--rounds", "1")
+    parts = {f"fedmr.segment-fraction={x}/fedmr-seed0" for x in (0.02, 0.5)}
+    assert names(folder) == {"fedavg-seed0", *parts}
+    paths = [folder / f"fedmr.segment-fraction={x}/fedmr-seed0" for x in ("0.02", "0.5")]
+    assert [Config.read(path).fedmr.segment_fraction for path in paths] == [0.02, 0.5]
     lines = (folder / "sweep.txt").read_text().splitlines()[1:]
-    assert lines[-1].startswith("fedavg (no fedmr.fraction)  ")
+    assert lines[-1].startswith("fedavg (no fedmr.segment-fraction)  ")
     assert len(lines) == 3
 
     (axis,), (ends,) = (figure.axes for figure in drawn)  # one method: a line a value
-    assert "broken grey line: a method that does not read fraction" in drawn[0].legends[0].get_title().get_text()
+    said = drawn[0].legends[0].get_title().get_text()
+    assert "broken grey line: a method that does not read segment-fraction" in said
     assert [(line.get_label(), line.get_linestyle()) for line in axis.lines] == [
-        ("fraction = 0.02", "-"),
-        ("fraction = 0.5", "-"),
+        ("segment-fraction = 0.02", "-"),
+        ("segment-fraction = 0.5", "-"),
         ("fedavg", "--"),
     ]
     last = [read(path / "metrics.csv")[-1]["accuracy"] for path in paths]
@@ -228,7 +230,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("option", "values", "found"),
     [
-        ("participants", "3,0.5", [3, 0.5]),
+        ("participants", "3,1", [3, 1]),
         ("lr", "1e-3,0.1", [0.001, 0.1]),
         ("local_epochs", "1,2", [1, 2]),
         ("fedmr.unit", "layer,tensor", ["layer", "tensor"]),
@@ -250,7 +252,7 @@ def test_values_are_of_the_flags_kind(option, values, found):
 
 
 def test_a_sweep_survives_being_written(tmp_path):
-    made = Sweep.make("clusters", "2,5/3", Config(partition="clusters", seeds=(0, 1), participants=0.5))
+    made = Sweep.make("clusters", "2,5/3", Config(partition="clusters", seeds=(0, 1), participation=0.5))
     (tmp_path / "sweep.yaml").write_text(made.write())
     assert Sweep.read(tmp_path) == made
     assert made.values == ("2,5", "3")

@@ -19,7 +19,7 @@ def mine(fed):
     return replace(plain, server=server)
 
 
-METHOD = Method(mine, clients="mixed", columns={"depth_of_mine": float})
+METHOD = Method(mine, clients="heterogeneous", columns={"depth_of_mine": float})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fl import AttackOptions, Config, FLError, simulate
 from fl.federation.attack import Attack
 
 TINY = Config(
-    clients=4, participants=2, rounds=4, local_epochs=1, width=(0.1,), batch_size=50, models_every=0, seeds=(0, 1),
+    clients=4, participants=2, rounds=4, local_epochs=1, width=(0.1,), batch_size=50, seeds=(0, 1),
     samples=100,
 )  # fmt: skip
 NAMES = ("fedmr", "fedavg")

@@ -82,7 +82,7 @@ def test_recombination_moves_whole_layers(name):
 def test_every_method_trains_it(tmp_path, name, method):
     depth, depths = ("2", "1,2") if name == "vit_tiny" else ("1,1,2,1", "1-1-1-1,1-1-2-1")
     flags = [*TINY, "--model", name, "--depth", depth, "--samples", "200", "--rounds", "2", "--algorithm", method]
-    if ALGORITHMS[method].clients == "mixed":
+    if ALGORITHMS[method].clients == "heterogeneous":
         flags += ["--architectures.choose", "cycle"]
         flags += [] if method == "fedrolex" else ["--architectures.depths", depths]
         flags += [] if method == "flexifed" else ["--architectures.widths", "0.5,1"]

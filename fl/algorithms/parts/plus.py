@@ -27,8 +27,8 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
     """
     if not epochs:
         return algorithm
-    chunk = fed.local.chunk or fed.participants  # no more side by side than in a round
-    tuning = fed.with_local(epochs=epochs, chunk=chunk)
+    chunk = fed.local.max_parallel_clients or fed.participants  # no more side by side than in a round
+    tuning = fed.with_local(epochs=epochs, max_parallel_clients=chunk)
 
     def init():
         return {**algorithm.init(), "rng": _marked(Rng(0))}

@@ -71,7 +71,7 @@ def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align
     if len(pieces) < 2:
         raise FLError(
             "--fedmr.secure needs models of two or more pieces: in one piece they would only change hands; take a "
-            "smaller --fedmr.fraction or another --fedmr.unit"
+            "smaller --fedmr.segment-fraction or another --fedmr.unit"
         )
     require()
     return [SecureRecombination(fed, pieces, repeats)]

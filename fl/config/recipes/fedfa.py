@@ -19,7 +19,9 @@ from fl.models.architectures import ArchitectureOptions
 
 # ---- Settings of the experiments that a CPU can do: all their numbers are here. ----
 
-_CPU = Config(norm="static_batch", clients=20, participants=5, batch_size=10, clip=1.0, models_every=10, eval_every=5)
+_CPU = Config(
+    norm="static_batch", clients=20, participants=5, batch_size=10, clip=1.0, eval_every=5, eval_client_models_every=10
+)
 _MEASURED = replace(
     _CPU,
     algorithm=("heterofl", "nefl", "fedfa"),
@@ -37,7 +39,7 @@ _MEASURED = replace(
     weight_decay=5e-4,
     lr_schedule="step",
     eval_every=12,
-    models_every=24,
+    eval_client_models_every=24,
 )
 SMALL = {
     "digits": replace(
@@ -64,9 +66,9 @@ SMALL = {
 # ---- The paper's settings, or their reconstruction. ----
 
 PAPER = Config(
-    clients=100, participants=0.1, norm="static_batch", local_epochs=5, batch_size=10, lr=0.1, momentum=0.9,
-    weight_decay=5e-4, clip=1.0, lr_schedule="step", lr_steps=(0.5, 0.75), rounds=400, eval_every=5, models_every=5,
-    seeds=(0, 1, 2),
+    clients=100, participation=0.1, norm="static_batch", local_epochs=5, batch_size=10, lr=0.1, momentum=0.9,
+    weight_decay=5e-4, clip=1.0, lr_schedule="step", lr_steps=(0.5, 0.75), rounds=400, eval_every=5,
+    eval_client_models_every=5, seeds=(0, 1, 2),
 )  # fmt: skip
 WIDTHS = (0.5, 0.75, 1.0)
 

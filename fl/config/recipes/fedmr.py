@@ -18,7 +18,7 @@ METHODS = ("fedavg", "fedprox", "fedgen", "clusamp", "fedexp", "fedasam", "fedmu
 """Table 1's columns."""
 
 PAPER = Config(
-    model="cnn", clients=100, participants=0.1, local_epochs=5, batch_size=50, lr=0.01, momentum=0.9, models_every=0,
+    model="cnn", clients=100, participation=0.1, local_epochs=5, batch_size=50, lr=0.01, momentum=0.9,
     rounds=500,
 )  # fmt: skip
 

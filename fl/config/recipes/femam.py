@@ -27,8 +27,8 @@ METHODS = (
 """The rows of the tables."""
 
 PAPER = Config(
-    algorithm=METHODS, model="resnet9", clients=50, participants=1.0, pool=True, local_epochs=2, batch_size=32, lr=0.01,
-    momentum=0.0, rounds=700, eval_every=10, models_every=0, seeds=(0, 1, 2, 3),
+    algorithm=METHODS, model="resnet9", clients=50, participation=1.0, pool_test_set=True, local_epochs=2,
+    batch_size=32, lr=0.01, momentum=0.0, rounds=700, eval_every=10, seeds=(0, 1, 2, 3),
     fedavg_plus=FedAvgPlusOptions(epochs=2),
     fedprox=FedProxOptions(mu=0.1),
     pfedme=PFedMeOptions(lam=0.1, mu=0.01),
@@ -96,7 +96,7 @@ _DATA = {  # title, data set, shares to validate and to test on: 45 + 5 + 10 and
 _RELEASED = {
     "--femam.combine mean": "of the levels' logits, not their sum",
     "--femam.start global": "a level begins with the first one's model, not at random",
-    "--femam.lam 0.02 --femam.lam-everywhere": "a proximal term on every level",
+    "--femam.prox 0.02 --femam.prox-all-levels": "a proximal term on every level",
     "--femam.clustering kmeans": "afresh in every round",
     "--femam.compare classifier": "only the last layer tells who is near",
 }
@@ -144,7 +144,7 @@ def released(data: str, split: str) -> Config:
     """
     config = row(data, split)
     options = replace(
-        config.femam, combine="mean", start="global", lam=0.02, lam_everywhere=True, clustering="kmeans",
+        config.femam, combine="mean", start="global", prox=0.02, prox_all_levels=True, clustering="kmeans",
         compare="classifier",
     )  # fmt: skip
     return replace(config, femam=options)

@@ -27,7 +27,7 @@ def pydoc() -> Config:
     """
     return Config(
         algorithm=("fedavg",), dataset="pydoc", partition="natural", clients=30, min_samples=5, participants=5,
-        model="transformer", width=0.25, rounds=30, local_epochs=2, lr=0.1, clip=1.0, models_every=0,
+        model="transformer", width=0.25, rounds=30, local_epochs=2, lr=0.1, clip=1.0,
     )  # fmt: skip
 
 
@@ -40,14 +40,15 @@ def fashion_mnist() -> Config:
     FedMR 85.42 ± 0.64 (% in the last round).
     """
     return replace(
-        PAPER, algorithm=("fedavg", "fedmr"), dataset="fashion-mnist", rounds=40, seeds=(0, 1), models_every=10
-    )
+        PAPER, algorithm=("fedavg", "fedmr"), dataset="fashion-mnist", rounds=40, seeds=(0, 1),
+        eval_client_models_every=10,
+    )  # fmt: skip
 
 
 CPU = Config(
     dataset="cifar10", samples=10_000, clients=20, participants=5, partition="dirichlet", alpha=0.5, crop=4, flip=True,
     optimizer="adam", lr=0.001, clip=1.0, batch_size=32, local_epochs=2, rounds=100, lr_schedule="cosine",
-    eval_every=5, models_every=0,
+    eval_every=5,
 )  # fmt: skip
 """What the Vision Transformer and ConvNeXt have in common: settings of this project, small enough for a CPU."""
 

@@ -34,7 +34,7 @@ def test_fedprox_pulls_towards_the_global_model(make_federation):
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
 def test_fedmr_in_one_segment_is_indep(make_federation, model):
     fed = make_federation(model)
-    whole = play(fedmr(fed, FedMROptions(fraction=1.0)), fed)
+    whole = play(fedmr(fed, FedMROptions(segment_fraction=1.0)), fed)
     for (a, _), (b, _) in zip(whole, play(indep(fed), fed), strict=True):
         assert_same(a["global"], b["global"])
         assert_same(a["slots"], b["slots"])

@@ -214,7 +214,7 @@ def test_a_round_is_a_function_of_its_arguments(make_federation):
         assert_same(first[part], again[part])
     for part in ("global", "generator"):
         assert surgery.distance(*[surgery.stack([s[part]]) for s in (first, other)]).item() > 0
-    chunked = fedgen(fed.with_local(chunk=2), SMALL).round(server, [0, 2, 1], Rng(0, 5))[0]
+    chunked = fedgen(fed.with_local(max_parallel_clients=2), SMALL).round(server, [0, 2, 1], Rng(0, 5))[0]
     torch.testing.assert_close(chunked["generator"], first["generator"], rtol=1e-3, atol=1e-4)
 
 

@@ -71,7 +71,7 @@ def test_one_level_is_a_known_method(make_federation, backend, model):
         (("personal",), local(fed)),
         (("2",), fesem(fed, FeSEMOptions(2))),
     ):
-        mine = play(femam(fed, FeMAMOptions(kinds, lam=0.0)), fed)
+        mine = play(femam(fed, FeMAMOptions(kinds, prox=0.0)), fed)
         for (a, _), (b, _) in zip(mine, play(other, fed), strict=True):
             assert_same(a["global"], b["global"])
             for part in ("personal", "clusters"):
@@ -133,9 +133,9 @@ def test_rounds_are_those_written_out(make_federation, model, released):
     and without what the released code does. After the second level, client 2 loses its model.
     """
     fed = make_federation(model, dtype=torch.float64, optimizer=SGD(0.05, 0.0), participants=4)
-    options = FeMAMOptions(LEVELS, level_rounds=(2, 2), lam=0.3, prune=False)
+    options = FeMAMOptions(LEVELS, level_rounds=(2, 2), prox=0.3, prune=False)
     if released:
-        options = dataclasses.replace(options, share_gradients=True, combine="mean", lam_everywhere=True)
+        options = dataclasses.replace(options, share_gradients=True, combine="mean", prox_all_levels=True)
     method, sizes = femam(fed, options), fed.clients.train.sizes.tolist()
 
     def objective(logits, y, leaves, start, client):
@@ -185,7 +185,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
 )
 def test_all_levels_are_the_same_on_all_backends(make_federation, backend, combine):
     settings = {"dtype": torch.float64, "optimizer": SGD(0.05, 0.5)}
-    options = FeMAMOptions(("global", "2", "2", "personal"), (1, 2, 1), combine=combine, lam_everywhere=True)
+    options = FeMAMOptions(("global", "2", "2", "personal"), (1, 2, 1), combine=combine, prox_all_levels=True)
     one, other = (make_federation("resnet20", backend=name, **settings) for name in ("loop", backend))
     for (a, _), (b, _) in zip(play(femam(one, options), one, 6), play(femam(other, options), other, 6), strict=True):
         for part in a:
@@ -255,7 +255,7 @@ def test_clients_keep_the_models_that_lower_their_validation_loss(make_federatio
             expected = average([states[k] for k in members], sizes)
         for name, tensor in expected.items():
             torch.testing.assert_close(models[name][c].double(), tensor.double(), rtol=1e-5, atol=1e-6)
-    strict, _ = femam(fed, dataclasses.replace(options, epsilon=1e6)).round(before, clients, rng)
+    strict, _ = femam(fed, dataclasses.replace(options, min_gain=1e6)).round(before, clients, rng)
     assert (level(strict, 2)[1] == -1).all()
     assert (level(strict, 1)[1] == 0).all()
     assert 0 < (mapping >= 0).sum() < 6, "the example has both kinds"
@@ -335,12 +335,12 @@ def test_accuracy_is_a_mean_over_clients_not_samples(make_federation):
     assert server["progress"]["accuracy"][-1].item() == pytest.approx(mean)
 
 
-def test_a_model_that_gains_exactly_epsilon_is_taken_away(make_federation):
+def test_a_model_that_gains_exactly_the_minimum_is_taken_away(make_federation):
     """Of zeros, to which training adds less than float32 has next to the other logits."""
     fed = linear(make_federation, participants=4, optimizer=STILL)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in fed.initial().items()}
-    for epsilon, kept in ((0.0, []), (-1e-9, [0, 1, 2, 3])):
-        method = femam(fed, FeMAMOptions(("global", "personal"), (1,), epsilon=epsilon, start="global"))
+    for gain, kept in ((0.0, []), (-1e-9, [0, 1, 2, 3])):
+        method = femam(fed, FeMAMOptions(("global", "personal"), (1,), min_gain=gain, start="global"))
         server, _ = method.round(method.init(), [0, 1, 2, 3], Rng(0, 1))
         server = {**server, "global": zeros, "clients": surgery.broadcast(zeros, 4)}
         server, _ = method.round(server, [0, 1, 2, 3], Rng(0, 2))
@@ -375,7 +375,7 @@ def test_without_pruning_who_took_no_part_has_no_model(make_federation):
 def test_nobody_is_given_another_clients_personal_model(make_federation):
     """Not even where any model would be kept: clients 0 and 3 miss the personal level."""
     fed = linear(make_federation, participants=2)
-    method = femam(fed, FeMAMOptions(("global", "personal"), (1,), epsilon=-100.0))
+    method = femam(fed, FeMAMOptions(("global", "personal"), (1,), min_gain=-100.0))
     server = method.init()
     for number, clients in enumerate(([0, 1], [1, 2], [2, 1]), 1):
         server, _ = method.round(server, clients, Rng(0, number))
@@ -421,8 +421,8 @@ def test_the_end_of_a_level_sends_its_models(make_federation):
     fed = linear(make_federation, sizes=(9, 7, 12, 5, 8, 10, 6, 4), participants=3, optimizer=SGD(0.1, 0.0))
     rounds = ([0, 1, 2], [0, 3, 4], [1, 2, 5], [3, 4, 5])  # 0, 6 and 7 miss the second level
     ends, kinds = [], set()
-    for epsilon in (-100.0, -0.1, 0.0, 0.1, 0.3, 100.0):
-        method = femam(fed, FeMAMOptions(("global", "3", "2"), (2, 2), epsilon=epsilon))
+    for gain in (-100.0, -0.1, 0.0, 0.1, 0.3, 100.0):
+        method = femam(fed, FeMAMOptions(("global", "3", "2"), (2, 2), min_gain=gain))
         server, down = method.init(), []
         for number, clients in enumerate(rounds, 1):
             before, (server, trained) = server, method.round(server, clients, Rng(0, number))
@@ -468,7 +468,7 @@ def test_predictions_add_up_the_levels(make_federation):
             expected = torch.stack(parts).sum(0) / (len(parts) if combine == "mean" else 1)
             torch.testing.assert_close(method.predict(server, images, client), expected)
         assert torch.equal(method.predict(server, images, None), fed.predict(server["global"], images))
-    strict = femam(fed, FeMAMOptions(("global", "2"), (1,), epsilon=1e6))
+    strict = femam(fed, FeMAMOptions(("global", "2"), (1,), min_gain=1e6))
     *_, (server, _) = play(strict, fed, 1)
     assert torch.equal(strict.predict(server, images, 1), fed.predict(server["global"], images))
 
@@ -478,7 +478,7 @@ def test_clients_that_miss_rounds(make_federation):
     the model that is best for its validation data.
     """
     fed = make_federation("cnn", sizes=(9, 7, 12, 5), participants=2, optimizer=SGD(0.1, 0.0))
-    method = femam(fed, FeMAMOptions(("global", "2", "personal"), (1, 3), epsilon=-100.0))  # so that all are kept
+    method = femam(fed, FeMAMOptions(("global", "2", "personal"), (1, 3), min_gain=-100.0))  # so that all are kept
     server, _ = method.round(method.init(), [0, 1], Rng(0, 1))
     first, _ = method.round(server, [0, 3], Rng(0, 2))
     assert (level(first, 2)[1] >= 0).tolist() == [True, False, False, True]

@@ -12,13 +12,13 @@ from fleets import SPECS, fleet_federation
 from rounds import made
 
 from fl import ArchitectureOptions, Config, FLError, algorithms
-from fl.algorithms import ALGORITHMS, MIXED, OPTIONS, FedProxOptions, fedavg
+from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions, fedavg, methods_of
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
-from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
 from fl.federation.defence import Defence
 from fl.federation.presence import Presence
+from fl.federation.requirements import REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,7 +30,7 @@ def test_a_method_is_made_with_the_options_of_its_name(name, monkeypatch):
         value = dataclasses.replace(getattr(config, name))  # equal, and another object
         config = dataclasses.replace(config, **{name: value})
     spy = functools.wraps(method.make)(lambda *given: given)
-    fed = SimpleNamespace(asked=set())
+    fed = SimpleNamespace(requirements=set())
     monkeypatch.setitem(ALGORITHMS, name, dataclasses.replace(method, make=spy))
     given = made(name, fed, config)
     assert given[0] is fed
@@ -55,9 +55,9 @@ REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in meth
 @pytest.mark.parametrize(("name", "what"), REFUSALS)
 def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, what, make_federation):
     fed = make_federation("cnn", **ASKING[what])
-    assert fed.asked == {what}
+    assert fed.requirements == {what}
     for make in (ALGORITHMS[name], lambda fed: made(name, fed, Config())):
-        with pytest.raises(FLError, match=f"{name} .*: leave {ASKED[what].flags} out"):
+        with pytest.raises(FLError, match=f"{name} .*: leave {REQUIREMENTS[what].flags} out"):
             make(fed)
 
 
@@ -68,7 +68,7 @@ def test_who_refuses_what():
         ("local", "tampering"),
         ("clusamp", "presence"),
     }
-    assert set(ASKING) == set(ASKED) - {"architectures"}  # which depends on the kind of method, see below
+    assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
     asking = {
         "masked": {"masked_loss": True},
         "tampering": {"defence": Defence(rule="median")},
@@ -76,7 +76,7 @@ def test_who_refuses_what():
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     for what, settings in asking.items():
-        assert Config(**settings).asked == {what}
+        assert Config(**settings).requirements == {what}
 
 
 def named(name):
@@ -100,7 +100,7 @@ class Loose:
         (named("x"), {"options": Loose()}, "options are a frozen dataclass"),
         (named("x"), {"options": Attack}, "options are a frozen dataclass"),
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
-        (named("x"), {"clients": "mixd"}, "clients is one of one, own, mixed, got 'mixd'"),
+        (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
         (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, tampering, presence"),
     ],
@@ -108,6 +108,12 @@ class Loose:
 def test_what_is_no_method_is_refused(make, given, said):
     with pytest.raises(FLError, match=said):
         Method(make, **given)
+
+
+def test_a_function_that_is_put_in_is_refused(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", named("mine"))
+    with pytest.raises(FLError, match=r"ALGORITHMS\['mine'\] is no Method: put Method\(mine\) there"):
+        Config(algorithm="mine").check()
 
 
 def test_a_method_that_is_put_in_has_its_default_options(make_federation):
@@ -119,9 +125,9 @@ def test_a_method_that_is_put_in_has_its_default_options(make_federation):
 def test_a_method_cannot_hide_a_setting(name):
     """The settings' file is run anew, with such a method among those that there are."""
     source = (ROOT / "fl/config/config.py").read_text()
-    imported = "from fl.algorithms import ALGORITHMS, OPTIONS, is_mixed"
+    imported = "from fl.algorithms import ALGORITHMS, OPTIONS, methods_of"
     assert imported in source
-    space = {"__name__": "fl.config.again", "ALGORITHMS": {}, "OPTIONS": [name], "is_mixed": None}
+    space = {"__name__": "fl.config.again", "ALGORITHMS": {}, "OPTIONS": [name], "methods_of": None}
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
         exec(source.replace(imported, ""), space)
 
@@ -135,14 +141,13 @@ def test_local_refuses_an_attack(make_federation):
 
 def test_a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
-    assert fed.asked == {"architectures"}
-    for name in ALGORITHMS.keys() - MIXED:
+    assert fed.requirements == {"architectures"}
+    for name in ALGORITHMS.keys() - methods_of("heterogeneous"):
         with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures out"):
             made(name, fed, Config())
     algorithm = fedavg.make(fed)  # a bare function cannot know
     with pytest.raises(FLError, match=r"clients have models of \d architectures"):
         algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
-    assert {"fedfa", "heterofl"} <= set(MIXED)
 
 
 def test_nothing_outside_knows_a_method_by_name():

@@ -9,7 +9,7 @@ from selection import some
 
 import fl
 from fl import Config
-from fl.algorithms import MIXED, OPTIONS
+from fl.algorithms import OPTIONS, methods_of
 from fl.base.rng import Rng
 from fl.base.settings import Flag, marks
 from fl.data import load
@@ -38,7 +38,7 @@ BASE = {
 
 BESIDE = {
     ("femam", "clustering"): {"levels": ("2",), "level_rounds": ()},  # which has to last some rounds
-    ("femam", "prune"): {"epsilon": 1e6},
+    ("femam", "prune"): {"min_gain": 1e6},
     ("femam", "window"): {"level_rounds": (), "variance": 1e9, "window": 2},
     ("femam", "variance"): {"level_rounds": (), "variance": 1e9, "window": 2},
     ("fedfa", "quantile"): {"scale": "norm"},
@@ -52,14 +52,14 @@ OTHER = {
     ("fedfa", "quantile"): 0.5,
     ("fedfa", "scale"): "rms",
     ("fedgen", "decay"): 0.5,
-    ("fedmr", "fraction"): 1.0,
+    ("fedmr", "segment_fraction"): 1.0,
     ("fedmr", "unit"): "tensor",
     ("fedmut", "unit"): "tensor",
     ("femam", "clustering"): "kmeans",
     ("femam", "combine"): "mean",
     ("femam", "compare"): "classifier",
-    ("femam", "epsilon"): 1e6,
-    ("femam", "lam"): 1.0,
+    ("femam", "min_gain"): 1e6,
+    ("femam", "prox"): 1.0,
     ("femam", "level_rounds"): (2, 1),
     ("femam", "levels"): ("global", "3", "personal"),
     ("femam", "start"): "global",
@@ -103,7 +103,7 @@ def data():
 
 def kind(name, option):
     """The settings by which an option matters."""
-    if name in MIXED:
+    if name in methods_of("heterogeneous"):
         return "depths" if (name, option) in OF_BLOCKS else "widths"
     return "many clients" if option == "compare" else "one model"
 

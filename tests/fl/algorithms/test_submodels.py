@@ -11,7 +11,7 @@ from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, spoil, 
 from rounds import assert_same, play
 from selection import some
 
-from fl.algorithms import ALGORITHMS, MIXED
+from fl.algorithms import ALGORITHMS, methods_of
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
@@ -35,7 +35,7 @@ def copied(server):
     return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in server.items()}
 
 
-@pytest.mark.parametrize("name", some(MIXED, ["fedfa", "nefl"]))
+@pytest.mark.parametrize("name", some(methods_of("heterogeneous"), ["fedfa", "nefl"]))
 def test_a_round_changes_no_server_and_goes_on_after_a_restart(tmp_path, name):
     fed, algorithm = federation(name), method(name)
     ((server, _),) = play(algorithm, fed, 1)
@@ -52,7 +52,7 @@ def test_a_round_changes_no_server_and_goes_on_after_a_restart(tmp_path, name):
         assert_same(after[part], expected[part])
 
 
-@pytest.mark.parametrize("name", some(MIXED, ["fedfa", "heterofl", "nefl"]))
+@pytest.mark.parametrize("name", some(methods_of("heterogeneous"), ["fedfa", "heterofl", "nefl"]))
 def test_mixed_cohorts_are_the_same_in_every_backend(name):
     expected, _ = method(name).round(method(name).init(), [2, 0, 3, 1], Rng(0, 1))
     for backend in ("workers", "vmap"):
@@ -62,7 +62,7 @@ def test_mixed_cohorts_are_the_same_in_every_backend(name):
             assert_close(after[part], expected[part], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", methods_of("heterogeneous"))
 def test_a_dropped_client_is_as_one_that_was_not_there(monkeypatch, name):
     algorithm = method(name)
     server = algorithm.init()
@@ -77,7 +77,7 @@ def test_a_dropped_client_is_as_one_that_was_not_there(monkeypatch, name):
         algorithm.round(server, [2, 0, 1], Rng(0, 1))
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", methods_of("heterogeneous"))
 def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
     """FedRolex's parts move on, and FlexiFed's lie in a tree."""
     fed, plan = federation(name), method(name).plan

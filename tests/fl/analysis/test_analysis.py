@@ -41,7 +41,7 @@ def make_run(tmp_path):
 
 
 def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
-    config = replace(CONFIG, rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500, models_every=0)
+    config = replace(CONFIG, rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500)
     began = build(config)[1].init()["global"]
     simulate(config, tmp_path / "run")
     again = state(initial_model(tmp_path / "run"))

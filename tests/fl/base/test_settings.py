@@ -106,7 +106,7 @@ def test_no_setting_takes_what_lies_outside(group, field, flag):
 class Asking:
     """A federation as far as a method may look at it before it has checked its options."""
 
-    asked = frozenset()
+    requirements = frozenset()
 
 
 def test_help_shows_what_values_there_are(capsys):
@@ -181,10 +181,11 @@ def test_roles():
     def named(what):
         return {field.name for field in dataclasses.fields(Config) if what(role(field))}
 
-    where, often = {"data_root", "download"}, {"eval_every", "models_every", "checkpoint_every"}
-    assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool", "samples"} | where
+    where, often = {"data_root", "download"}, {"eval_every", "eval_client_models_every", "checkpoint_every"}
+    assert named(lambda role: role.data) == {"dataset", "text", "pad", "pool_test_set", "samples"} | where
     assert (
-        named(lambda role: role.resumable) == {"rounds", "patience", "log", "chunk", "device", "resume"} | where | often
+        named(lambda role: role.resumable)
+        == {"rounds", "patience", "log", "max_parallel_clients", "device", "resume"} | where | often
     )
     how = {
         "out",
@@ -193,7 +194,7 @@ def test_roles():
         "resume",
         "device",
         "backend",
-        "chunk",
+        "max_parallel_clients",
         "channels_last",
         "deterministic",
         "log",

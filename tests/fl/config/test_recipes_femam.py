@@ -65,7 +65,7 @@ def test_the_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
             assert min(known) >= 0.98 * CLASSES[data]
         else:
             assert min(known) <= CLASSES[data] / 3  # very different mixtures
-    assert config.pool
+    assert config.pool_test_set
 
 
 def test_the_methods_settings_are_the_papers():
@@ -112,8 +112,8 @@ def test_the_released_codes_differences_are_flags():
     text = describe("femam-tiny-iid").split("released code differs")[1]
     flags = shlex.split(" ".join(re.findall(r"(--.*?) \(", text)))
     got, folder = cli.parse(["femam-tiny-iid", *flags])
-    released = {"combine": "mean", "start": "global", "lam": 0.02, "clustering": "kmeans", "compare": "classifier"}
-    assert got.femam == replace(config.femam, lam_everywhere=True, **released)
+    released = {"combine": "mean", "start": "global", "prox": 0.02, "clustering": "kmeans", "compare": "classifier"}
+    assert got.femam == replace(config.femam, prox_all_levels=True, **released)
     assert replace(got, femam=config.femam) == config
     assert folder is None
 

@@ -23,6 +23,9 @@ def test_it_writes_what_other_machines_need(tmp_path):
     config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert config["flags"] == "--samples 50 --algorithm fedmr --participants 2"
     assert (config["quorum"], config["nodes"]) == (2, 2)
+    assert main([*flags, "--only", "app", "--participation", "1"]) == 0
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["flags"] == "--samples 50 --participation 1"
 
 
 def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""Letters as Flower's messages: the apps that `flwr run` starts, called directly and as processes of their own."""
+"""Requests and answers as Flower's messages: the apps of `flwr run`, called directly and as processes of their own."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from fl_nodes import same, settings, simulated, tensors
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from fl.deploy.folders import deal_out
-from fl.deploy.letters import Letter, Refused
+from fl.deploy.messages import InvalidMessage, NodeMessage
 
 FLAGS = "--participants 3 --rounds {rounds} --local-epochs 1 --width 0.1 --backend loop --checkpoint-every 1"
 
@@ -79,17 +79,19 @@ def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
 
     from fl.deploy.flower import packed, unpacked
 
-    letter = Letter({"kind": "update", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)})
-    back = unpacked(packed(letter))
-    assert back.header == letter.header
-    assert all(torch.equal(back.tensors[name], tensor) for name, tensor in letter.tensors.items())
-    with pytest.raises(Refused, match="has 122 bytes, and at most 10"):
-        unpacked(packed(letter._replace(tensors={"w": torch.zeros(24)})), limit=10)
-    content = packed(letter)
+    request = NodeMessage(
+        {"kind": "update", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+    )
+    back = unpacked(packed(request))
+    assert back.header == request.header
+    assert all(torch.equal(back.tensors[name], tensor) for name, tensor in request.tensors.items())
+    with pytest.raises(InvalidMessage, match="has 122 bytes, and at most 10"):
+        unpacked(packed(request._replace(tensors={"w": torch.zeros(24)})), limit=10)
+    content = packed(request)
     content["tensors"] = ArrayRecord({"w": torch.zeros(2)})  # as NumPy writes them, perhaps with objects
-    with pytest.raises(Refused, match=r"written as 'numpy\.ndarray', which is not read"):
+    with pytest.raises(InvalidMessage, match=r"written as 'numpy\.ndarray', which is not read"):
         unpacked(content)
-    with pytest.raises(Refused, match="other records"):
+    with pytest.raises(InvalidMessage, match="other records"):
         unpacked(RecordDict())
 
 
@@ -117,9 +119,9 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end():
 
     link = GridLink(Grid())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl.deploy.flower.packed", lambda letter: None)
+        patch.setattr("fl.deploy.flower.packed", lambda request: None)
         patch.setattr("flwr.app.Message", lambda *words, **more: None)
-        (answer,), _ = link.ask([(1, Letter({"kind": "update"}, {}))], 1.0, [2**20])
+        (answer,), _ = link.ask([(1, NodeMessage({"kind": "update"}, {}))], 1.0, [2**20])
     assert "more than" in answer
     assert Grid._runtime_client.fetched < 5
 

@@ -112,9 +112,9 @@ def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_pa
     config, nodes, test, waiting = prepared
 
     class Interrupted(Direct):
-        def ask(self, letters, *words):
-            answers = super().ask(letters, *words)
-            if letters[0][1].header.get("round") == 2:
+        def ask(self, requests, *words):
+            answers = super().ask(requests, *words)
+            if requests[0][1].header.get("round") == 2:
                 raise KeyboardInterrupt
             return answers
 
@@ -139,11 +139,11 @@ def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
     serve(Direct(nodes, lost), config, tmp_path / "run", test, waiting)
 
     class Deaf(Direct):
-        def ask(self, letters, *words):
-            kept = [one for one in letters if (one[0], one[1].header.get("round")) != ("node-1", 1)]
+        def ask(self, requests, *words):
+            kept = [one for one in requests if (one[0], one[1].header.get("round")) != ("node-1", 1)]
             answers, notes = super().ask(kept, *words)
             answered = iter(answers)
-            return ["no answer" if one not in kept else next(answered) for one in letters], notes
+            return ["no answer" if one not in kept else next(answered) for one in requests], notes
 
     absent = [replace(node, folder=tmp_path / f"absent-{node.number}") for node in nodes]
     serve(Deaf(absent), config, tmp_path / "absent", test, waiting)
@@ -157,11 +157,11 @@ def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, ca
     nodes[1].folder.mkdir()
 
     class Burgled(Direct):
-        def ask(self, letters, *words):
-            if letters[0][1].header.get("round") == 2:
+        def ask(self, requests, *words):
+            if requests[0][1].header.get("round") == 2:
                 for path in nodes[1].folder.glob("*/*"):
                     path.unlink()
-            return super().ask(letters, *words)
+            return super().ask(requests, *words)
 
     with caplog.at_level(logging.WARNING, "fl"):
         serve(Burgled(nodes), config, tmp_path / "run", test, waiting)

@@ -29,7 +29,7 @@ def personal(folder):
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("femam")
     _, link = deployed(config(), root)
-    return root, link.letters
+    return root, link.requests
 
 
 def test_levels_are_those_of_the_simulator(trained, tmp_path):
@@ -61,18 +61,20 @@ def test_so_they_are_with_other_options(options, tmp_path):
 
 
 def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(trained):
-    root, letters = trained
+    root, requests = trained
     came = {}
-    for letter in letters:
-        if letter.header["kind"] in ("update", "judge"):
-            for number, digest in enumerate(letter.header["levels"]):
-                if any(name.startswith(f"level{number}/") for name in letter.tensors):
-                    key = letter.header["client"], digest
+    for request in requests:
+        if request.header["kind"] in ("update", "judge"):
+            for number, digest in enumerate(request.header["levels"]):
+                if any(name.startswith(f"level{number}/") for name in request.tensors):
+                    key = request.header["client"], digest
                     came[key] = came.get(key, 0) + 1
     assert set(came.values()) == {1}
-    third = [letter for letter in letters if letter.header["kind"] == "update" and len(letter.header["levels"]) == 2]
+    third = [
+        request for request in requests if request.header["kind"] == "update" and len(request.header["levels"]) == 2
+    ]
     assert third
-    assert not any(name.startswith("message/") for letter in third for name in letter.tensors)
+    assert not any(name.startswith("message/") for request in third for name in request.tensors)
     files = list((root / "data").glob("kept-*/levels/*.safetensors"))
     assert {path.stem for path in files} <= {digest for _, digest in came}
 
@@ -83,13 +85,13 @@ def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path, caplog):
     nodes, test = dealt(config(options), tmp_path / "data")
 
     class Burgled(Direct):
-        def ask(self, letters, *words):
-            if letters[0][1].header.get("round") == 4:
+        def ask(self, requests, *words):
+            if requests[0][1].header.get("round") == 4:
                 for node in nodes:
                     node.__post_init__()  # started anew
                     for path in node.folder.glob("levels/*"):
                         path.unlink()
-            return super().ask(letters, *words)
+            return super().ask(requests, *words)
 
     link, wanted = Burgled(nodes), config(options, clients=4, participants=4)
     with caplog.at_level(logging.WARNING, "fl"):
@@ -101,7 +103,7 @@ def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path, caplog):
 
 def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     """At the end of the second level client 1 is not asked: it stays in its cluster."""
-    options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), epsilon=100.0)  # all others leave
+    options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), min_gain=100.0)  # all others leave
     nodes, test = dealt(config(options), tmp_path / "data")
     mute = lambda client, round, answer: "" if client == 1 and answer.header["kind"] == "judged" else answer  # noqa: E731
     wanted = config(options, rounds=2, participants=4)

@@ -8,7 +8,7 @@ from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated,
 
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
-from fl.deploy.letters import Letter
+from fl.deploy.messages import NodeMessage
 from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.models.architectures import ArchitectureOptions
@@ -45,13 +45,13 @@ def test_the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes
 
 def test_a_model_that_is_its_own_anchor_travels_once(tmp_path):
     _, link = deployed(settings("fedprox", rounds=1), tmp_path)
-    assert all(name.startswith("message/model/") for name in link.letters[-1].tensors)
+    assert all(name.startswith("message/model/") for name in link.requests[-1].tensors)
 
 
 def test_nodes_report_what_they_can_afford(tmp_path):
     config = settings("fedfa", **DEEP, architectures=replace(WIDTHS, choose="zico"), rounds=1)
     after, link = deployed(config, tmp_path, budgets=[{"width": w} for w in (0.5, 1.0, 0.5, 0.5)])
-    fleet = link.letters[-1].header["fleet"]
+    fleet = link.requests[-1].header["fleet"]
     assert [fleet["specs"][k]["width"][0] for k in fleet["owned"]] == [0.125, 0.25, 0.125, 0.125]
     assert after
     with pytest.raises(FLError, match="client 1 reported no width"):
@@ -117,4 +117,4 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
         ({"kind": "update"}, "lacks config"),
     ):
         with pytest.raises(FLError, match=reason):
-            node.answer(Letter(header, {}))
+            node.answer(NodeMessage(header, {}))

@@ -1,4 +1,4 @@
-"""Secure recombination among nodes, over the letters that would travel."""
+"""Secure recombination among nodes, over the requests that would travel."""
 
 import logging
 from collections import defaultdict
@@ -13,7 +13,7 @@ from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.parts import secure_round
 from fl.base.errors import FLError
 from fl.deploy import node, secret
-from fl.deploy.letters import Letter, raw
+from fl.deploy.messages import NodeMessage, raw
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
@@ -28,9 +28,9 @@ class Processes(Direct):
     """Each message is answered by a node that was just made, as in Flower's processes; what a node keeps is looked at
     after it."""
 
-    def ask(self, letters, timeout, limits):
+    def ask(self, requests, timeout, limits):
         self.clients = [Node(n.number, n.data, n.split, n.budget, n.folder) for n in self.clients]
-        answered = super().ask(letters, timeout, limits)
+        answered = super().ask(requests, timeout, limits)
         self.files = {n.number: n.folder / "exchange" for n in self.clients if (n.folder / "exchange").exists()}
         assert {path.stat().st_mode & 0o777 for path in self.files.values()} <= {0o600}
         self.most = max(len(self.files), getattr(self, "most", 0))
@@ -54,7 +54,7 @@ def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypat
 
 
 def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch):
-    """It has all letters and its own keys, and opens none of the frames between nodes; no letter has a piece bare."""
+    """It has all requests and its own keys, and opens none of the frames between nodes; no request has a piece bare."""
     servers, passed, models = [], [], []
 
     class Watched(Server):
@@ -77,15 +77,15 @@ def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch
     between = [one for one in passed if one.recipient != SERVER]
     assert len(between) > 20
     for one, server, client in product(between, servers, range(3)):
-        key = next(letter.tensors["public"] for letter in keys[client])
+        key = next(request.tensors["public"] for request in keys[client])
         with pytest.raises(FLError, match="forged or altered"):
             server._keys.unlock(one.frame, dict.fromkeys(range(3), bytes(key.tolist())), one.recipient)
         assert server._keys.unseal(one.frame[4:]) is None
     down = [
         raw(tensor)
-        for letter in link.letters
-        if letter.header["kind"] == "exchange"
-        for tensor in letter.tensors.values()
+        for request in link.requests
+        if request.header["kind"] == "exchange"
+        for tensor in request.tensors.values()
     ]
     bare = [piece for model in models for piece in model]
     assert bare
@@ -134,9 +134,9 @@ def test_what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
 
 def test_a_node_whose_state_is_gone_or_damaged_says_so(tmp_path):
     nodes, _ = dealt(CONFIG, tmp_path / "data")
-    letter = Letter({"kind": "exchange", "client": 0, "seed": 0, "round": 1, "ticket": "", "phase": 1}, {})
+    request = NodeMessage({"kind": "exchange", "client": 0, "seed": 0, "round": 1, "ticket": "", "phase": 1}, {})
     with pytest.raises(FLError, match="its keys are gone"):
-        nodes[0].answer(letter)
+        nodes[0].answer(request)
     nodes[0]._store.hold(b"\0" * 8 + b"{}")
     with pytest.raises(FLError, match="what it kept for this exchange is damaged"):
-        nodes[0].answer(letter)
+        nodes[0].answer(request)

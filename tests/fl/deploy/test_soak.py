@@ -14,7 +14,7 @@ SHARE = 0.2
 
 
 def faulty(client, round, answer):
-    """One of the faults for a fifth of the letters, the same ones in every run."""
+    """One of the faults for a fifth of the requests, the same ones in every run."""
     draw = random.Random(f"{client} {round}")
     if not round or draw.random() >= SHARE:
         return answer
@@ -38,7 +38,7 @@ def test_faults_change_nothing_but_who_takes_part(tmp_path):
     class Measured(Direct):
         def ask(self, *words):
             answers = super().ask(*words)
-            self.letters.clear()
+            self.requests.clear()
             sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)  # resident bytes
             return answers
 

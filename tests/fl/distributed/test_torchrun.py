@@ -64,7 +64,7 @@ def test_attacks_clips_and_divergence_are_the_same_on_several_ranks(tmp_path):
 
     configs = {
         "attacked": replace(FEDAVG, attack=AttackOptions(share=0.4, amplify=3.0), defence=Defence(clip=1.0)),
-        "chunked": replace(FEDAVG, chunk=1, algorithm=("fedmr",)),
+        "chunked": replace(FEDAVG, max_parallel_clients=1, algorithm=("fedmr",)),
         "diverging": replace(FEDAVG, lr=1e3, momentum=0.0, rounds=2),
     }
     for size in (1, 2):

@@ -394,7 +394,7 @@ def test_unknown_backends_are_refused(make_federation):
 @pytest.mark.parametrize("chunk", some([1, 2, 3, 9], [2]))
 def test_a_cohort_in_parts_is_the_whole(make_federation, backend, chunk):
     whole = make_federation("resnet20", backend=backend, dtype=torch.float64)
-    parts = whole.with_local(chunk=chunk)
+    parts = whole.with_local(max_parallel_clients=chunk)
     starts = surgery.stack([{n: t + 0.01 * k for n, t in whole.initial().items()} for k in range(4)])
     context = {"anchor": starts}
     a, b = (fed.train(starts, [3, 1, 0, 2], Rng(0, 1), proximal(0.1), context) for fed in (whole, parts))

@@ -99,8 +99,8 @@ def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
     bad_data = replace(clean, y=torch.where(y == 0, 2, y))
     honest, spoilt = replace(fed, data=clean), replace(fed, data=bad_data)
     attacked = replace(honest, attack=Attack(frozenset({1}), bad_data, 3.0))
-    assert attacked.classes_of([0, 1]).tolist() == [[True, True, False], [True, True, True]]
-    assert attacked.held([0, 1]).tolist() == [[True, True, False]] * 2
+    assert attacked.reported_classes([0, 1]).tolist() == [[True, True, False], [True, True, True]]
+    assert attacked.true_classes([0, 1]).tolist() == [[True, True, False]] * 2
     start = surgery.broadcast(fed.initial(), 2)
     plain, poisoned, got = (f.train(start, [0, 1], Rng(0, 1)) for f in (honest, spoilt, attacked))
     for name, _ in fed.model.named_parameters():
@@ -253,7 +253,7 @@ def test_a_backdoor_in_fedavg_opens_for_the_trigger_only():
 def test_an_attacked_run_is_resumed_bit_for_bit(tmp_path, algorithm):
     flags = [*TINY, "--algorithm", algorithm, "--participants", "4", "--out", str(tmp_path)]
     flags += [
-        "--models-every",
+        "--eval-client-models-every",
         "0",
         "--attack.share",
         "0.5",

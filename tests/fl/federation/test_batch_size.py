@@ -54,7 +54,7 @@ def test_what_is_counted_is_what_the_model_saw(make_federation):
 @pytest.mark.parametrize("chunk", [0, 1, 2])
 def test_a_client_learns_the_same_whoever_trains_beside_it(make_federation, chunk):
     """The size depends on the largest client of all, not on the largest of those who train together."""
-    fed = make_federation(Counting(), backend="loop", chunk=chunk)
+    fed = make_federation(Counting(), backend="loop", max_parallel_clients=chunk)
     together, *_ = train(fed, size=100)
     for client in range(4):
         alone, *_ = train(fed, [client], size=100)

@@ -41,7 +41,7 @@ def architectures():
 @pytest.mark.parametrize("chunk", [0, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_mixed_cohort_is_its_clients_one_by_one(make_federation, backend, chunk):
-    fed = make_federation("cnn", dtype=torch.float64, backend=backend, chunk=chunk)
+    fed = make_federation("cnn", dtype=torch.float64, backend=backend, max_parallel_clients=chunk)
     models, rng = architectures(), Rng(0, 3)
     starts = [{n: t + 0.01 * k for n, t in surgery.state(m).items()} for k, m in enumerate(models)]
     context = [{"anchor": start} for start in starts]
@@ -197,7 +197,7 @@ def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_
     assert len(captures) == 1  # what was captured of the honest data in round 1 is there still
     for number in (9, 10):  # what masks the loss is the same in every round
         clients = range(3)
-        aim = LocalObjective(masked(), {"held": fed.classes_of(clients)})
+        aim = LocalObjective(masked(), {"held": fed.reported_classes(clients)})
         group = fed.group(fed.model, starts, clients, aim, Rng(0, number))
         graphs._side_by_side([group], [nullcontext()], lambda step, _: captures.append(step) or step)
     assert len(captures) == 2

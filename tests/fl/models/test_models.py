@@ -149,7 +149,7 @@ def test_width_and_depth_may_be_single_numbers():
 )
 def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, flags):
     """With widths and depths by section; statistics of the static norm are in the checkpoint."""
-    flags = [*TINY, *flags.split(), "--models-every", "0", "--out", str(tmp_path)]
+    flags = [*TINY, *flags.split(), "--out", str(tmp_path)]
     assert cli.main([*flags, "--rounds", "1"]) == 0
     (folder,) = tmp_path.iterdir()
     config = Config.read(folder)

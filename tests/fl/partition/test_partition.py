@@ -299,7 +299,9 @@ def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
 
 def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
     """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
-    config = Config(pool=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",))
+    config = Config(
+        pool_test_set=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",)
+    )
     config.check()
     fed, _ = build(config)
     assert fed.clients.total == 1500
@@ -312,7 +314,10 @@ def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
     rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
     assert {row.tobytes() for row in sampled.x.flatten(1).numpy()} <= rows
     assert torch.equal(sampled.x, whole.pooled().sampled(1500).x)
-    for wrong, said in (({"local_test": 0.0}, "--pool leaves no test set"), ({"samples": -1}, "--samples must be 0")):
+    for wrong, said in (
+        ({"local_test": 0.0}, "--pool-test-set leaves no test set"),
+        ({"samples": -1}, "--samples must be 0"),
+    ):
         with pytest.raises(FLError, match=said):
             replace(config, **wrong).check()
     with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):

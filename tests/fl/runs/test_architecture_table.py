@@ -12,7 +12,7 @@ from selection import some
 import surgery
 import zoo
 from fl import simulate
-from fl.algorithms import MIXED
+from fl.algorithms import methods_of
 from fl.base.rng import Rng
 from fl.config import Config
 from fl.data import Dataset
@@ -64,13 +64,20 @@ def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", some(["fedavg", "ditto", "fedasam", "fedrep", *MIXED], ["ditto", "fedasam", "fedrep", "fedfa"])
+    "name",
+    some(
+        ["fedavg", "ditto", "fedasam", "fedrep", *methods_of("heterogeneous")], ["ditto", "fedasam", "fedrep", "fedfa"]
+    ),
 )
 def test_the_meter_by_hand(make_federation, name):
     """Samples in whole batches, times passes over them (two epochs; ditto has two models, and SAM two passes a step),
     times the forward pass of the client's own model. What attackers compute beside is not counted.
     """
-    fed = mixed(make_federation) if name in MIXED else make_federation(WIDE.build(torch.Generator().manual_seed(0)))
+    fed = (
+        mixed(make_federation)
+        if name in methods_of("heterogeneous")
+        else make_federation(WIDE.build(torch.Generator().manual_seed(0)))
+    )
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
     fed = replace(fed, attack=Attack(frozenset({2}), fed.data, 1.0))
@@ -78,7 +85,9 @@ def test_the_meter_by_hand(make_federation, name):
     server = algorithm.init()
     fed.meter.read()
     algorithm.round(server, CLIENTS, RNG)
-    kinds = {"flexifed": [SHALLOW, WIDE, SHALLOW, SHALLOW]}.get(name, KINDS if name in MIXED else [WIDE] * 4)
+    kinds = {"flexifed": [SHALLOW, WIDE, SHALLOW, SHALLOW]}.get(
+        name, KINDS if name in methods_of("heterogeneous") else [WIDE] * 4
+    )
     passes = {"ditto": 2 + 2, "fedasam": 2 * 2, "fedrep": 2 + SMALL.fedrep.head_epochs}.get(name, 2)
     macs = sum(PASSED[client] * passes * kinds[client].count().macs for client in CLIENTS)
     assert fed.meter.read() == 2 * macs
@@ -89,7 +98,7 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
     options = ArchitectureOptions((0.5, 1.0), choose="cycle")
     config = Config(
         algorithm=("fedfa",), clients=4, participants=4, rounds=2, local_epochs=2, width=0.1, architectures=options,
-        partition="iid", batch_size=200, models_every=0,
+        partition="iid", batch_size=200,
     )  # fmt: skip
     simulate(config, tmp_path / "a")
     fed, _ = build(config)

@@ -16,7 +16,7 @@ from fl.runs.assembly import build
 from fl.runs.metrics import CLIENTS as FILE
 from fl.runs.metrics import ClientTable, read, selected
 
-FLAGS = [*TINY, "--local-test", "0.2", "--models-every", "0", "--backend", "loop"]
+FLAGS = [*TINY, "--local-test", "0.2", "--backend", "loop"]
 
 
 @pytest.fixture(autouse=True)

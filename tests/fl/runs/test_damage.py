@@ -21,7 +21,7 @@ from fl.runs.__main__ import listing
 
 CONFIG = Config(
     algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
-    models_every=0, backend="loop",
+    backend="loop",
 )  # fmt: skip
 MEASURED = "accuracy", "loss", "f1", "local"
 SETTINGS, TABLE, CLIENTS, SUMMARY = "config.yaml", "metrics.csv", "clients.csv", "summary.json"

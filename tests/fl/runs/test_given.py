@@ -23,7 +23,7 @@ from surgery import state
 
 ROOT = Path(__file__).parents[3]
 FEW = {"rounds": 2, "clients": 4, "participants": 2, "local_epochs": 1, "batch_size": 50, "samples": 200}
-FEW |= {"partition": "iid", "eval_every": 2, "models_every": 0}
+FEW |= {"partition": "iid", "eval_every": 2, "eval_client_models_every": 0}
 SMALL = {**FEW, "width": 0.1}
 
 
@@ -62,7 +62,7 @@ def files(folder):
     return [row[:seconds] + row[seconds + 1 :] for row in rows], server
 
 
-MORE = [{"pad": 2, "samples": 150}, {"pool": True, "local_test": 0.2, "samples": 0}]
+MORE = [{"pad": 2, "samples": 150}, {"pool_test_set": True, "local_test": 0.2, "samples": 0}]
 
 
 @pytest.mark.parametrize("settings", [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
@@ -87,7 +87,7 @@ def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_pat
     assert fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=other)["rounds"] == 3
 
 
-MANY = {"pad": 1, "pool": True, "samples": 100, "local_test": 0.2}
+MANY = {"pad": 1, "pool_test_set": True, "samples": 100, "local_test": 0.2}
 
 
 def test_loaded_data_are_prepared_once_as_the_settings_say(digits):

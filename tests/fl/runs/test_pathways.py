@@ -22,7 +22,7 @@ FLAGS += ["--femam.levels", "global,2,2,personal", "--femam.level-rounds", "2,1,
 def trained(tmp_path_factory):
     """(run folder, federation, algorithm, server) of a FeMAM on digits."""
     folder = tmp_path_factory.mktemp("runs")
-    flags = [*FLAGS, "--femam.epsilon", "-1", "--femam.combine", "mean"]  # so that nobody loses all levels but one
+    flags = [*FLAGS, "--femam.min-gain", "-1", "--femam.combine", "mean"]  # so that nobody loses all levels but one
     assert cli.main([*flags, "--out", str(folder), "--name", "run"]) == 0
     folder /= "run"
     config = fl.Config.read(folder)
@@ -127,7 +127,12 @@ def test_text_adds_up_too(tmp_path):
     flags = ["--dataset", "pydoc", "--partition", "iid", "--text.tokens", "byte", "--model", "transformer"]
     flags += ["--samples", "120", "--clients", "3", "--participants", "3", "--rounds", "3", "--local-epochs", "1"]
     flags += ["--width", "0.05", "--depth", "1", "--local-valid", "0.2", "--algorithm", "femam", "--batch-size", "20"]
-    flags += ["--femam.levels", "global,2,personal", "--femam.level-rounds", "1,1", "--models-every", "0"]
+    flags += [
+        "--femam.levels",
+        "global,2,personal",
+        "--femam.level-rounds",
+        "1,1",
+    ]
     assert cli.main([*flags, "--out", str(tmp_path), "--name", "text"]) == 0
     loaded = fl.Pathways.load(tmp_path / "text")
     tokens = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0))

@@ -14,13 +14,14 @@ def test_every_setting_reaches_the_federation():
     config = Config(
         algorithm=("fedavg",), clients=7, participants=3, local_epochs=2, batch_size=9, lr=0.3, momentum=0.4,
         weight_decay=0.05, partition="iid", backend="vmap", width=0.5, norm="group", model="resnet20",
-        local_valid=0.1, local_test=0.2, nesterov=True, clip=0.7, chunk=2, lr_schedule="step", lr_factor=0.5,
+        local_valid=0.1, local_test=0.2, nesterov=True, clip=0.7, max_parallel_clients=2, lr_schedule="step",
+        lr_factor=0.5,
         lr_steps=(0.25,), rounds=8,
     )  # fmt: skip
     fed, _ = build(config)
     assert (fed.participants, fed.local.epochs, fed.local.batch_size, fed.local.backend) == (3, 2, 9, "vmap")
     assert fed.local.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
-    assert fed.local.chunk == 2
+    assert fed.local.max_parallel_clients == 2
     assert [fed.local.schedule(number) for number in (2, 3)] == [1, 0.5]
     assert fed.model.head.in_features == 32
     assert isinstance(fed.model.stem.norm, torch.nn.GroupNorm)
@@ -48,10 +49,10 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     assert fed.defence == defence
     assert [len(fed.presence.at(number)) for number in (1, 6)] == [8, 7]
     assert fed.truth.unique().tolist() == [0, 1]
-    assert fed.asked == {"masked", "tampering", "presence"}
+    assert fed.requirements == {"masked", "tampering", "presence"}
     plain, _ = build(Config(algorithm=("fedavg",)))
     assert (plain.local.augment, plain.local.precision, plain.defence) == (Augment(), Precision(), Defence())
-    assert (plain.attack, plain.presence, plain.local.masked, plain.asked) == (None, None, False, set())
+    assert (plain.attack, plain.presence, plain.local.masked, plain.requirements) == (None, None, False, set())
 
 
 def test_alpha_and_minimum_reach_the_partition():

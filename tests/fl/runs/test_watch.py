@@ -19,9 +19,7 @@ from fl.runs import checkpoint, logs, rounds
 from fl.runs.metrics import read
 from surgery import broadcast
 
-CONFIG = fl.Config(
-    algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50, models_every=0
-)
+CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50)
 
 
 def scores(monkeypatch, accuracies):
@@ -255,7 +253,7 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
     counts = []
     with progress.shown(lambda done, total: counts.append((done, total))):
         fed.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
-        halves = fed.with_local(chunk=2)
+        halves = fed.with_local(max_parallel_clients=2)
         halves.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
     assert counts[-1] == pytest.approx((4, 4))
     assert [total for _, total in counts] == [4] * len(counts)

@@ -460,8 +460,8 @@ def test_absurd_settings_are_refused_and_so_is_a_missing_library(make_federation
         fedmr(fed, FedMROptions(secure=-1))
     with pytest.raises(FLError, match=r"--fedmr.secure needs two or more --participants"):
         fedmr(make_federation("cnn", participants=1), FedMROptions(secure=1))
-    with pytest.raises(FLError, match=r"--fedmr.secure needs models of two or more pieces.*--fedmr.fraction"):
-        fedmr(fed, FedMROptions(fraction=1.0, secure=1))
+    with pytest.raises(FLError, match=r"--fedmr.secure needs models of two or more pieces.*--fedmr.segment-fraction"):
+        fedmr(fed, FedMROptions(segment_fraction=1.0, secure=1))
     with pytest.raises(FLError, match="two or more pieces"):
         exchange(labels(range(2), 1))
     with pytest.raises(FLError, match="1 repeat or more, got 0"):

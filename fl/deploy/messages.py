@@ -20,12 +20,12 @@ DTYPES = {
 Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-class Refused(FLError):
-    """A letter that cannot be used; the text says why, to follow "client 3: "."""
+class InvalidMessage(FLError):
+    """A request or an answer that cannot be used; the text says why, to follow "client 3: "."""
 
 
-class Letter(NamedTuple):
-    """A message.
+class NodeMessage(NamedTuple):
+    """A request of the server, or a node's answer.
 
     Attributes:
         header: strings, numbers, lists and dicts, as in JSON.
@@ -72,27 +72,27 @@ def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], expected: Shapes, start: Mapping[str, Tensor]) -> None:
-    """Raise Refused unless the tensors have the names, shapes and dtypes expected and are finite wherever the start is.
+    """Raise InvalidMessage unless tensors have the expected names, shapes, dtypes, and are finite where the start is.
 
     >>> w = {"w": torch.zeros(2)}
     >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, shapes(w), w)
     Traceback (most recent call last):
-    fl.deploy.letters.Refused: w holds a number that is infinite or not a number
+    fl.deploy.messages.InvalidMessage: w holds a number that is infinite or not a number
     """
     if missing := [name for name in expected if name not in tensors]:
-        raise Refused(f"{missing[0]} is missing: another architecture, or another method's state")
+        raise InvalidMessage(f"{missing[0]} is missing: another architecture, or another method's state")
     if strange := [name for name in tensors if name not in expected]:
-        raise Refused(f"{strange[0]} was not asked for: another architecture, or another method's state")
+        raise InvalidMessage(f"{strange[0]} was not asked for: another architecture, or another method's state")
     for name, (shape, dtype) in expected.items():
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
-            raise Refused(f"{name} has the shape {list(tensor.shape)}, and {list(shape)} was sent")
+            raise InvalidMessage(f"{name} has the shape {list(tensor.shape)}, and {list(shape)} was sent")
         if tensor.dtype != dtype:
-            raise Refused(f"{name} is {tensor.dtype}, and {dtype} was sent")
+            raise InvalidMessage(f"{name} is {tensor.dtype}, and {dtype} was sent")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             before = start.get(name)  # a mask of -inf, for example, is as it should be
             if before is None or not (tensor.isfinite() | ~before.isfinite()).all():
-                raise Refused(f"{name} holds a number that is infinite or not a number")
+                raise InvalidMessage(f"{name} holds a number that is infinite or not a number")
 
 
 def shapes(state: Mapping[str, Tensor]) -> Shapes:
@@ -101,14 +101,14 @@ def shapes(state: Mapping[str, Tensor]) -> Shapes:
 
 
 def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The header, if it has these entries with values of these types. Raises Refused."""
+    """The header, if it has these entries with values of these types. Raises InvalidMessage."""
     if not isinstance(header, dict):
-        raise Refused("its header is no table of names and values")
+        raise InvalidMessage("its header is no table of names and values")
     for name, kind in wanted.items():
         if name not in header:
-            raise Refused(f"its header lacks {name}")
+            raise InvalidMessage(f"its header lacks {name}")
         if not isinstance(header[name], kind) or (isinstance(header[name], bool) and kind is int):
-            raise Refused(f"its header's {name} is a {type(header[name]).__name__}")
+            raise InvalidMessage(f"its header's {name} is a {type(header[name]).__name__}")
     return header
 
 
@@ -125,19 +125,19 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def from_raw(data: bytes, dtype: str, shape: Iterable[int]) -> Tensor:
-    """The inverse of `raw`. Raises Refused for a dtype that does not travel, and bytes of another number.
+    """The inverse of `raw`. Raises InvalidMessage for a dtype that does not travel, and bytes of another number.
 
     >>> from_raw(raw(torch.tensor([1.0, 2.0])), "float32", [2])
     tensor([1., 2.])
     """
     shape = list(shape)
     if dtype not in DTYPES or not whole(shape):
-        raise Refused(f"a tensor of dtype {dtype!r} and shape {shape!r} is none")
+        raise InvalidMessage(f"a tensor of dtype {dtype!r} and shape {shape!r} is none")
     numbers = 1
     for n in shape:
         numbers *= n
     if len(data) != numbers * DTYPES[dtype].itemsize:
-        raise Refused(f"a tensor of {dtype} {shape} came in {len(data)} bytes")
+        raise InvalidMessage(f"a tensor of {dtype} {shape} came in {len(data)} bytes")
     if not numbers:
         return torch.empty(shape, dtype=DTYPES[dtype])
     return torch.frombuffer(bytearray(data), dtype=DTYPES[dtype]).view(shape)

@@ -1,4 +1,4 @@
-"""What not every method can do. Settings or a federation ask for it, and a method may refuse it."""
+"""Requirements of settings, or of a federation, that not every method meets: a method may refuse them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,13 +7,13 @@ from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 
 
-class Ask(NamedTuple):
-    """One such thing.
+class Requirement(NamedTuple):
+    """Something that a method may refuse.
 
     Attributes:
-        flags: those of the command line that ask for it.
-        by_config: whether the settings of a run (`fl.Config`) ask for it.
-        by_federation: whether a federation asks for it.
+        flags: those of the command line that require it.
+        by_config: whether the settings of a run (`fl.Config`) require it.
+        by_federation: whether a federation requires it.
     """
 
     flags: str
@@ -21,20 +21,20 @@ class Ask(NamedTuple):
     by_federation: Callable[[Any], Any]
 
 
-ASKED = {
-    "masked": Ask("--masked-loss", lambda config: config.masked_loss, lambda fed: fed.local.masked),
-    "tampering": Ask(
+REQUIREMENTS = {
+    "masked": Requirement("--masked-loss", lambda config: config.masked_loss, lambda fed: fed.local.masked),
+    "tampering": Requirement(
         "--attack and --defence",
         lambda config: config.attack.share or config.defence != Defence(),
         lambda fed: fed.attack or fed.defence != Defence(),
     ),
-    "presence": Ask(
+    "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),
-    "architectures": Ask(
+    "architectures": Requirement(
         "--architectures",
         lambda config: config.architectures != ArchitectureOptions(),
         lambda fed: fed.fleet and len(fed.fleet.architectures) > 1,
     ),
 }
-"""All of them, by the name under which `fl.algorithms.method.Method` refuses them."""
+"""All requirements, by the name under which `fl.algorithms.method.Method` refuses them."""
