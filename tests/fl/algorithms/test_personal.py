@@ -356,7 +356,7 @@ def test_strangers_get_the_global_model_and_clients_their_own(federation_of, nam
     logits = [algorithm.predict(server, x, c) for c in (0, 2)]
     assert not torch.equal(*logits)
     assert not torch.equal(logits[0], fed.predict(server["global"], x))
-    for part in {"personal", "heads"} & server.keys():
+    for part in {"clients"} & server.keys():
         moved = surgery.distance(before[part], server[part]).diagonal() > 0
         assert moved.tolist() == [True, False, True, False]
 
@@ -385,7 +385,7 @@ def test_a_dropped_client_keeps_what_it_had_and_counts_in_no_average(federation_
     if name == "local":
         well["global"] = mean_of(fed, surgery.unstack(server["clients"]), range(4))
     assert_close(floats(server["global"]), floats(well["global"]))
-    for part in {"personal", "heads"} & server.keys():
+    for part in {"clients"} & server.keys():
         assert_same(row(server[part], 2), row(before[part], 2))
         if part in well:
             assert_close(floats(server[part]), floats(well[part]))

@@ -17,7 +17,6 @@ from fl.deploy.store import Store
 
 slow = pytest.mark.slow
 HELD_OUT = {"local_valid": 0.1, "local_test": 0.1}
-PART = {"local": "personal", "ditto": "personal", "pfedme": "personal", "fedrep": "heads"}
 
 
 def kept(root, client):
