@@ -11,7 +11,7 @@ from fl.base.tables import aligned
 from fl.config import Config
 from fl.models.init import maker
 from fl.runs import checkpoint
-from fl.runs.start import kept
+from fl.runs.folder import load_initial_weights
 from surgery import SectionSimilarity
 
 
@@ -27,7 +27,7 @@ def initial_model(folder: Path) -> nn.Module:
     """The model that a run began with, made again from its seed and the weights of its --init; on the CPU."""
     spec, _ = checkpoint.read_model(folder)
     config = Config.read(folder)
-    return maker(spec, kept(folder, config))(Rng(config.seeds[0]).torch("weights"))
+    return maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
 
 
 def table(compared: Compared) -> str:

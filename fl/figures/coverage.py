@@ -14,7 +14,7 @@ from fl.analysis.coverage import coverage
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
 from fl.models.fleet import ungrafted
-from fl.runs.simulation import Simulation
+from fl.runs.run import Run
 from surgery import Submodel, sections
 
 _GRID = 400  # positions of a row
@@ -97,7 +97,7 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
     panel.tick_params(axis="y", length=0)
 
 
-def leave_coverage(run: Simulation) -> None:
+def leave_coverage(run: Run) -> None:
     """coverage.png, of methods whose clients keep their part of the global model; if these graft, also without it."""
     if not run.fed.fleet or not run.algorithm.plan:
         return

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fl.figures.style import COLORS, finish, save, shorten, two_wide
 from fl.runs.columns import columns
 from fl.runs.metrics import Row
-from fl.runs.simulation import Simulation
+from fl.runs.run import Run
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
@@ -128,7 +128,7 @@ def mean_and_std(
     return places.tolist(), values.mean(0), std
 
 
-def leave_curves(run: Simulation) -> None:
+def leave_curves(run: Run) -> None:
     """curves.png, once a round was done."""
     if run.rows:
         run_figure(run.rows, run.config.title(), run.folder / "curves.png")

@@ -27,7 +27,6 @@ from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
-from fl.runs.given import said
 from zoo import Spec, ZooError
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
@@ -58,7 +57,7 @@ def build(
     >>> len(fed.clients), list(algorithm.init())
     (20, ['global'])
     """
-    config = said(config, dataset, model)
+    config = resolve_inputs(config, dataset, model)
     config.check()
     if len(config.runs()) > 1:
         raise FLError("these are the settings of several runs: take one of config.runs()")
@@ -113,6 +112,21 @@ def build(
         remote.begin(fed)
     _check_batch(fed)
     return fed, make_algorithm(config, fed)
+
+
+def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
+    """Complete the settings of a run: what was given, and not found by name, and how many samples a method holds out.
+
+    Data that were changed since they were loaded are given.
+    """
+    if not isinstance(dataset, data.Dataset | None):
+        raise FLError(
+            f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "
+            "makes of it"
+        )
+    if dataset is not None and not config.names(dataset):
+        config = replace(config, dataset=data.GIVEN)
+    return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
 
 
 def make_algorithm(config: Config, fed: Federation) -> Algorithm:

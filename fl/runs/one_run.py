@@ -17,14 +17,13 @@ from fl.figures.coverage import leave_coverage
 from fl.figures.curves import leave_curves
 from fl.figures.structure import leave_structure
 from fl.models.custom_model import Model
-from fl.runs import given, lock
-from fl.runs.assembly import build
-from fl.runs.lock import SETTINGS, held
+from fl.runs import lock
+from fl.runs.assembly import build, resolve_inputs
+from fl.runs.folder import load_initial_weights
+from fl.runs.lock import SETTINGS, open_run_folder
 from fl.runs.logs import OnRound, require, watched
-from fl.runs.rounds import measured_round, rounds
-from fl.runs.simulation import Simulation
-from fl.runs.start import kept
-from fl.runs.together import agreed, greet
+from fl.runs.rounds import check_ranks_agree, measured_round, rounds, sync_server
+from fl.runs.run import Run
 
 AT_START = [leave_coverage]
 AT_END = [leave_structure, leave_curves]
@@ -92,10 +91,10 @@ def _lead(
 ) -> dict:
     require(config.log, on_round)
     try:
-        with held(folder, resume), _terminable() as saving:
-            run = Simulation.begin(config, folder, resume, dataset, model, remote)
+        with open_run_folder(folder, resume), _terminable() as saving:
+            run = Run.begin(config, folder, resume, dataset, model, remote)
             try:
-                greet(run)
+                check_ranks_agree(run)
             except FLError:  # also where another rank is lost before the first round
                 if not resume:
                     _empty(folder)
@@ -119,7 +118,7 @@ def _lead(
                 summary = run.close(diverged)
                 for write in AT_END:
                     write(run)
-            agreed(run, summary)
+            sync_server(run, summary)
             return summary
     except Unwritable as error:
         if not (folder / SETTINGS).exists():
@@ -129,12 +128,12 @@ def _lead(
 
 def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> dict:
     """What ranks other than 0 do: the same rounds, without a run folder, until rank 0 ends the run."""
-    config = given.said(config, dataset, model)
-    fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None)
-    run = Simulation(config, fed, algorithm, folder, algorithm.init(), 0)
-    greet(run)
+    config = resolve_inputs(config, dataset, model)
+    fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
+    run = Run(config, fed, algorithm, folder, algorithm.init(), 0)
+    check_ranks_agree(run)
     with current().together():
-        while (summary := agreed(run)) is None:
+        while (summary := sync_server(run)) is None:
             run.done += 1
             run.server, *_ = measured_round(run, run.done)
     return summary

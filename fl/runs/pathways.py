@@ -20,7 +20,6 @@ from fl.federation import client_models
 from fl.federation.client_models import Level
 from fl.models.custom_model import CustomSpec, Model, identity
 from fl.runs import checkpoint
-from fl.runs.given import spec_of
 from surgery import State
 
 _FORMAT = "pathways-2"
@@ -144,7 +143,7 @@ class Pathways:
         found, state = tensors.read(path, _FORMAT)
         parts = checkpoint.unflatten(found)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
-        return cls(spec_of(path, state["spec"], state["own"], model), state["kinds"], levels, state["mean"])
+        return cls(checkpoint.spec_of(path, state["spec"], state["own"], model), state["kinds"], levels, state["mean"])
 
     def _call(self, state: State, x: Tensor) -> Tensor:
         return functional_call(self._model, state, (x,))
