@@ -31,13 +31,13 @@ class Cohort(NamedTuple):
     states: States
 
     def select(self, rows: Sequence[int]) -> "Cohort":
-        """Some of its clients, by their positions in the cohort."""
+        """Pick some of its clients, by their positions in the cohort."""
         clients, models = ([each[k] for k in rows] for each in (self.clients, self.models))
         return Cohort(clients, models, select(self.states, rows))
 
 
 def stacks(states: States) -> list[Stack]:
-    """The states as stacks, which are views: a stack is the only one; a list gives a stack of one for each client.
+    """View states as stacks: a stack is the only one; a list gives a stack of one for each client.
 
     >>> [each["w"].shape for each in stacks([{"w": torch.zeros(3)}, {"w": torch.zeros(2)}])]
     [torch.Size([1, 3]), torch.Size([1, 2])]
@@ -48,42 +48,39 @@ def stacks(states: States) -> list[Stack]:
 
 
 def as_before(states: States, changed: Sequence[Stack]) -> States:
-    """The inverse of `stacks`: what became of the stacks of these states, in the form that the states have."""
+    """Undo `stacks`: what became of the stacks of these states, in the form that the states have."""
     if not isinstance(states, list):
         return changed[0]
     return [{name: tensor[0] for name, tensor in stack.items()} for stack in changed]
 
 
 def per_client(states: States) -> list[State]:
-    """Each client's own state, as views."""
+    """View states as a list with one state for each client."""
     return states if isinstance(states, list) else unstack(states)
 
 
-def select(entries: Any, rows: Sequence[int]) -> Any:
-    """The entries of some clients, in the same form: of states, or of an objective's input. Rows in a row give views.
+def select(entries: Any, rows: Sequence[int], stacked: bool = False) -> Any:
+    """Pick rows of states, or of an objective's input, in the same form. Consecutive rows of a stack are views.
 
     Args:
-        rows: the clients' positions in the cohort.
+        rows: positions, such as those of clients in a cohort.
+        stacked: whether the result has a leading axis also where the entries are a list; they are then of one
+            architecture.
 
     >>> select({"w": torch.tensor([[1.0], [2.0], [3.0]])}, [2, 0])["w"].flatten()
     tensor([3., 1.])
     """
     if isinstance(entries, list):
-        return [entries[k] for k in rows]
+        chosen = [entries[k] for k in rows]
+        return tree_map(lambda *each: torch.stack(each), *chosen) if stacked else chosen
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return tree_map(lambda tensor: tensor[rows[0] : rows[0] + len(rows)], entries)
     index = {device: _index(rows, device) for device in {tensor.device for tensor in tree_leaves(entries)}}
     return tree_map(lambda tensor: tensor.index_select(0, index[tensor.device]), entries)
 
 
-def select_stacked(entries: Any, rows: Sequence[int]) -> Any:
-    """The same with a leading axis, whatever the form: the clients have the same architecture."""
-    chosen = select(entries, rows)
-    return tree_map(lambda *each: torch.stack(each), *chosen) if isinstance(chosen, list) else chosen
-
-
 def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
-    """The states with those of some clients replaced; the given ones are unchanged.
+    """Replace the states of some clients in a copy.
 
     >>> replace_rows({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
     tensor([0., 1., 0.])
@@ -96,7 +93,7 @@ def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
 
 
 def add_to_rows(states: States, rows: Sequence[int], steps: States) -> States:
-    """The states with steps added to those of some clients. Tensors without a step and the given ones are unchanged.
+    """Add steps to the states of some clients in a copy; tensors without a step stay as they are.
 
     >>> add_to_rows({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
     tensor([0., 1., 0.])
@@ -109,14 +106,14 @@ def add_to_rows(states: States, rows: Sequence[int], steps: States) -> States:
 
 
 def with_entry(context: Any, name: str, values: Tensor) -> Any:
-    """An objective's input with one more entry for each client: values [K, ...]."""
+    """Add an entry to an objective's input for each client: values [K, ...]."""
     if isinstance(context, list):
         return [{**each, name: value} for each, value in zip(context, values)]
     return {**context, name: values}
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
-    """The states, in the form of the starts, and the losses [K] of a cohort that was trained in several parts.
+    """Join the results of a cohort that was trained in several parts: states in the form of the starts, losses [K].
 
     Args:
         parts: each part's rows and results; those of a stack follow one another.
