@@ -1,6 +1,7 @@
-"""The clients of a round and their states: one stack if all have the same architecture, otherwise a list of states.
+"""The clients of a round: their classes, and their states in one of two forms.
 
-Everything that has to know which of the two it is lies here. The objectives' inputs come in the same two forms.
+These are one stack if all have the same architecture, otherwise a list, and so are the objectives' inputs. Everything
+that has to know which of the two it is lies here.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fl.base.torch_private import tree_leaves, tree_map
+from fl.data import Dataset
 from fl.engine import Results
+from fl.partition.split import Parts
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
 
@@ -124,6 +127,29 @@ def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tu
     each = {k: one for rows, part in parts for k, *one in zip(rows, unstack(part.states), part.loss)}
     states, losses = zip(*(each[k] for k in range(len(each))))
     return list(states), torch.stack(losses)
+
+
+def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
+    """Say which classes (of text: tokens) each client has among its training samples: bool [K, classes], on the device.
+
+    Args:
+        parts: the samples of every client of the population.
+
+    >>> from types import SimpleNamespace
+    >>> data = SimpleNamespace(y=torch.tensor([0, 2, 1, 2]), classes=3, text=False)
+    >>> classes_held(data, [torch.tensor([0, 1]), torch.tensor([3])], [1, 0]).int()
+    tensor([[0, 0, 1],
+            [1, 0, 1]], dtype=torch.int32)
+    """
+    table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.y.device)
+    own = [parts[client] for client in clients]
+    rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(part) for part in own]))
+    index, rows = (upload(tensor, table.device) for tensor in (torch.cat(own), rows))
+    for values in (data.y, data.x) if data.text else (data.y,):
+        seen = values[index]
+        places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
+        table.index_put_(places, table.new_ones(()))
+    return table
 
 
 def _index(rows: Sequence[int], device: torch.device) -> Tensor:

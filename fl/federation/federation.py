@@ -19,9 +19,8 @@ from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
 from fl.federation.asked import ASKED
 from fl.federation.attack import Attack
-from fl.federation.classes import classes_held
 from fl.federation.clients import RemoteClients
-from fl.federation.cohort import Cohort, States, joined, per_client, select, with_entry
+from fl.federation.cohort import Cohort, States, classes_held, joined, per_client, select, with_entry
 from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics

@@ -169,8 +169,9 @@ def _specs(
     take_largest: frozenset[int],
     remote: RemoteClients | None,
 ) -> tuple[Spec, list[Spec]]:
-    """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
-    if all clients have the global one.
+    """Return the global model and each client's own; no own models if all clients have the global one.
+
+    The global model has the maximum of all clients' widths and depths.
     """
     (name,) = config.algorithm
     if not is_mixed(name):
@@ -188,7 +189,7 @@ def _specs(
 
 
 def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model | None = None) -> Spec:
-    """The model of the settings for the samples and classes, or the vocabulary, of a data set.
+    """Describe the model of the settings for the samples and classes, or the vocabulary, of a data set.
 
     Args:
         model: a model of your own, if the settings do not name it.
@@ -209,7 +210,7 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
 
 
 def pick_device(name: str) -> torch.device:
-    """A torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
+    """Find a torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and current().size > 1:
@@ -225,10 +226,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def _check_models(specs: Sequence[Spec], participants: int) -> None:
-    """Raise FLError if the models of a round do not fit, each as small as the smallest: the initial one, the server's,
-    those that clients send, and the weights, gradients and momentum of a client that trains.
+    """Raise FLError if a round cannot fit into memory, by a lower bound: every model counts as the smallest one.
 
-    Models of timm and torchvision, which come in one size, are not looked at.
+    These are the initial one, the server's, those that clients send, and the weights, gradients and momentum of a
+    client that trains. Models of timm and torchvision, which come in one size, are not looked at.
     """
     needed = (participants + 5) * min(map(weight_bytes, specs))
     what = f"a round of {participants:,} clients"

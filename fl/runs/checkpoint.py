@@ -81,7 +81,7 @@ def save(
 
 
 def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
-    """(server, round) from a run folder.
+    """Read (server, round) from a run folder.
 
     Args:
         like: a server of the same method and model, `algorithm.init()`; the result has its devices and dtypes.
@@ -115,13 +115,13 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
 
 
 def read_best(folder: Path) -> Best | None:
-    """The best model that a run folder keeps; None if it keeps none."""
+    """Read the best model that a run folder keeps; None if it keeps none."""
     round = read_header(folder)["best"]
     return None if round is None else Best(round, _read(folder, best=True)[0])
 
 
 def read_model(folder: Path, model: Model | None = None, *, best: bool = False) -> tuple[Spec, State]:
-    """(spec, state) of the global model of a run folder, with the statistics of static batch norms.
+    """Read (spec, state) of the global model of a run folder, with the statistics of static batch norms.
 
     Args:
         model: the user's model, if it was given from Python.
@@ -134,7 +134,7 @@ def read_model(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) -> tuple[Spec, dict[str, State]]:
-    """(spec of the model, everything the server kept, by part) of a run folder; arguments as of `read_model`."""
+    """Read the spec of the model and all parts of the server from a run folder; arguments as of `read_model`."""
     parts, header = _read(folder, best)
     try:
         return spec_of(folder, header["model"], header["given"].get("model"), model), parts
@@ -143,7 +143,7 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """What a checkpoint remembers beside its tensors: what `save` is given, by the same names; of `best` the round."""
+    """Read what a checkpoint keeps beside its tensors: what `save` is given, by the same names; of `best` the round."""
     return files.read_header(folder / FILE, _FORMAT)
 
 
@@ -197,12 +197,12 @@ def spec_of(
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
-    """All tensors of a server under `part/name`."""
+    """Put all tensors of a server under `part/name`."""
     return {f"{part}/{name}": tensor for part, state in server.items() for name, tensor in state.items()}
 
 
 def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
-    """The inverse of `flatten`.
+    """Undo `flatten`.
 
     >>> import torch
     >>> unflatten({"a/b/c": torch.ones(1)})

@@ -33,8 +33,9 @@ class RoundContext(NamedTuple):
 
 
 def _attack_success(context: RoundContext) -> float | None:
-    """The share of test images of other classes that the global model takes for the target once they bear the trigger;
-    None without such an attack.
+    """Measure the share of test images that the global model takes for the target once they bear the trigger.
+
+    Images of the target's class are left out; None without such an attack.
     """
     options, fed = context.config.attack, context.fed
     if not fed.attack or options.kind != "trigger":
@@ -103,7 +104,7 @@ _LAST |= {f"local_test_{name}": column for name, column in _OWN.items()}
 
 
 def columns() -> dict[str, Column]:
-    """The columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
+    """Return the columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
 
     Raises FLError for a method that names one of the others as its own.
 
@@ -121,7 +122,7 @@ def columns() -> dict[str, Column]:
 
 
 def measure_columns(context: RoundContext, wanted: Container[str]) -> dict[str, float]:
-    """The `MEASURED` columns that are due.
+    """Measure the `MEASURED` columns that are due.
 
     Args:
         wanted: what is evaluated after this round beside what is due after every round, see `Column.due`.

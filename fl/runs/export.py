@@ -122,7 +122,7 @@ def export(
 
 
 def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, dataset: Dataset | None) -> nn.Module:
-    """The model of a run folder."""
+    """Load the deployed model of a run folder, or that of a client."""
     if client is None:
         return load_model(folder, model, best=best)
     if best:
@@ -190,14 +190,14 @@ def _onnx(net: nn.Module, example: Tensor) -> bytes:
 
 
 def _program(net: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """What the model computes, for any number of samples."""
+    """Trace what the model computes, for any number of samples."""
     shapes = ({0: torch.export.Dim("batch")},)
     with torch.no_grad():
         return _quietly("a program", net, lambda: torch.export.export(net, (example,), dynamic_shapes=shapes))
 
 
 def _quietly(what: str, net: nn.Module, make: Callable):
-    """The result, without the warnings that it took; an error names the model."""
+    """Make something without the warnings that it takes; an error names the model."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

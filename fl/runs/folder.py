@@ -55,8 +55,9 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
 
 
 def check_intact(folder: Path, config: Config, table: bool = True) -> None:
-    """Raise FLError for a checkpoint of other settings than these, and for a table that is not the one that was beside
-    it when it was written. Rounds of the table after it are not looked at.
+    """Raise FLError for a checkpoint of other settings than these, or beside another table than its own.
+
+    Rounds of the table after the checkpoint are not looked at.
 
     Args:
         table: whether to look at that.
@@ -92,9 +93,10 @@ def new_folder(config: Config, title: str) -> Path:
 
 
 def fixed(config: Config) -> dict[str, Any]:
-    """The settings, by flag, that a resumed run must not change, as plain values. The number of rounds is one of them
-    where the learning rate, or who joins and leaves, depends on it; how often is evaluated where --keep-best or
-    --patience compare all evaluations.
+    """Return the settings, by flag, that a resumed run must not change, as plain values.
+
+    The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
+    evaluated where --keep-best or --patience compare all evaluations.
 
     >>> settings = fixed(Config(lr=0.5))
     >>> settings["lr"], "rounds" in settings, "fedmr.fraction" in settings, "fedprox.mu" in settings
@@ -127,9 +129,7 @@ def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> 
 
 
 def _check_none_lost(folder: Path) -> None:
-    """Raise FLError if a folder without a checkpoint must have had one: rounds run again from the start only where too
-    few were done for the first.
-    """
+    """Raise FLError if a folder without a checkpoint must have had one, since enough rounds were done for it."""
     table = folder / metrics.FILE
     done = len(metrics.read(table)) if table.exists() else 0
     if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
@@ -229,8 +229,9 @@ def save_architectures(fed: Federation, folder: Path) -> None:
 
 
 def load_model(folder: str | Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
-    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens,
-    or floats as they were given.
+    """Load the trained global model of a run folder, on the CPU, in evaluation mode.
+
+    It takes images in [-1, 1], or tokens, or floats as they were given.
 
     Args:
         model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
@@ -256,8 +257,9 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
 
 
 def _is_last_best(folder: Path) -> bool:
-    """Whether the best evaluated round of a run is the one of its checkpoint. FLError if it is another, whose model was
-    not kept.
+    """Say whether the best evaluated round of a run is the one of its checkpoint.
+
+    Raises FLError if it is another, whose model was not kept.
     """
     header = checkpoint.read_header(folder)
     best = metrics.best([row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]])
@@ -269,7 +271,7 @@ def _is_last_best(folder: Path) -> bool:
 
 
 def _tied(net: nn.Module, state: State) -> State:
-    """The tensors that a state has under another of their names."""
+    """Return the tensors of a model that a state has under another of their names."""
     own = net.state_dict(keep_vars=True)
     known = {id(tensor): state[name] for name, tensor in own.items() if name in state}
     return {name: known[id(tensor)] for name, tensor in own.items() if name not in state and id(tensor) in known}

@@ -133,8 +133,9 @@ def is_locked(folder: Path) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    """A file descriptor of the lock's file. FLError if a link, a pipe or the like is there: writing the owner into it
-    would destroy what it leads to.
+    """Open the lock's file.
+
+    Raises FLError if a link, a pipe or the like is there: writing the owner into it would destroy what it leads to.
     """
     try:
         handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -154,7 +155,7 @@ def _strange(path: Path) -> FLError:
 
 
 def _take(path: Path) -> int:
-    """A file descriptor that holds the lock."""
+    """Take the lock, and return the file descriptor that holds it."""
     while True:
         handle = _open(path, os.O_RDWR | os.O_CREAT)
         try:

@@ -23,8 +23,9 @@ _ID = "wandb-id.txt"
 
 @contextmanager
 def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
-    """Columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder. A resumed run
-    continues it: the rounds that it repeats take the place of the former ones.
+    """Draw columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder.
+
+    A resumed run continues it: the rounds that it repeats take the place of the former ones.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -46,8 +47,9 @@ def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
 
 @contextmanager
 def _wandb(run: Run) -> Iterator[Callable[[Row], None]]:
-    """Settings and rounds for Weights & Biases, whose WANDB_... variables say where they go. A resumed run goes on with
-    its log, under the id that is kept in the run folder.
+    """Send settings and rounds to Weights & Biases, whose WANDB_... variables say where they go.
+
+    A resumed run goes on with its log, under the id that is kept in the run folder.
 
     Raises:
         FLError: if Weights & Biases cannot be reached.
@@ -100,7 +102,7 @@ def require(names: Sequence[str], on_round: OnRound | None = None) -> None:
 
 @contextmanager
 def watched(run: Run, on_round: OnRound | None = None) -> Iterator[Callable[[Row], bool]]:
-    """Within it, a function that tells everyone about a row, and returns whether the user wants to stop."""
+    """Open the logs, and yield a function that tells them of a row and returns whether the user wants to stop."""
     with ExitStack() as stack:
         logs = [stack.enter_context(LOGS[name](run)) for name in run.config.log]
 

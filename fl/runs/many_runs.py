@@ -73,8 +73,9 @@ class Ended:
 def train_all(
     runs: Mapping[Path, Config], settings: Path, text: str, resume: bool, load: Callable[[Config], data.Dataset]
 ) -> Ended:
-    """Carry out several runs, each in its folder. Finished runs are kept, interrupted ones are resumed; after a run
-    whose training fails the others go on.
+    """Carry out several runs, each in its folder.
+
+    Finished runs are kept, interrupted ones are resumed; after a run whose training fails the others go on.
 
     Args:
         runs: the settings (with one method and one seed) of the run in each folder.
@@ -184,7 +185,7 @@ class Sweep:
                 raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice: give it once")
 
     def at(self, text: str) -> Config:
-        """The settings with one value; FLError where the flag does not take it."""
+        """Return the settings with one value; FLError where the flag does not take it."""
         group, _, name = self.option.rpartition(".")
         if isinstance(flat(asdict(self.config))[self.option], bool):
             choice(f"value of {self.option}", [text], ("true", "false"))
@@ -204,13 +205,13 @@ class Sweep:
         return config
 
     def methods(self) -> tuple[list[str], list[str]]:
-        """(methods that read the option, methods that do not)."""
+        """Return the methods that read the option, and those that do not."""
         each = {name: replace(self.config, algorithm=(name,)).settings() for name in self.config.algorithm}
         reads = [name for name, settings in each.items() if self.option in {setting.flag for setting in settings}]
         return reads, [m for m in self.config.algorithm if m not in reads]
 
     def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
-        """(value, method) -> run folder -> settings; the value of a method that does not read the option is ""."""
+        """Map (value, method) to run folders and settings; the value of methods that do not read the option is ""."""
         reads, others = self.methods()
         result = {}
         for text in self.values:
@@ -224,7 +225,7 @@ class Sweep:
         return result
 
     def write(self) -> str:
-        """As YAML; `read` is the inverse."""
+        """Write the sweep as YAML; `read` is the inverse."""
         settings = yaml.safe_load(self.config.to_yaml(swept=self.option))
         return yaml.safe_dump(
             {"option": self.option, "values": list(self.values), "settings": settings}, sort_keys=False
@@ -232,7 +233,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep":
-        """The sweep of a folder; FLError if it holds none."""
+        """Read the sweep of a folder; FLError if it holds none."""
         path = folder / SWEEP
         try:
             saved = yaml.safe_load(path.read_text())

@@ -22,7 +22,7 @@ Row = dict[str, float]
 
 
 class Metrics:
-    """The rows of a run. They are on disk as soon as they are added; what was not measured in a round is blank.
+    """The rows of metrics.csv, on disk as soon as they are added; what was not measured in a round is blank.
 
     Args:
         path: the CSV file, which is written anew.
@@ -48,7 +48,7 @@ class Metrics:
 
 
 def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None) -> list[Row]:
-    """The rows of an interrupted run's metrics.csv that a resumed one keeps. Nothing is written.
+    """Read the rows of an interrupted run's metrics.csv that a resumed one keeps, without writing anything.
 
     Args:
         done: rounds of its checkpoint; later ones are dropped, since they run again.
@@ -58,8 +58,7 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None)
     Raises:
         FLError: for a table that lacks rounds, or has a column that is no metric.
     """
-    check_rows(path, done, known=None)
-    rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
+    rows = check_rows(path, done, known=None)
     due = {name: column.due for name, column in columns().items()}
     if wanted is not None:
         rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
@@ -71,8 +70,9 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None)
 
 
 class ClientTable:
-    """clients.csv: the scores of every client on its own held-out samples, in every evaluated round. It is not written
-    if clients hold nothing out.
+    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
+
+    It is not written if clients hold nothing out.
 
     Args:
         folder: the run folder.
@@ -122,7 +122,7 @@ def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
 
 
 def checksums(rows: Sequence[Row]) -> list[str]:
-    """A text for each row that changes with its numbers, other than the seconds, which differ from run to run.
+    """Compute a checksum of each row, of all numbers but the seconds, which differ from run to run.
 
     It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `Metrics`.
     """
@@ -140,8 +140,8 @@ def _checksum(part: Row) -> str:
     return f"{zlib.crc32(json.dumps(part, sort_keys=True).encode()):08x}" if part else ""
 
 
-def check_rows(path: Path, done: int, known: Sequence[str] | None) -> None:
-    """Raise FLError unless a metrics.csv holds the rows that it had when the checkpoint of round `done` was written.
+def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
+    """Return the first rows of a metrics.csv; FLError unless they are those beside the checkpoint of round `done`.
 
     Args:
         known: their `checksums`; None: they are not compared.
@@ -149,21 +149,21 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> None:
     rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
     if [row["round"] for row in rows] != list(range(1, done + 1)):
         raise FLError(f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back")
-    if known is None:
-        return
-    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done]):
+    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
         pairs = [*zip(found.split(" "), expected.split(" "))]
         if len(pairs) != len(get_args(Due)) or any(now not in (was, "") for now, was in pairs):
             raise FLError(
                 f"{path} is not the table that the run left: round {row['round']} has other numbers than when the "
                 "checkpoint was written; put back the table, or start a new run under another --name"
             )
+    return rows
 
 
 def selected(rows: Sequence[Row]) -> Row:
-    """The round that a run is judged by on clients' own data: the evaluated round with the smallest mean validation
-    loss (the first one in case of a tie), or the last evaluated round if clients do not validate. Empty if no round was
-    evaluated.
+    """Return the row of the round that a run is judged by on clients' own data.
+
+    It is the evaluated round with the smallest mean validation loss (the first one in case of a tie), or the last
+    evaluated round if clients do not validate. Empty if no round was evaluated.
 
     >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
     >>> selected(rows)["round"]
@@ -177,8 +177,10 @@ def selected(rows: Sequence[Row]) -> Row:
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """The best evaluated round: that of the smallest mean validation loss where clients validate, else that of the
-    highest test accuracy; the first of equal ones. Empty if no round was evaluated.
+    """Return the row of the best evaluated round.
+
+    It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy; the
+    first of equal ones. Empty if no round was evaluated.
 
     >>> best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))])["round"]
     2
@@ -190,7 +192,7 @@ def best(rows: Sequence[Row]) -> Row:
 
 
 def evaluations_since_best(rows: Sequence[Row]) -> int:
-    """How many evaluations have come after the best one.
+    """Count the evaluations after the best one.
 
     >>> evaluations_since_best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.5), (4, 0.75))])
     2
@@ -200,7 +202,7 @@ def evaluations_since_best(rows: Sequence[Row]) -> int:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a metrics.csv, as numbers; blanks are left out, and so is a last line that was cut off.
+    """Read the rows of a metrics.csv as numbers; blanks are left out, and so is a last line that was cut off.
 
     Raises FLError for any other file, and for rounds that are there twice or in another order.
     """

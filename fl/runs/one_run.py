@@ -127,7 +127,7 @@ def _lead(
 
 
 def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> dict:
-    """What ranks other than 0 do: the same rounds, without a run folder, until rank 0 ends the run."""
+    """Do the rounds of a rank other than 0, which writes no run folder, until rank 0 ends the run."""
     config = resolve_inputs(config, dataset, model)
     fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
     run = Run(config, fed, algorithm, folder, algorithm.init(), 0)
@@ -141,11 +141,11 @@ def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | 
 
 @contextmanager
 def _terminable() -> Iterator[Callable[[], None]]:
-    """Within it, SIGTERM raises `Terminated`, after a handler of the user's was called; a second one is ignored. Once
-    what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then this
-    one has to save.
+    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called; a second one is ignored.
 
-    It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is not ignored.
+    Once what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then
+    this one has to save. It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is
+    not ignored.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None

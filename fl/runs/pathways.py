@@ -45,7 +45,7 @@ class Pathways:
         return len(self.levels[0].used)
 
     def pathway(self, client: int) -> list[int]:
-        """The number of the model that a client uses on each level, -1 for none.
+        """Return the number of the model that a client uses on each level, -1 for none.
 
         Raises FLError if there is no such client.
         """
@@ -116,7 +116,7 @@ class Pathways:
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None) -> "Pathways":
-        """From a run folder of a method of levels, or a file that `save` wrote; on the CPU.
+        """Load pathways from a run folder of a method of levels, or a file that `save` wrote; on the CPU.
 
         Args:
             model: the model of your own that the run was given, if it was, as for `fl.load_model`.

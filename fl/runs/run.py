@@ -17,13 +17,7 @@ from fl.partition import KINDS
 from fl.runs import checkpoint, metrics
 from fl.runs.assembly import build, resolve_inputs
 from fl.runs.checkpoint import Best
-from fl.runs.folder import (
-    fixed,
-    load_initial_weights,
-    restore_server,
-    save_architectures,
-    save_initial_weights,
-)
+from fl.runs.folder import fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row, best, checksums, evaluations_since_best
 from fl.runs.summary import summarise
@@ -124,11 +118,11 @@ class Run:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Those of metrics.csv."""
+        """The rows of metrics.csv so far."""
         return self.metrics.rows
 
     def due(self, number: int) -> set[str]:
-        """What is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
+        """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
         last, wanted = number == self.config.rounds, set()
         if last or number % self.config.eval_every == 0:
             wanted.add("global")
