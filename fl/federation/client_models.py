@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fl.base.rng import Rng
-from fl.federation.cohort import select
+from fl.federation.cohort import States, select
 from fl.federation.inference import lacks_statistics
 from surgery import Stack, State, broadcast
 from surgery.errors import first_line
@@ -35,7 +35,7 @@ class Level(NamedTuple):
         modules: the architecture of each of the models; None: all have the federation's.
     """
 
-    models: Stack | Sequence[State]
+    models: States
     used: Tensor
     modules: Sequence[nn.Module] | None = None
 
@@ -111,7 +111,7 @@ def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor)
         samples: of the data's training part, int64 [M], on the CPU.
         owners: the client of each, int64 [M], on the CPU.
     """
-    total = sum(logits(fed, level, samples, owners) for level in models.levels)
+    total: Any = sum(logits(fed, level, samples, owners) for level in models.levels)
     if not models.mean:
         return total
     used = count(models.levels, len(fed.clients)).clamp(min=1)[owners]

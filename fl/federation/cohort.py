@@ -17,7 +17,8 @@ from fl.partition.split import Parts
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
 
-States: TypeAlias = Stack | list[State]
+States: TypeAlias = Any
+"""A stack [K, ...]; or a list of K states, where architectures differ."""
 
 
 class Cohort(NamedTuple):
@@ -34,9 +35,9 @@ class Cohort(NamedTuple):
     states: States
 
     def select(self, rows: Sequence[int]) -> "Cohort":
-        """Pick some of its clients, by their positions in the cohort."""
-        clients, models = ([each[k] for k in rows] for each in (self.clients, self.models))
-        return Cohort(clients, models, select(self.states, rows))
+        """Some of its clients, by their positions in the cohort."""
+        models = [self.models[k] for k in rows]
+        return Cohort([self.clients[k] for k in rows], models, select(self.states, rows))
 
 
 def stacks(states: States) -> list[Stack]:

@@ -1,4 +1,4 @@
-"""The trained model of a run as one file for programs that do not know this project."""
+"""Export of the trained model of a run, as one file for programs that do not know this project."""
 
 import copy
 import io
@@ -122,7 +122,7 @@ def export(
 
 
 def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, dataset: Dataset | None) -> nn.Module:
-    """Load the deployed model of a run folder, or that of a client."""
+    """Load the model of a run folder."""
     if client is None:
         return load_model(folder, model, best=best)
     if best:
@@ -131,7 +131,8 @@ def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, d
 
 
 def client_model(folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None) -> nn.Module:
-    """The model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is needed.
+    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is
+    needed.
 
     Args:
         model, dataset: those of your own that the run was given, if it was.
@@ -190,14 +191,14 @@ def _onnx(net: nn.Module, example: Tensor) -> bytes:
 
 
 def _program(net: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Trace what the model computes, for any number of samples."""
+    """Trace the model as a program for any number of samples."""
     shapes = ({0: torch.export.Dim("batch")},)
     with torch.no_grad():
         return _quietly("a program", net, lambda: torch.export.export(net, (example,), dynamic_shapes=shapes))
 
 
 def _quietly(what: str, net: nn.Module, make: Callable):
-    """Make something without the warnings that it takes; an error names the model."""
+    """Call `make` without its warnings; an error names the model."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

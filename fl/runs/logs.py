@@ -1,4 +1,4 @@
-"""What watches a run from round to round: the user's function, and the logs of --log."""
+"""Observers of a run, called after each round: the user's function, and the logs of --log."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +23,8 @@ _ID = "wandb-id.txt"
 
 @contextmanager
 def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
-    """Draw columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder.
-
-    A resumed run continues it: the rounds that it repeats take the place of the former ones.
+    """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder. A resumed
+    run continues it: the rounds that it repeats take the place of the former ones.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -47,9 +46,8 @@ def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
 
 @contextmanager
 def _wandb(run: Run) -> Iterator[Callable[[Row], None]]:
-    """Send settings and rounds to Weights & Biases, whose WANDB_... variables say where they go.
-
-    A resumed run goes on with its log, under the id that is kept in the run folder.
+    """Log settings and rounds to Weights & Biases, whose WANDB_... variables say where they go. A resumed run goes on
+    with its log, under the id that is kept in the run folder.
 
     Raises:
         FLError: if Weights & Biases cannot be reached.

@@ -45,7 +45,7 @@ def resumable(folder: Path, command: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How several runs have ended.
+    """Outcome of several runs.
 
     Attributes:
         done: the folders of those that did all their rounds.
@@ -57,7 +57,7 @@ class Ended:
     failed: dict[Path, str] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """The runs that failed, a line for each.
+        """List the runs that failed, a line for each.
 
         >>> print(Ended([], {Path("a"): "the loss is nan in round 4"}).describe())
         <BLANKLINE>
@@ -185,7 +185,7 @@ class Sweep:
                 raise FLError(f"{option} {','.join(self.values)}: {self.values[k]} is there twice: give it once")
 
     def at(self, text: str) -> Config:
-        """Return the settings with one value; FLError where the flag does not take it."""
+        """Set the option to one value; FLError where the flag does not take it."""
         group, _, name = self.option.rpartition(".")
         if isinstance(flat(asdict(self.config))[self.option], bool):
             choice(f"value of {self.option}", [text], ("true", "false"))
@@ -205,13 +205,15 @@ class Sweep:
         return config
 
     def methods(self) -> tuple[list[str], list[str]]:
-        """Return the methods that read the option, and those that do not."""
+        """Split the methods: (those that read the option, the others)."""
         each = {name: replace(self.config, algorithm=(name,)).settings() for name in self.config.algorithm}
         reads = [name for name, settings in each.items() if self.option in {setting.flag for setting in settings}]
         return reads, [m for m in self.config.algorithm if m not in reads]
 
     def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
-        """Map (value, method) to run folders and settings; the value of methods that do not read the option is ""."""
+        """Map (value, method) to run folders and their settings; the value of a method that does not read the option is
+        "".
+        """
         reads, others = self.methods()
         result = {}
         for text in self.values:

@@ -48,7 +48,7 @@ class Metrics:
 
 
 def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None) -> list[Row]:
-    """Read the rows of an interrupted run's metrics.csv that a resumed one keeps, without writing anything.
+    """Read the rows of an interrupted run's metrics.csv that a resumed run keeps. Nothing is written.
 
     Args:
         done: rounds of its checkpoint; later ones are dropped, since they run again.
@@ -122,7 +122,7 @@ def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
 
 
 def checksums(rows: Sequence[Row]) -> list[str]:
-    """Compute a checksum of each row, of all numbers but the seconds, which differ from run to run.
+    """Compute a text for each row that changes with its numbers, other than the seconds, which differ from run to run.
 
     It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `Metrics`.
     """
@@ -160,10 +160,9 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
 
 
 def selected(rows: Sequence[Row]) -> Row:
-    """Return the row of the round that a run is judged by on clients' own data.
-
-    It is the evaluated round with the smallest mean validation loss (the first one in case of a tie), or the last
-    evaluated round if clients do not validate. Empty if no round was evaluated.
+    """Find the round that a run is judged by on clients' own data: the evaluated round with the smallest mean
+    validation loss (the first one in case of a tie), or the last evaluated round if clients do not validate. Empty if
+    no round was evaluated.
 
     >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
     >>> selected(rows)["round"]
@@ -177,10 +176,8 @@ def selected(rows: Sequence[Row]) -> Row:
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """Return the row of the best evaluated round.
-
-    It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy; the
-    first of equal ones. Empty if no round was evaluated.
+    """Find the best evaluated round: that of the smallest mean validation loss where clients validate, else that of the
+    highest test accuracy; the first of equal ones. Empty if no round was evaluated.
 
     >>> best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))])["round"]
     2
@@ -202,7 +199,7 @@ def evaluations_since_best(rows: Sequence[Row]) -> int:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows of a metrics.csv as numbers; blanks are left out, and so is a last line that was cut off.
+    """Read the rows of a metrics.csv, as numbers; blanks are left out, and so is a last line that was cut off.
 
     Raises FLError for any other file, and for rounds that are there twice or in another order.
     """

@@ -25,7 +25,7 @@ _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
 def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None, diverged: str = "") -> dict:
-    """Compose summary.json: the run's settings in brief, its results, what it began from and where it ran.
+    """Make the content of summary.json: the run's settings in brief, its results, what it began from and where it ran.
 
     Args:
         diverged: why training could not go on, if it could not.
@@ -53,7 +53,8 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
 
 
 def failure(rows: Sequence[Row]) -> str:
-    """Say why training has failed, though its rounds were done: a loss that is not finite at the end. "" if it has not.
+    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end. "" where it
+    has not.
 
     >>> failure([{"round": 1, "train_loss": 2.0, "loss": float("nan")}, {"round": 2, "train_loss": 1.0}])
     'the loss is nan in round 1'
@@ -68,7 +69,9 @@ def failure(rows: Sequence[Row]) -> str:
 
 
 def describe(summary: dict) -> str:
-    """Tell the results of a run in two lines, and more if clients have test data of their own, or it failed."""
+    """Describe the results of a run in two lines, a third one if clients have test data of their own, and one if it
+    failed.
+    """
     known = columns()
     final, best, chosen = (
         {name: known[name].text(value) for name, value in summary[part].items() if name in known}
@@ -96,7 +99,7 @@ def describe(summary: dict) -> str:
 
 
 def _own(chosen: dict[str, str]) -> str:
-    """Tell means and spreads over clients of the scores on their own test data."""
+    """Write means and spreads over clients of the scores on their own test data."""
     accuracy = f"accuracy {chosen['local_test_accuracy']} ± {chosen['local_test_std']}"
     if "local_test_f1" in chosen:
         return f"{accuracy}, macro-F1 {chosen['local_test_f1']} ± {chosen['local_test_f1_std']}"
@@ -104,7 +107,7 @@ def _own(chosen: dict[str, str]) -> str:
 
 
 def advice(config: Config, folder: Path) -> str:
-    """Tell where the results lie and what to try next."""
+    """Write where the results lie and what to try next."""
     where, several = shlex.quote(str(folder)), len(config.runs()) > 1
     patient = " --patience 0" if _out_of_patience(config, folder) else ""
     lines = {
@@ -122,7 +125,7 @@ def advice(config: Config, folder: Path) -> str:
 
 
 def _comparison(config: Config) -> str:
-    """Compose the command that trains other methods as this one, with more seeds; "" if they cannot."""
+    """Write the command that trains other methods as this one, with more seeds; "" if they cannot do it."""
     (own,) = config.algorithm
     rivals = ("fedavg", "fedprox")
     methods = (*rivals, *(Config().algorithm if own in rivals else (own,)))
