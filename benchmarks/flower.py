@@ -97,7 +97,7 @@ def theirs(root: Path) -> list[float]:
 
 
 def on_flower(root: Path, config: fl.Config, how: str, own: bool, timeout: float) -> list[float]:
-    """The seconds of rounds on Flower; `how` is a context manager of `fl.deploy.local`."""
+    """The seconds of rounds on Flower; `how` is "simulation" (Ray) or "deployment"."""
     root.mkdir()
     deal_out(config, root / "data")
     values = {"data": str(root / "data"), "nodes": config.clients, "threads": 1}
@@ -112,8 +112,12 @@ def on_flower(root: Path, config: fl.Config, how: str, own: bool, timeout: float
         more = {"rounds": config.rounds, "epochs": config.local_epochs, "width": config.width[0]}
         local.write_app(root / "app", values | {"folder": str(root / "ends.json"), **more})
         (root / "app" / "surgery_app.py").write_text(THEIRS)
-    with getattr(local, how)(root, config.clients) as running:
-        status = running.wait(running.run(root / "app"), timeout * config.rounds)
+    words = ("--federation-config", f"num-supernodes={config.clients}") if how == "simulation" else ()
+    nodes = local.processes(root, "insecure = true") if words else local.deployment(root, config.clients)
+    with nodes as running:
+        if words:
+            running.start_superlink("--insecure", "--simulation")
+        status = running.wait(running.run(root / "app", *words), timeout * config.rounds)
     if status != "finished:completed":
         raise RuntimeError(f"{how} ended as {status}: see {root / 'superlink.log'}")
     return ours(root) if own else theirs(root)

@@ -20,8 +20,7 @@ from fl.data import Dataset
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
 from fl.runs.assembly import build
-from fl.runs.folder import load_model
-from fl.runs.start import kept
+from fl.runs.folder import load_initial_weights, load_model
 from surgery import State, state
 
 _CHUNK = 500  # samples of one forward pass, as in evaluation
@@ -102,7 +101,7 @@ def landscape(
         seed: of the directions and the samples.
         together: how many models are computed side by side; 0 chooses by the device.
     """
-    fed, _ = build(replace(run.config, device=device), dataset, start=kept(run.folder, run.config))
+    fed, _ = build(replace(run.config, device=device), dataset, start=load_initial_weights(run.folder, run.config))
     where = fed.data.x.device
     model = load_model(run.folder).to(where)
     rng = Rng(seed)

@@ -12,7 +12,7 @@ from fl.analysis.groups import folders_with
 from fl.base.errors import FLError
 from fl.base.files import write_json
 from fl.base.tables import aligned
-from fl.runs.simulation import Simulation
+from fl.runs.run import Run
 
 FILE = "structure.json"
 
@@ -68,7 +68,7 @@ class Structure:
         return len(self.truth[0])
 
     @classmethod
-    def of(cls, run: Simulation) -> "Structure | None":
+    def of(cls, run: Run) -> "Structure | None":
         """Make the structure of a run; None if its method does not give clients models on levels."""
         if not run.algorithm.levels:
             return None

@@ -15,7 +15,7 @@ from fl.config import Config
 from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_model
-from fl.runs.start import kept
+from fl.runs.folder import load_initial_weights
 from surgery import (
     SectionSimilarity,
     Submodel,
@@ -44,7 +44,7 @@ def initial_model(folder: Path) -> nn.Module:
     """Make the initial model of a run again, from its seed and the weights of its --init; on the CPU."""
     spec, _ = checkpoint.read_model(folder)
     config = Config.read(folder)
-    return maker(spec, kept(folder, config))(Rng(config.seeds[0]).torch("weights"))
+    return maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
 
 
 def similarity_table(compared: Compared) -> str:

@@ -27,7 +27,7 @@ class Column:
         span: the least that this axis spans, so that noise does not fill it; of a logarithmic one the least ratio of
             its ends, minus 1.
         limits: between which values the numbers lie, so that bands end there; shares lie between 0 and 1.
-        measure: `fl.runs.columns.Moment` -> its number, or None if there is none. Columns without a `measure` are
+        measure: `fl.runs.columns.RoundContext` -> its number, or None if there is none. Columns without a `measure` are
             filled by what trains or evaluates.
 
     >>> Column(factor=100).text(0.98765), Column(digits=3).text(0.98765)

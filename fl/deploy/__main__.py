@@ -1,7 +1,6 @@
 """Train with real clients on Flower: a SuperLink and SuperNodes on this machine, `python -m fl.deploy --nodes 3`."""
 
 import argparse
-import itertools
 import json
 import shlex
 import sys
@@ -16,8 +15,8 @@ from fl.base.settings import flag_in
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
-from fl.deploy.follow import Follow
-from fl.deploy.local import deployment, require, share_of_cores, write_app, write_keys
+from fl.deploy.local import Follow, deployment, require, share_of_cores, write_app, write_keys
+from fl.runs.folder import new_folder
 from fl.runs.summary import describe
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
@@ -48,18 +47,18 @@ def _main(argv: list[str]) -> int:
         raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
     if options.only in ("keys", None):
         require()
-    root = Path(options.folder or _new_folder()).resolve()
+    root = Path(options.folder or new_folder(replace(config, name=None), "deploy")).resolve()
+    threads = options.threads or (0 if options.only else share_of_cores(options.nodes + 1))
     if options.only == "keys":
         here = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
         write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *here])))
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):
-        write_app(root / "app", _settings(options, flags, root / "data", root / "run"))
+        write_app(root / "app", _settings(options, flags, root, threads))
     if options.only:
         print(f"written: {root / options.only}")
         return 0
-    threads = options.threads or share_of_cores(options.nodes + 1)
     with deployment(root, options.nodes, threads=threads) as running:
         print(
             f"a SuperLink and {options.nodes} SuperNodes run on this machine, with {threads} "
@@ -100,23 +99,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace, flags: Sequence[str], data: Path, folder: Path) -> dict:
+def _settings(options: argparse.Namespace, flags: Sequence[str], root: Path, threads: int) -> dict:
+    """Return the run config, see `fl.deploy.settings.RunSettings`."""
     return {
         "flags": shlex.join(flags),
-        "folder": str(folder),
-        "data": str(data),
-        "server-data": str(data / SERVER),
+        "folder": str(root / "run"),
+        "data": str(root / "data"),
+        "server-data": str(root / "data" / SERVER),
         "nodes": options.nodes,
         "quorum": options.quorum,
         "round-timeout": options.round_timeout,
         "start-timeout": options.start_timeout,
-        "threads": options.threads or (0 if options.only else share_of_cores(options.nodes + 1)),
+        "threads": threads,
     }
-
-
-def _new_folder() -> str:
-    names = (f"runs/deploy{number}" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
-    return next(name for name in names if not Path(name).exists())
 
 
 if __name__ == "__main__":

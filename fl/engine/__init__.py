@@ -132,7 +132,7 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
 
 @contextmanager
 def _explained(jobs: Sequence[Job]) -> Iterator[None]:
-    """Within it clients train: gradients are recorded, whatever surrounds it, and two faults of models are named."""
+    """Record gradients in the block, whatever surrounds it, and name two faults of models that train in it."""
     names, before = " or ".join(type(job.model).__name__ for job in jobs), _global_rng(jobs[0].device)
     try:
         with torch.inference_mode(False), torch.enable_grad():
@@ -163,8 +163,7 @@ _SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.w
 
 
 def ranked(groups: Sequence[Group]) -> list[str]:
-    """The backends that can train these groups, the one that should be fastest first, and last the loop, which trains
-    everything.
+    """Return the backends that can train these groups, the fastest by a rule first, and last the loop, which can all.
 
     Small steps of several clients train as one program; others as graphs on CUDA, and in threads on the CPU. Two
     clients leave threads idle. (`docs/results/engine.md` says what this was measured to be worth.)
@@ -187,8 +186,9 @@ def _size(groups: Sequence[Group]) -> str:
 
 
 def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
-    """The backends in the order in which they are tried: an earlier choice first if it is possible here, and without
-    those that have refused one of the models.
+    """Return the backends in the order in which they are tried, without those that have refused one of the models.
+
+    An earlier choice comes first if it is possible here.
     """
     job, order = groups[0][0], ranked(groups)
     with suppress(FLError):
@@ -209,8 +209,9 @@ def _remember(models: Sequence[nn.Module], backend: str, refused: Mapping[str, s
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The starts, and the model's non-persistent buffers, which are no part of its state: each client begins with the
-    model's own, and they are dropped after the round.
+    """Add the model's non-persistent buffers to the starts, though they are no part of its state.
+
+    Each client begins with the model's own, and they are dropped after the round.
     """
     known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()}
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}

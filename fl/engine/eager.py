@@ -54,7 +54,7 @@ class Replica:
         self.positions: dict = {}  # see `Draws`
 
     def steps(self, k: int) -> Iterator[tuple[Step, Any]]:
-        """What `step` takes, for each step of the k-th client, whose start is in place."""
+        """Put the k-th client's start in place, and yield what `step` takes for each of its steps."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
             yield self.job.batches.own(k, s), mine
@@ -68,7 +68,7 @@ class Replica:
         return tree_map(lambda tensor: tensor[k], self.context)
 
     def step(self, given: Step, context: Any) -> None:
-        """One step."""
+        """Make a step of the client that is in place."""
         batch = self.job.fetch(given, self.dtype)
         loss = self.differentiate(batch, given.key, context)
         if self.job.ascent:

@@ -27,11 +27,11 @@ class SGD(NamedTuple):
     clip: float = 0.0
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, as it is before the first step."""
+        """Return what the optimizer keeps from step to step, as it is before the first."""
         return {"momentum": [torch.zeros_like(p) for p in params]} if self.momentum else {}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """One step.
+        """Make a step in place.
 
         Args:
             params, memory, gradients: of one client, or with `lead=1` stacks [K, ...] of several clients that have made
@@ -64,12 +64,12 @@ class Adam(NamedTuple):
     clip: float = 0.0
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, as it is before the first step."""
+        """Return what the optimizer keeps from step to step, as it is before the first."""
         first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
         return {"first": first, "second": second, "steps": [torch.zeros((), device=p.device) for p in params]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """One step, see `SGD.step`."""
+        """Make a step in place, see `SGD.step`."""
         params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
         foreach_add_(memory["steps"], 1)
         fused_adam(

@@ -15,10 +15,9 @@ from surgery.states import owners
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
-    """Floating-point operations of one sample's forward pass: twice its multiply-accumulates. Each model is counted
-    once.
+    """Count the floating-point operations of one sample's forward pass: twice its multiply-accumulates.
 
-    0 if the model cannot run on the meta device, because its operations depend on the data.
+    Each model is counted once. 0 if the model cannot run on the meta device, because its operations depend on the data.
 
     >>> from fl.data import load
     >>> flops(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
@@ -37,7 +36,7 @@ _FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary(
 
 
 def work(job: Job) -> int:
-    """Floating-point operations of one forward pass of one client's batch, per layer of the network; 0 if unknown.
+    """Count the operations of one forward pass of one client's batch, per layer of the network; 0 if unknown.
 
     Clients side by side pay off where single operations are too small to keep the device busy.
     """
@@ -46,7 +45,7 @@ def work(job: Job) -> int:
 
 
 def activation_bytes(model: nn.Module, data: Dataset) -> int:
-    """Bytes of what the layers of a model give for one sample, about what a training step keeps of it; 0 if unknown.
+    """Count the bytes that a training step keeps of one sample: about what the layers give; 0 if unknown.
 
     >>> from fl.data import load
     >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
@@ -99,6 +98,6 @@ class Meter:
         self.flops = 0
 
     def read(self) -> int:
-        """What was added since the last reading."""
+        """Return what was added since the last reading."""
         flops, self.flops = self.flops, 0
         return flops

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fl.base.rng import Rng
-from fl.federation.cohort import States
+from fl.federation.cohort import States, select
 from fl.federation.inference import lacks_statistics
 from surgery import Stack, State, broadcast
 from surgery.errors import first_line
@@ -82,7 +82,7 @@ def given(models: ClientModels, clients: Sequence[int]) -> Stack:
     rows = level.used[list(clients)].tolist()
     if len(set(rows)) == 1:
         return broadcast(level.state(rows[0]), len(rows))
-    return {name: torch.stack([level.state(row)[name] for row in rows]) for name in level.state(rows[0])}
+    return select(level.models, rows, stacked=True)
 
 
 def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Tensor, mean: bool) -> Tensor | None:

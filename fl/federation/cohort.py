@@ -1,6 +1,7 @@
-"""The clients of a round and their states: one stack if all have the same architecture, otherwise a list of states.
+"""The clients of a round: their classes, and their states in one of two forms.
 
-Everything that has to know which of the two it is lies here. The objectives' inputs come in the same two forms.
+These are one stack if all have the same architecture, otherwise a list, and so are the objectives' inputs. Everything
+that has to know which of the two it is lies here.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fl.base.torch_private import tree_leaves, tree_map
+from fl.data import Dataset
 from fl.engine import Results
+from fl.partition.split import Parts
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
 
@@ -38,7 +41,7 @@ class Cohort(NamedTuple):
 
 
 def stacks(states: States) -> list[Stack]:
-    """The states as stacks, which are views: a stack is the only one; a list gives a stack of one for each client.
+    """View states as stacks: a stack is the only one; a list gives a stack of one for each client.
 
     >>> [each["w"].shape for each in stacks([{"w": torch.zeros(3)}, {"w": torch.zeros(2)}])]
     [torch.Size([1, 3]), torch.Size([1, 2])]
@@ -49,42 +52,39 @@ def stacks(states: States) -> list[Stack]:
 
 
 def as_before(states: States, changed: Sequence[Stack]) -> States:
-    """The inverse of `stacks`: what became of the stacks of these states, in the form that the states have."""
+    """Undo `stacks`: what became of the stacks of these states, in the form that the states have."""
     if not isinstance(states, list):
         return changed[0]
     return [{name: tensor[0] for name, tensor in stack.items()} for stack in changed]
 
 
 def per_client(states: States) -> list[State]:
-    """Each client's own state, as views."""
+    """View states as a list with one state for each client."""
     return states if isinstance(states, list) else unstack(states)
 
 
-def select(entries: Any, rows: Sequence[int]) -> Any:
-    """The entries of some clients, in the same form: of states, or of an objective's input. Rows in a row give views.
+def select(entries: Any, rows: Sequence[int], stacked: bool = False) -> Any:
+    """Pick rows of states, or of an objective's input, in the same form. Consecutive rows of a stack are views.
 
     Args:
-        rows: the clients' positions in the cohort.
+        rows: positions, such as those of clients in a cohort.
+        stacked: whether the result has a leading axis also where the entries are a list; they are then of one
+            architecture.
 
     >>> select({"w": torch.tensor([[1.0], [2.0], [3.0]])}, [2, 0])["w"].flatten()
     tensor([3., 1.])
     """
     if isinstance(entries, list):
-        return [entries[k] for k in rows]
+        chosen = [entries[k] for k in rows]
+        return tree_map(lambda *each: torch.stack(each), *chosen) if stacked else chosen
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return tree_map(lambda tensor: tensor[rows[0] : rows[0] + len(rows)], entries)
     index = {device: _index(rows, device) for device in {tensor.device for tensor in tree_leaves(entries)}}
     return tree_map(lambda tensor: tensor.index_select(0, index[tensor.device]), entries)
 
 
-def select_stacked(entries: Any, rows: Sequence[int]) -> Any:
-    """The same with a leading axis, whatever the form: the clients have the same architecture."""
-    chosen = select(entries, rows)
-    return tree_map(lambda *each: torch.stack(each), *chosen) if isinstance(chosen, list) else chosen
-
-
 def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
-    """The states with those of some clients replaced; the given ones are unchanged.
+    """Replace the states of some clients in a copy.
 
     >>> replace_rows({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
     tensor([0., 1., 0.])
@@ -97,7 +97,7 @@ def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
 
 
 def add_to_rows(states: States, rows: Sequence[int], steps: States) -> States:
-    """The states with steps added to those of some clients. Tensors without a step and the given ones are unchanged.
+    """Add steps to the states of some clients in a copy; tensors without a step stay as they are.
 
     >>> add_to_rows({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
     tensor([0., 1., 0.])
@@ -110,14 +110,14 @@ def add_to_rows(states: States, rows: Sequence[int], steps: States) -> States:
 
 
 def with_entry(context: Any, name: str, values: Tensor) -> Any:
-    """An objective's input with one more entry for each client: values [K, ...]."""
+    """Add an entry to an objective's input for each client: values [K, ...]."""
     if isinstance(context, list):
         return [{**each, name: value} for each, value in zip(context, values)]
     return {**context, name: values}
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
-    """The states, in the form of the starts, and the losses [K] of a cohort that was trained in several parts.
+    """Join the results of a cohort that was trained in several parts: states in the form of the starts, losses [K].
 
     Args:
         parts: each part's rows and results; those of a stack follow one another.
@@ -128,6 +128,29 @@ def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tu
     each = {k: one for rows, part in parts for k, *one in zip(rows, unstack(part.states), part.loss)}
     states, losses = zip(*(each[k] for k in range(len(each))))
     return list(states), torch.stack(losses)
+
+
+def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
+    """Say which classes (of text: tokens) each client has among its training samples: bool [K, classes], on the device.
+
+    Args:
+        parts: the samples of every client of the population.
+
+    >>> from types import SimpleNamespace
+    >>> data = SimpleNamespace(y=torch.tensor([0, 2, 1, 2]), classes=3, text=False)
+    >>> classes_held(data, [torch.tensor([0, 1]), torch.tensor([3])], [1, 0]).int()
+    tensor([[0, 0, 1],
+            [1, 0, 1]], dtype=torch.int32)
+    """
+    table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.y.device)
+    own = [parts[client] for client in clients]
+    rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(part) for part in own]))
+    index, rows = (upload(tensor, table.device) for tensor in (torch.cat(own), rows))
+    for values in (data.y, data.x) if data.text else (data.y,):
+        seen = values[index]
+        places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
+        table.index_put_(places, table.new_ones(()))
+    return table
 
 
 def _index(rows: Sequence[int], device: torch.device) -> Tensor:

@@ -58,7 +58,7 @@ def drop_failed(
 
 
 def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
-    """The states of the clients that are kept, and the starts of the others.
+    """Return the states of the clients that are kept, and the starts of the others.
 
     Args:
         kept: true or false for each client, or its size, which is 0 if it was dropped.

@@ -18,9 +18,8 @@ from fl.engine.batches import filled, make_batches
 from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
 from fl.engine.work import Meter, flops
 from fl.federation.attack import Attack
-from fl.federation.classes import classes_held
 from fl.federation.clients import RemoteClients
-from fl.federation.cohort import Cohort, States, joined, per_client, select, select_stacked, with_entry
+from fl.federation.cohort import Cohort, States, classes_held, joined, per_client, select, with_entry
 from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
@@ -331,7 +330,7 @@ class Federation:
                 groups = []
                 for rows in alike.values():
                     clients, model = [cohort.clients[row] for row in rows], cohort.models[rows[0]]
-                    starts, context = (select_stacked(entries, rows) for entries in (cohort.states, each.context))
+                    starts, context = (select(entries, rows, stacked=True) for entries in (cohort.states, each.context))
                     groups.append(self.group(model, starts, clients, each._replace(context=context), rng))
                 parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
         return joined(parts, cohort.states)

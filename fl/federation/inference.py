@@ -22,7 +22,7 @@ _PIXELS = 2**16
 
 @torch.no_grad()
 def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
-    """Logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
+    """Compute the logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
     model.eval()
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
     with arithmetic(precision, samples.device):
@@ -32,8 +32,9 @@ def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precis
 
 @torch.no_grad()
 def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
-    """Logits of K states side by side, each for samples of its own: [K, n, ...] -> [K, n, classes], of text a token
-    each.
+    """Compute the logits of K states side by side, each for its own samples: [K, n, ...] -> [K, n, classes].
+
+    Of text there is one for each token.
     """
     model.eval()
     with arithmetic(precision, samples.device), sdpa_kernel(SDPBackend.MATH):
@@ -42,14 +43,14 @@ def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Tensor, 
 
 
 def lacks_statistics(model: nn.Module, state: State) -> bool:
-    """Whether the model has static batch norms, and the state no statistics for them."""
+    """Say whether the model has static batch norms, and the state no statistics for them."""
     norms = [name for name, module in model.named_modules() if isinstance(module, StaticBatchNorm2d)]
     return bool(norms) and f"{norms[0]}.running_mean" not in state
 
 
 @torch.no_grad()
 def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precision: Precision) -> State:
-    """The statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
+    """Collect the statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
     parts = upload(index, data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
     with arithmetic(precision, data.x.device):
@@ -68,7 +69,7 @@ def _batches(data: Dataset, state: State, pieces: Iterable[Tensor], precision: P
 
 
 def _laid_out(tensor: Tensor, precision: Precision) -> Tensor:
-    """Images and the weights of convolutions, in the memory layout of the settings."""
+    """Lay out images and the weights of convolutions in memory as the settings say."""
     if precision.channels_last and tensor.ndim == 4:
         return tensor.to(memory_format=torch.channels_last)  # contiguous() leaves a single channel as it is
     return tensor

@@ -36,7 +36,7 @@ class LastValue:
         self._value: Any = None
 
     def of(self, source: Any) -> Any:
-        """The value of this source, None if another one was kept, or none at all."""
+        """Return the value of this source, None if another one was kept, or none at all."""
         if self._source is None:
             return None
         leaves, versions, structure = self._source

@@ -20,7 +20,7 @@ class Presence(NamedTuple):
     last: Tensor
 
     def at(self, round: int) -> list[int]:
-        """The clients who take part in a round, in ascending order.
+        """Return the clients who take part in a round, in ascending order.
 
         >>> Presence(torch.tensor([1, 3]), torch.tensor([2, 9])).at(3)
         [1]
@@ -61,9 +61,8 @@ def make_presence(
         raise FLError("--joining and --leaving need two --rounds or more, between which clients come and go")
     generator = rng.torch("presence")
     order = torch.randperm(clients, generator=generator)
-    after = torch.randint(
-        1, rounds, (coming + going,), generator=generator
-    )  # the last round without, or with, the client
+    # the last round without, or with, each of them
+    after = torch.randint(1, rounds, (coming + going,), generator=generator)
     first, last = torch.ones(clients, dtype=torch.int64), torch.full((clients,), torch.iinfo(torch.int64).max)
     first[order[:coming]] = after[:coming] + 1
     last[order[coming : coming + going]] = after[coming:]

@@ -17,7 +17,7 @@ from fl.base.columns import Due
 from fl.figures.style import COLORS, GREY, caption, finish, save, shorten
 from fl.runs.columns import columns
 from fl.runs.metrics import Row, selected
-from fl.runs.simulation import Simulation
+from fl.runs.run import Run
 
 MOST = len(COLORS)
 """Lines in colour in one panel; more are shared out among panels."""
@@ -263,7 +263,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
     save(figure, path)
 
 
-def leave_curves(run: Simulation) -> None:
+def leave_curves(run: Run) -> None:
     """Write curves.png into the run folder, once a round was done."""
     if run.rows:
         run_figure(run.rows, run.config.title(), run.folder / "curves.png")

@@ -1,9 +1,8 @@
 """List run folders with what they have reached: `python -m fl.runs [FOLDER]`."""
 
-import csv
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -13,13 +12,15 @@ import yaml
 
 from fl.base.console import guarded
 from fl.base.errors import FLError
-from fl.base.tables import aligned, csv_rows, shortened, terminal, whole
+from fl.base.files import regular
+from fl.base.tables import aligned, shortened, terminal, whole
 from fl.config.help import command
 from fl.runs.lock import is_locked
+from fl.runs.metrics import FILE, read
 
-_FILES = ("config.yaml", "metrics.csv", "checkpoint.safetensors")
+_FILES = ("config.yaml", FILE, "checkpoint.safetensors")
 """Any of them makes a folder one of a run, or of several."""
-_LARGEST = 2**28  # bytes
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # which is ten times as fast
 _DROPPED = ("model", "data", "method")  # by a table that would be too wide, in this order
 
 
@@ -97,82 +98,43 @@ def _wide(text: str) -> int:
 
 
 def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
-    """The run of a folder; none for the folder of several, whose runs have folders of their own."""
-    settings = _settings(folder / "config.yaml")
+    """Read the run of a folder; none for the folder of several, whose runs have folders of their own."""
+    settings = _values(folder / "config.yaml", "YAML", lambda text: yaml.load(text, _LOADER))
     methods, seeds, rounds = (settings.get(name) for name in ("algorithm", "seeds", "rounds"))
     if not (isinstance(methods, list) and isinstance(seeds, list) and isinstance(rounds, int) and methods and seeds):
         raise FLError("config.yaml does not hold the settings of a run: algorithm, seeds and rounds")
     if len(methods) * len(seeds) > 1 and holds_others:
         return
-    rows = _rows(folder / "metrics.csv")
-    done = len(rows)
-    accuracy = next((row["accuracy"] for row in reversed(rows) if row.get("accuracy")), None)
-    summary = _summary(folder / "summary.json")
-    ended = done >= rounds or summary.get("complete") is True
+    rows = read(folder / FILE) if (folder / FILE).exists() else []
+    if [row["round"] for row in rows] != [*range(1, len(rows) + 1)]:
+        raise FLError(f"{FILE} does not hold rounds 1, 2, 3, ... once each")
+    accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    place = folder / "summary.json"
+    summary = _values(place, "JSON", json.loads) if place.exists() else {}  # none where the process was killed
+    ended = len(rows) >= rounds or summary.get("complete") is True
     state = "failed" if summary.get("failed") else "finished" if ended else "interrupted"
     yield Listed(
         folder=str(folder),
         method=",".join(map(str, methods)),
         data=str(settings.get("dataset")),
         model=str(settings.get("model")),
-        rounds=f"{done}/{rounds}",
-        accuracy="-" if accuracy is None else f"{_number(accuracy):.2%}",
+        rounds=f"{len(rows)}/{rounds}",
+        accuracy=f"{accuracies[-1]:.2%}" if accuracies else "-",
         state="running" if is_locked(folder) else state,
     )
 
 
-def _text(path: Path) -> str:
-    """A file's text. Raises FLError, which names it."""
+def _values(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Parse a file; nothing if it holds no mapping. Raises FLError, which names it."""
     try:
-        if not path.is_file():
-            raise FLError(f"{path.name} is not a regular file" if path.exists() else f"it has no {path.name}")
-        if path.stat().st_size > _LARGEST:
-            raise FLError(f"{path.name} is too large for a file of a run")
-        return path.read_bytes().decode()  # with the ends of lines as they are
-    except (OSError, UnicodeDecodeError) as error:
-        raise FLError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # which is ten times as fast
-    except (yaml.YAMLError, RecursionError):
-        raise FLError(f"{path.name} is not YAML") from None
-    if not isinstance(values, dict):
-        raise FLError(f"{path.name} does not hold settings")
-    return values
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv, without a last line that was cut off; none if no round has ended."""
-    if not path.exists():
-        return []
-    text = _text(path)
-    try:
-        rows = csv_rows(text, "round")
-    except (ValueError, csv.Error):
-        raise FLError(f"{path.name} is not a table of rounds") from None
-    if [row["round"] for row in rows] != [str(number) for number in range(1, len(rows) + 1)]:
-        raise FLError(f"{path.name} does not hold rounds 1, 2, 3, ... once each")
-    return rows
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise FLError(f"metrics.csv has the accuracy {text[:20]!r}") from None
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    """What summary.json says; nothing if there is none, as where the process was killed."""
-    if not path.exists():
-        return {}
-    try:
-        summary = json.loads(_text(path))
-    except (ValueError, RecursionError):  # FLError is a ValueError
-        raise FLError(f"{path.name} is not JSON") from None
-    return summary if isinstance(summary, dict) else {}
+        values = parse(regular(path).read_bytes().decode())
+    except FLError:
+        raise
+    except OSError as error:
+        raise FLError(f"{path.name} cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError, RecursionError):
+        raise FLError(f"{path.name} is not {kind}") from None
+    return values if isinstance(values, dict) else {}
 
 
 @dataclass(frozen=True)

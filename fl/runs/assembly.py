@@ -26,7 +26,6 @@ from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
-from fl.runs.given import said
 from zoo import Spec, ZooError
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
@@ -57,7 +56,7 @@ def build(
     >>> len(fed.clients), list(algorithm.init())
     (20, ['global'])
     """
-    config = said(config, dataset, model)
+    config = resolve_inputs(config, dataset, model)
     config.check()
     if len(config.runs()) > 1:
         raise FLError("these are the settings of several runs: take one of config.runs()")
@@ -114,6 +113,21 @@ def build(
     return fed, make_algorithm(config, fed)
 
 
+def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
+    """Complete the settings of a run: what was given, and not found by name, and how many samples a method holds out.
+
+    Data that were changed since they were loaded are given.
+    """
+    if not isinstance(dataset, data.Dataset | None):
+        raise FLError(
+            f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "
+            "makes of it"
+        )
+    if dataset is not None and not config.names(dataset):
+        config = replace(config, dataset=data.GIVEN)
+    return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
+
+
 def make_algorithm(config: Config, fed: Federation) -> Algorithm:
     """The method of the settings, for a federation that fits them."""
     (name,) = config.algorithm
@@ -151,8 +165,9 @@ def _specs(
     take_largest: frozenset[int],
     remote: RemoteClients | None,
 ) -> tuple[Spec, list[Spec]]:
-    """The global model, with the maximum of all clients' widths and depths, and each client's own model; no own models
-    if all clients have the global one.
+    """Return the global model and each client's own; no own models if all clients have the global one.
+
+    The global model has the maximum of all clients' widths and depths.
     """
     (name,) = config.algorithm
     if ALGORITHMS[name].clients != "heterogeneous":
@@ -170,7 +185,7 @@ def _specs(
 
 
 def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model | None = None) -> Spec:
-    """The model of the settings for the samples and classes, or the vocabulary, of a data set.
+    """Describe the model of the settings for the samples and classes, or the vocabulary, of a data set.
 
     Args:
         model: a model of your own, if the settings do not name it.
@@ -191,7 +206,7 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
 
 
 def pick_device(name: str) -> torch.device:
-    """A torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
+    """Find a torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and current().size > 1:
@@ -207,10 +222,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def _check_models(specs: Sequence[Spec], participants: int) -> None:
-    """Raise FLError if the models of a round do not fit, each as small as the smallest: the initial one, the server's,
-    those that clients send, and the weights, gradients and momentum of a client that trains.
+    """Raise FLError if a round cannot fit into memory, by a lower bound: every model counts as the smallest one.
 
-    Models of timm and torchvision, which come in one size, are not looked at.
+    These are the initial one, the server's, those that clients send, and the weights, gradients and momentum of a
+    client that trains. Models of timm and torchvision, which come in one size, are not looked at.
     """
     needed = (participants + 5) * min(map(weight_bytes, specs))
     what = f"a round of {participants:,} clients"

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 import zoo
+from fl import data
 from fl.algorithms.algorithm import Server
 from fl.base import tensors as files
 from fl.base.errors import FLError
+from fl.config import Config
+from fl.federation import Federation
+from fl.models import custom_model
 from fl.models.custom_model import Model
-from fl.runs.given import spec_of
 from surgery import State, SurgeryError, check_same
 from zoo import Spec
 
@@ -58,7 +61,7 @@ def save(
         rows: `fl.runs.metrics.checksums` of the table's rows; None: the table is not compared.
         backends: what --backend auto has chosen.
         best: of a run with --keep-best.
-        given: which data and model of a user's own the run needs, see `fl.runs.given.identified`.
+        given: which data and model of a user's own the run needs, see `custom_inputs`.
     """
     if taken := {_STATISTICS, _BEST} & server.keys():
         raise FLError(f"a server has no part called {taken.pop()!r}: that is a name of what checkpoints keep beside it")
@@ -78,7 +81,7 @@ def save(
 
 
 def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
-    """(server, round) from a run folder.
+    """Read (server, round) from a run folder.
 
     Args:
         like: a server of the same method and model, `algorithm.init()`; the result has its devices and dtypes.
@@ -112,13 +115,13 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
 
 
 def read_best(folder: Path) -> Best | None:
-    """The best model that a run folder keeps; None if it keeps none."""
+    """Read the best model that a run folder keeps; None if it keeps none."""
     round = read_header(folder)["best"]
     return None if round is None else Best(round, _read(folder, best=True)[0])
 
 
 def read_model(folder: Path, model: Model | None = None, *, best: bool = False) -> tuple[Spec, State]:
-    """(spec, state) of the global model of a run folder, with the statistics of static batch norms.
+    """Read (spec, state) of the global model of a run folder, with the statistics of static batch norms.
 
     Args:
         model: the user's model, if it was given from Python.
@@ -131,7 +134,7 @@ def read_model(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) -> tuple[Spec, dict[str, State]]:
-    """(spec of the model, everything the server kept, by part) of a run folder; arguments as of `read_model`."""
+    """Read the spec of the model and all parts of the server from a run folder; arguments as of `read_model`."""
     parts, header = _read(folder, best)
     try:
         return spec_of(folder, header["model"], header["given"].get("model"), model), parts
@@ -140,17 +143,66 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """What a checkpoint remembers beside its tensors: what `save` is given, by the same names; of `best` the round."""
+    """Read what a checkpoint keeps beside its tensors: what `save` is given, by the same names; of `best` the round."""
     return files.read_header(folder / FILE, _FORMAT)
 
 
+def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
+    """Identify the data and the model of a user's own that a run needs, as JSON has it; None for those by name.
+
+    The settings name such data `given` or `my_module:load`, which does not say what they hold; likewise models.
+    """
+    return {
+        "data": data.fingerprint(fed.data) if data.is_custom(config.dataset) else None,
+        "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
+    }
+
+
+def check_inputs(folder: Path, known: Mapping[str, Any], fed: Federation, now: Mapping[str, Any]) -> None:
+    """Raise FLError if a run folder holds a run of other data or another model, and say in what they differ.
+
+    Args:
+        known: what the checkpoint in it keeps of them. now: `custom_inputs` of the run that is to go on.
+    """
+    _check_data(folder, known.get("data"), now["data"])
+    model = known.get("model")
+    if (model is None) != (now["model"] is None):
+        which = "a model by name" if model is None else f"the model {model['class']}, given"
+        raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
+    if model:
+        custom_model.check_same(fed.spec.full(), model, str(folder))
+
+
+def spec_of(
+    where: Path, values: Mapping[str, Any], known: Mapping[str, Any] | None, model: Model | None = None
+) -> Spec:
+    """Return the spec of a model from its fields, as a checkpoint or a file of pathways has them.
+
+    Args:
+        where: the run folder or the file.
+        known: what that keeps of a model of the user's own, as `custom_inputs` said it.
+        model: the user's model, if it has no name to find it by.
+
+    Raises:
+        FLError: if the model is needed and not given, or is another one; ZooError for fields that no model has.
+    """
+    name = str(values.get("name"))
+    if not custom_model.is_custom(name):
+        if model is not None:
+            raise FLError(f"{where} holds the model {name}, which is found by its name: leave model= out")
+        return Spec.from_dict(values)
+    if model is None and name.partition(":")[0] == custom_model.GIVEN:
+        raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
+    return custom_model.restored(dict(values), known, str(where), model)
+
+
 def flatten(server: Server) -> dict[str, Tensor]:
-    """All tensors of a server under `part/name`."""
+    """Put all tensors of a server under `part/name`."""
     return {f"{part}/{name}": tensor for part, state in server.items() for name, tensor in state.items()}
 
 
 def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
-    """The inverse of `flatten`.
+    """Undo `flatten`.
 
     >>> import torch
     >>> unflatten({"a/b/c": torch.ones(1)})
@@ -169,3 +221,15 @@ def _read(folder: Path, best: bool = False) -> tuple[dict[str, State], dict[str,
     parts = unflatten(tensors)
     kept = unflatten(parts.pop(_BEST, {}))
     return kept if best else parts, header
+
+
+def _check_data(folder: Path, known: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+    if known == now:
+        return
+    if known is None or now is None:
+        which = "a data set by name" if known is None else f"data of your own, with x {known['x']}"
+        raise FLError(f"{folder} holds a run on {which}: resume it with that, or start a new run")
+    part = next(name for name in (*known, *now) if known.get(name) != now.get(name))
+    if part == "sha256":
+        raise FLError(f"{folder} holds a run on other data: of the same shapes, and with other values")
+    raise FLError(f"{folder} holds a run on other data: {part} was {known.get(part)}, and is {now.get(part)}")

@@ -17,8 +17,8 @@ from fl.federation.cohort import Cohort
 from fl.runs import evaluate
 
 
-class Moment(NamedTuple):
-    """A run right after a round.
+class RoundContext(NamedTuple):
+    """What a column is measured of: a run right after a round.
 
     Attributes:
         server: what the server keeps, after the round.
@@ -32,14 +32,15 @@ class Moment(NamedTuple):
     cohort: Cohort
 
 
-def _attack_success(moment: Moment) -> float | None:
-    """The share of test images of other classes that the global model takes for the target once they bear the trigger;
-    None without such an attack.
+def _attack_success(context: RoundContext) -> float | None:
+    """Measure the share of test images that the global model takes for the target once they bear the trigger.
+
+    Images of the target's class are left out; None without such an attack.
     """
-    options, fed = moment.config.attack, moment.fed
+    options, fed = context.config.attack, context.fed
     if not fed.attack or options.kind != "trigger":
         return None
-    predict = partial(moment.algorithm.predict, moment.server, client=None)
+    predict = partial(context.algorithm.predict, context.server, client=None)
     return evaluate.attack_success(fed, predict, triggered(options, fed.data), options.target)
 
 
@@ -84,7 +85,7 @@ MEASURED = {
         measure=_attack_success,
     ),
 }
-"""Those that are measured by a function of a `Moment`. A line here is all that another one takes."""
+"""Those that are measured by a function of a `RoundContext`. A line here is all that another one takes."""
 
 _OWN = {
     "accuracy": Column(
@@ -103,7 +104,7 @@ _LAST |= {f"local_test_{name}": column for name, column in _OWN.items()}
 
 
 def columns() -> dict[str, Column]:
-    """The columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
+    """Return the columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
 
     Raises FLError for a method that names one of the others as its own.
 
@@ -119,12 +120,12 @@ def columns() -> dict[str, Column]:
     return common | mine | _LAST
 
 
-def measure_columns(moment: Moment, wanted: Container[str]) -> dict[str, float]:
-    """The `MEASURED` columns that are due.
+def measure_columns(context: RoundContext, wanted: Container[str]) -> dict[str, float]:
+    """Measure the `MEASURED` columns that are due.
 
     Args:
         wanted: what is evaluated after this round beside what is due after every round, see `Column.due`.
     """
     due = {name: column for name, column in MEASURED.items() if column.due == "round" or column.due in wanted}
-    values = {name: column.measure(moment) for name, column in due.items()}
+    values = {name: column.measure(context) for name, column in due.items()}
     return {name: due[name].kind(value) for name, value in values.items() if value is not None}

@@ -26,8 +26,9 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class Tally(NamedTuple):
-    """The predictions of models, still on their device: nothing has waited for them yet. For text every token is
-    a sample.
+    """The predictions of models, still on their device: nothing has waited for them yet.
+
+    For text every token is a sample.
 
     Attributes:
         loss: float64 [N]. right: [N], whether the most likely class is the label's.
@@ -43,7 +44,7 @@ class Tally(NamedTuple):
 
 
 def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
-    """Accuracy, mean cross entropy (`loss`), and macro-F1 for images (`f1`) or perplexity for text.
+    """Measure accuracy, mean cross entropy (`loss`), and macro-F1 for images (`f1`) or perplexity for text.
 
     The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike, and the
     perplexity is exp(loss).
@@ -98,10 +99,10 @@ def _scores(tallies: Sequence[Tally]) -> list[list[dict[str, float]]]:
 
 
 def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """scikit-learn's macro-F1 of each owner's samples, float64 [owners]: the mean over the classes in its labels or
-    predictions of 2 TP / (labels + predictions).
+    """Compute scikit-learn's macro-F1 of each owner's samples, float64 [owners].
 
-    It is computed for all owners at once, since scikit-learn takes milliseconds for each.
+    That is the mean of 2 TP / (labels + predictions) over the classes in labels or predictions. It is computed for all
+    owners at once, since scikit-learn takes milliseconds for each.
 
     Args:
         predicted, labels, owners: integers [N]; each owner from 0 on has a sample.
@@ -120,7 +121,7 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Scores of the deployed model on the common test set."""
+    """Score the deployed model on the common test set."""
     return score(predict, fed.data.test_x, fed.data.test_y, fed.data.classes)
 
 
@@ -138,7 +139,7 @@ def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept:
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """The scores of the participants' trained models on the common test set, before they are averaged.
+    """Score the participants' trained models on the common test set, before they are averaged.
 
     Returns:
         models_accuracy, models_std: mean and spread of their accuracy. For images, models_own_accuracy: the mean of
@@ -202,14 +203,14 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def held_out(fed: Federation) -> list[str]:
-    """Those of "valid" and "test" for which all clients hold samples out."""
+    """Return those of "valid" and "test" for which all clients hold samples out."""
     parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
     # the former spares a look at every client
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
 
 
 def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores:
-    """The scores of every client on its own held-out samples, for the parts that `held_out` names.
+    """Score every client on its own held-out samples, for the parts that `held_out` names.
 
     Args:
         models: () -> the models that clients predict with, which are asked for the samples of all clients at once.
@@ -244,7 +245,7 @@ def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> Iterator[tup
 
 
 def silent(scores: Scores) -> set[int]:
-    """The clients on other machines that did not say what they score.
+    """Return the clients on other machines that did not say what they score.
 
     >>> silent({"test": [{"accuracy": 0.5, "loss": 1.0}, {"accuracy": math.nan, "loss": math.nan}]})
     {1}
@@ -253,8 +254,7 @@ def silent(scores: Scores) -> set[int]:
 
 
 def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:
-    """Means over clients, which all count alike, and the spread (population standard deviation) of accuracy and
-    macro-F1.
+    """Average scores over clients, which all count alike; of accuracy and macro-F1 also the standard deviation.
 
     Args:
         left_out: clients that do not count, such as malicious ones.

@@ -14,17 +14,14 @@ import torch
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
-from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.config import Config
 from fl.data import Dataset
-from fl.federation import Federation
 from fl.models.custom_model import Model
-from fl.runs import checkpoint, given
-from fl.runs.assembly import build
-from fl.runs.folder import begin, load_model
-from fl.runs.start import kept
+from fl.runs import checkpoint
+from fl.runs.folder import load_model
+from fl.runs.run import Run
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 
@@ -112,7 +109,7 @@ def export(
         if example is None and not plain:
             example = checkpoint.read_parts(folder, model=model)[0].example(2)
         if pixels:
-            data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset)[1].data
+            data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
             net, example = OfPixels(net, data), example.to(torch.uint8)
     if example is None and not plain:
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
@@ -142,16 +139,15 @@ def client_model(folder: Path, client: int, model: Model | None = None, dataset:
 
     Raises FLError if it predicts with none, or with the sum of several, and for a model or data of another run.
     """
-    config, fed, algorithm = _built(folder, model, dataset)
+    run = _built(folder, model, dataset)
+    fed = run.fed
     if not 0 <= client < len(fed.clients):
         raise FLError(f"--client {client}: {folder} has clients 0 to {len(fed.clients) - 1}")
-    name = config.algorithm[0]
-    server, _ = begin(config, folder, algorithm, fed.spec)
-    used = [level for level in algorithm.client_models(server).levels if level.used[client] >= 0]
+    used = [level for level in run.algorithm.client_models(run.server).levels if level.used[client] >= 0]
     if len(used) != 1:
         raise FLError(
-            f"--client {client}: in {name} it predicts with {len(used)} models, whose logits are added up: use "
-            "fl.Pathways.load(folder), or leave --client out"
+            f"--client {client}: in {run.config.algorithm[0]} it predicts with {len(used)} models, whose logits are "
+            "added up: use fl.Pathways.load(folder), or leave --client out"
         )
     k = int(used[0].used[client])
     module = fed.model if used[0].modules is None else used[0].modules[k]
@@ -161,12 +157,10 @@ def client_model(folder: Path, client: int, model: Model | None = None, dataset:
     return net.eval()
 
 
-def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> tuple[Config, Federation, Algorithm]:
-    """Build a run's settings, federation and method again; FLError for a model or data of another run."""
-    config = given.said(replace(Config.read(folder), device="cpu"), dataset, model)
-    fed, algorithm = build(config, dataset, model, kept(folder, config))
-    given.check_given(folder, checkpoint.read_header(folder)["given"], fed, given.identified(config, fed))
-    return config, fed, algorithm
+def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:
+    """Rebuild a run as its checkpoint has it, on the CPU; FLError for a model or data of another run."""
+    checkpoint.read_header(folder)  # without one there is nothing that was trained
+    return Run.prepare(replace(Config.read(folder), device="cpu"), folder, True, dataset, model)
 
 
 def _state(net: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,12 @@
-"""Run folders: where they lie, what of them must stay, and how they are read."""
+"""Run folders: where they lie, what of them must stay while a run goes on, and how they are read.
 
+start.safetensors has the trained weights of --init, so that resuming does not need their file again; architectures.csv
+what each architecture of a fleet costs, and which clients have it.
+"""
+
+import csv
 import itertools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,20 +14,32 @@ from typing import Any
 import torch
 from torch import nn
 
+import surgery
 from fl import models
 from fl.algorithms.algorithm import Algorithm, Server
+from fl.base import tensors
 from fl.base.errors import FLError
 from fl.base.settings import written
+from fl.base.tables import write_csv
 from fl.config import Config
 from fl.config.config import plain
-from fl.models.custom_model import Model
+from fl.engine.work import flops
+from fl.federation import Federation
+from fl.models.custom_model import LIBRARIES, Model
+from fl.models.fleet import brief
+from fl.models.init import Start
 from fl.runs import checkpoint, metrics
 from surgery import State
 from zoo import Spec
 
+INITIAL, ARCHITECTURES = "start.safetensors", "architectures.csv"
+COLUMNS = ("width", "depth", "parameters", "macs", "bytes_down", "bytes_up", "count", "malicious", "clients")
+_FORMAT = "start-1"
+_log = logging.getLogger("fl")
 
-def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
-    """(server, rounds done) of a run folder; from the start if it was stopped before its first checkpoint.
+
+def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
+    """Return the server of a run folder and the rounds that it has done; the initial one before the first checkpoint.
 
     Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings, and for a
     table that does not belong to it.
@@ -37,8 +55,9 @@ def begin(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tup
 
 
 def check_intact(folder: Path, config: Config, table: bool = True) -> None:
-    """Raise FLError for a checkpoint of other settings than these, and for a table that is not the one that was beside
-    it when it was written. Rounds of the table after it are not looked at.
+    """Raise FLError for a checkpoint of other settings than these, or beside another table than its own.
+
+    Rounds of the table after the checkpoint are not looked at.
 
     Args:
         table: whether to look at that.
@@ -74,9 +93,10 @@ def new_folder(config: Config, title: str) -> Path:
 
 
 def fixed(config: Config) -> dict[str, Any]:
-    """The settings, by flag, that a resumed run must not change, as plain values. The number of rounds is one of them
-    where the learning rate, or who joins and leaves, depends on it; how often is evaluated where --keep-best or
-    --patience compare all evaluations.
+    """Return the settings, by flag, that a resumed run must not change, as plain values.
+
+    The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
+    evaluated where --keep-best or --patience compare all evaluations.
 
     >>> settings = fixed(Config(lr=0.5))
     >>> settings["lr"], "rounds" in settings, "fedmr.segment-fraction" in settings, "fedprox.mu" in settings
@@ -109,9 +129,7 @@ def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> 
 
 
 def _check_none_lost(folder: Path) -> None:
-    """Raise FLError if a folder without a checkpoint must have had one: rounds run again from the start only where too
-    few were done for the first.
-    """
+    """Raise FLError if a folder without a checkpoint must have had one, since enough rounds were done for it."""
     table = folder / metrics.FILE
     done = len(metrics.read(table)) if table.exists() else 0
     if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
@@ -121,9 +139,99 @@ def _check_none_lost(folder: Path) -> None:
         )
 
 
+def save_initial_weights(folder: Path, start: Start) -> None:
+    """Write the weights of --init into a run folder, unless they are there, and tell what was not taken of them."""
+    if (folder / INITIAL).exists():
+        return
+    said = {name: value for name, value in start._asdict().items() if name != "taken"}
+    tensors.write(folder / INITIAL, _FORMAT, start.taken, said)
+    _log.warning(start.told())
+
+
+def load_initial_weights(folder: Path, config: Config) -> Start | None:
+    """Read the weights of --init that a run folder keeps; None if there are none, or not yet.
+
+    Args:
+        config: the settings of the run.
+
+    Raises:
+        FLError: for a file that is damaged, gone since the run has a checkpoint, or of another --init than that of the
+            settings.
+    """
+    path = folder / INITIAL
+    if not path.exists():
+        if config.init and (folder / checkpoint.FILE).exists():
+            raise FLError(
+                f"{path} is gone, which has the weights of --init {config.init} that the run began with: put it back, "
+                "or start a new run under another --name"
+            )
+        return None
+    taken, said = tensors.read(path, _FORMAT)
+    start = Start(taken, said["source"], said["sha256"], tuple(said["left"]), tuple(said["summed"]))
+    init = str(config.init) if config.init else None
+    if (start.source.partition(":")[0] if init in LIBRARIES else start.source) != init:
+        now = f"--init {init}" if init else "no --init"
+        raise FLError(
+            f"{folder} holds a run that began with --init {start.source}, and now the settings say {now}: put "
+            f"{start.source} back into {folder / 'config.yaml'}, or start a new run"
+        )
+    return start
+
+
+def architecture_rows(fed: Federation) -> list[dict[str, object]]:
+    """Describe each architecture of a federation in a row of architectures.csv.
+
+    Returns:
+        width, depth: rates and numbers of blocks of its sections, separated by dashes if they differ. parameters: how
+        many it has. macs: multiply-accumulates of the forward pass of one sample. bytes_down, bytes_up: what a
+        participant receives and sends in a round. count, malicious: numbers of clients. clients: which they are,
+        separated by spaces.
+    """
+    fleet, bad = fed.fleet_or_uniform, fed.attack.malicious if fed.attack else frozenset()
+    rows = []
+    for k, kind in enumerate(fleet.architectures):
+        owners = [client for client, own in enumerate(fleet.owned) if own == k]
+        weight = sum(tensor.nbytes for tensor in surgery.state(kind.model).values())
+        rows.append(
+            {
+                "width": brief(kind.spec.width, "-") if kind.spec else "",
+                "depth": brief(kind.spec.depth, "-") if kind.spec else "",
+                "parameters": sum(p.numel() for p in kind.model.parameters()),
+                "macs": flops(kind.model, fed.data) // 2,
+                "bytes_down": weight,
+                "bytes_up": weight,
+                "count": len(owners),
+                "malicious": len(bad.intersection(owners)),
+                "clients": " ".join(map(str, owners)),
+            }
+        )
+    return sorted(rows, key=lambda row: (row["parameters"], row["width"], row["depth"]))
+
+
+def save_architectures(fed: Federation, folder: Path) -> None:
+    """Write architectures.csv into a run folder, or compare it with the one that is there already.
+
+    Raises:
+        FLError: if these differ, since a run that is resumed must keep its architectures.
+    """
+    rows = architecture_rows(fed)
+    if (folder / ARCHITECTURES).exists():
+        with open(folder / ARCHITECTURES, newline="") as file:
+            before = list(csv.DictReader(file))
+        if before != [{key: str(value) for key, value in row.items()} for row in rows]:
+            raise FLError(
+                f"{folder / ARCHITECTURES} gives the clients other architectures than the settings do now: restore the "
+                "content of --architectures.file (or, if malicious clients took the largest model when the run began, "
+                "write `architecture: largest` under `attack:` in its config.yaml), or start a new run"
+            )
+        return
+    write_csv(folder / ARCHITECTURES, COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
+
+
 def load_model(folder: str | Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
-    """The trained global model of a run folder, on the CPU, in evaluation mode. It takes images in [-1, 1], or tokens,
-    or floats as they were given.
+    """Load the trained global model of a run folder, on the CPU, in evaluation mode.
+
+    It takes images in [-1, 1], or tokens, or floats as they were given.
 
     Args:
         model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
@@ -149,8 +257,9 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
 
 
 def _is_last_best(folder: Path) -> bool:
-    """Whether the best evaluated round of a run is the one of its checkpoint. FLError if it is another, whose model was
-    not kept.
+    """Say whether the best evaluated round of a run is the one of its checkpoint.
+
+    Raises FLError if it is another, whose model was not kept.
     """
     header = checkpoint.read_header(folder)
     best = metrics.best([row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]])
@@ -162,7 +271,7 @@ def _is_last_best(folder: Path) -> bool:
 
 
 def _tied(net: nn.Module, state: State) -> State:
-    """The tensors that a state has under another of their names."""
+    """Return the tensors of a model that a state has under another of their names."""
     own = net.state_dict(keep_vars=True)
     known = {id(tensor): state[name] for name, tensor in own.items() if name in state}
     return {name: known[id(tensor)] for name, tensor in own.items() if name not in state and id(tensor) in known}

@@ -23,11 +23,10 @@ _log = logging.getLogger("fl")
 
 
 @contextmanager
-def held(folder: Path, resume: bool) -> Iterator[None]:
-    """Keep a run folder to this process for as long as the block lasts.
+def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
+    """Keep a run folder to this process for as long as the block lasts; make it unless a run is resumed.
 
-    It is made unless a run is resumed; should nothing be in it at the end, as where the settings were refused, it is
-    deleted again.
+    A new folder that is empty at the end, as after settings that were refused, is deleted again.
 
     Raises FLError for a folder that another process works in, cannot be made, or (not resuming) has something in it. An
     empty one is taken: that is what a process leaves that was killed before it had written its settings.
@@ -35,12 +34,12 @@ def held(folder: Path, resume: bool) -> Iterator[None]:
     if resume:
         if not folder.is_dir():
             raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
-        with locked(folder):
+        with folder_lock(folder):
             yield
         return
     made = _make(folder)
     try:
-        with locked(folder):
+        with folder_lock(folder):
             check_unused(folder)
             yield
     finally:
@@ -82,7 +81,7 @@ def _make(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder for as long as the block lasts.
 
     The lock is `flock` on a file in the folder. The system releases it when the process dies, however it dies, so that
@@ -111,7 +110,7 @@ def is_locked(folder: Path) -> bool:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with locked(Path(folder)):
+    ...     with folder_lock(Path(folder)):
     ...         inside = is_locked(Path(folder))
     ...     inside, is_locked(Path(folder))
     (True, False)
@@ -134,8 +133,9 @@ def is_locked(folder: Path) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    """A file descriptor of the lock's file. FLError if a link, a pipe or the like is there: writing the owner into it
-    would destroy what it leads to.
+    """Open the lock's file.
+
+    Raises FLError if a link, a pipe or the like is there: writing the owner into it would destroy what it leads to.
     """
     try:
         handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -155,7 +155,7 @@ def _strange(path: Path) -> FLError:
 
 
 def _take(path: Path) -> int:
-    """A file descriptor that holds the lock."""
+    """Take the lock, and return the file descriptor that holds it."""
     while True:
         handle = _open(path, os.O_RDWR | os.O_CREAT)
         try:

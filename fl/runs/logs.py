@@ -12,7 +12,7 @@ import yaml
 from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.runs.metrics import Row
-from fl.runs.simulation import Simulation
+from fl.runs.run import Run
 from surgery.errors import first_line
 
 OnRound: TypeAlias = Callable[[Row], bool | None]
@@ -22,7 +22,7 @@ _ID = "wandb-id.txt"
 
 
 @contextmanager
-def _tensorboard(run: Simulation) -> Iterator[Callable[[Row], None]]:
+def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
     """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder. A resumed
     run continues it: the rounds that it repeats take the place of the former ones.
     """
@@ -45,7 +45,7 @@ def _tensorboard(run: Simulation) -> Iterator[Callable[[Row], None]]:
 
 
 @contextmanager
-def _wandb(run: Simulation) -> Iterator[Callable[[Row], None]]:
+def _wandb(run: Run) -> Iterator[Callable[[Row], None]]:
     """Log settings and rounds to Weights & Biases, whose WANDB_... variables say where they go. A resumed run goes on
     with its log, under the id that is kept in the run folder.
 
@@ -81,7 +81,7 @@ def _wandb(run: Simulation) -> Iterator[Callable[[Row], None]]:
         yield tell
 
 
-LOGS: dict[str, Callable[[Simulation], AbstractContextManager[Callable[[Row], None]]]] = {
+LOGS: dict[str, Callable[[Run], AbstractContextManager[Callable[[Row], None]]]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
 }
@@ -99,8 +99,8 @@ def require(names: Sequence[str], on_round: OnRound | None = None) -> None:
 
 
 @contextmanager
-def watched(run: Simulation, on_round: OnRound | None = None) -> Iterator[Callable[[Row], bool]]:
-    """Within it, a function that tells everyone about a row, and returns whether the user wants to stop."""
+def watched(run: Run, on_round: OnRound | None = None) -> Iterator[Callable[[Row], bool]]:
+    """Open the logs, and yield a function that tells them of a row and returns whether the user wants to stop."""
     with ExitStack() as stack:
         logs = [stack.enter_context(LOGS[name](run)) for name in run.config.log]
 

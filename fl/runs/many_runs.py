@@ -21,12 +21,11 @@ from fl.base.settings import check_read, check_values, choice, settings_of
 from fl.config import Config
 from fl.config.config import check_renamed, flat
 from fl.distributed import current
-from fl.runs.assembly import build
-from fl.runs.folder import begin, run_name
-from fl.runs.lock import SETTINGS, held, is_unused
+from fl.runs.folder import run_name
+from fl.runs.lock import SETTINGS, is_unused, open_run_folder
 from fl.runs.logs import require
 from fl.runs.one_run import simulate
-from fl.runs.start import kept
+from fl.runs.run import Run
 
 SWEEP = "sweep.yaml"
 _log = logging.getLogger("fl")
@@ -74,8 +73,9 @@ class Ended:
 def train_all(
     runs: Mapping[Path, Config], settings: Path, text: str, resume: bool, load: Callable[[Config], data.Dataset]
 ) -> Ended:
-    """Carry out several runs, each in its folder. Finished runs are kept, interrupted ones are resumed; after a run
-    whose training fails the others go on.
+    """Carry out several runs, each in its folder.
+
+    Finished runs are kept, interrupted ones are resumed; after a run whose training fails the others go on.
 
     Args:
         runs: the settings (with one method and one seed) of the run in each folder.
@@ -87,12 +87,12 @@ def train_all(
         FLError: as `simulate` does, and if all runs diverge.
     """
     ended, writes = Ended(), current().rank == 0
-    with held(settings.parent, resume) if writes else nullcontext():
+    with open_run_folder(settings.parent, resume) if writes else nullcontext():
         for path, one in runs.items() if writes else ():  # an error in the last must come before the first trains
             require(one.log)
             dataset = load(one)
-            fed, algorithm = build(one, dataset, start=kept(path, one))
-            begin(one, path, algorithm, fed.spec)
+            with _quiet():  # it is built again, and warns, when its turn comes: all together may not fit into memory
+                Run.prepare(one, path, True, dataset)
         if writes:
             _tell_renamed(settings.parent, runs)
             write_text(settings, text)
@@ -109,6 +109,17 @@ def train_all(
                 _log.warning("warning: %s is left out: %s", path, error)
                 ended.failed[path] = str(error)
     return ended
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log no warnings within the block."""
+    before = _log.level
+    _log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _log.setLevel(before)
 
 
 def _tell_renamed(folder: Path, runs: Iterable[Path]) -> None:

@@ -22,7 +22,7 @@ Row = dict[str, float]
 
 
 class Metrics:
-    """The rows of a run. They are on disk as soon as they are added; what was not measured in a round is blank.
+    """The rows of metrics.csv, on disk as soon as they are added; what was not measured in a round is blank.
 
     Args:
         path: the CSV file, which is written anew.
@@ -58,8 +58,7 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None)
     Raises:
         FLError: for a table that lacks rounds, or has a column that is no metric.
     """
-    check_rows(path, done, known=None)
-    rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
+    rows = check_rows(path, done, known=None)
     due = {name: column.due for name, column in columns().items()}
     if wanted is not None:
         rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
@@ -71,8 +70,9 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None)
 
 
 class ClientTable:
-    """clients.csv: the scores of every client on its own held-out samples, in every evaluated round. It is not written
-    if clients hold nothing out.
+    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
+
+    It is not written if clients hold nothing out.
 
     Args:
         folder: the run folder.
@@ -140,8 +140,8 @@ def _checksum(part: Row) -> str:
     return f"{zlib.crc32(json.dumps(part, sort_keys=True).encode()):08x}" if part else ""
 
 
-def check_rows(path: Path, done: int, known: Sequence[str] | None) -> None:
-    """Raise FLError unless a metrics.csv holds the rows that it had when the checkpoint of round `done` was written.
+def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
+    """Return the first rows of a metrics.csv; FLError unless they are those beside the checkpoint of round `done`.
 
     Args:
         known: their `checksums`; None: they are not compared.
@@ -149,15 +149,14 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> None:
     rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
     if [row["round"] for row in rows] != list(range(1, done + 1)):
         raise FLError(f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back")
-    if known is None:
-        return
-    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done]):
+    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
         pairs = [*zip(found.split(" "), expected.split(" "))]
         if len(pairs) != len(get_args(Due)) or any(now not in (was, "") for now, was in pairs):
             raise FLError(
                 f"{path} is not the table that the run left: round {row['round']} has other numbers than when the "
                 "checkpoint was written; put back the table, or start a new run under another --name"
             )
+    return rows
 
 
 def selected(rows: Sequence[Row]) -> Row:

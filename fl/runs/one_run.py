@@ -17,14 +17,13 @@ from fl.figures.clients import leave_structure
 from fl.figures.coverage import leave_coverage
 from fl.figures.curves import leave_curves
 from fl.models.custom_model import Model
-from fl.runs import given, lock
-from fl.runs.assembly import build
-from fl.runs.lock import SETTINGS, held
+from fl.runs import lock
+from fl.runs.assembly import build, resolve_inputs
+from fl.runs.folder import load_initial_weights
+from fl.runs.lock import SETTINGS, open_run_folder
 from fl.runs.logs import OnRound, require, watched
-from fl.runs.rounds import measured_round, rounds
-from fl.runs.simulation import Simulation
-from fl.runs.start import kept
-from fl.runs.together import agreed, greet
+from fl.runs.rounds import check_ranks_agree, measured_round, rounds, sync_server
+from fl.runs.run import Run
 
 AT_START = [leave_coverage]
 AT_END = [leave_structure, leave_curves]
@@ -92,10 +91,10 @@ def _lead(
 ) -> dict:
     require(config.log, on_round)
     try:
-        with held(folder, resume), _terminable() as saving:
-            run = Simulation.begin(config, folder, resume, dataset, model, remote)
+        with open_run_folder(folder, resume), _terminable() as saving:
+            run = Run.begin(config, folder, resume, dataset, model, remote)
             try:
-                greet(run)
+                check_ranks_agree(run)
             except FLError:  # also where another rank is lost before the first round
                 if not resume:
                     _empty(folder)
@@ -119,7 +118,7 @@ def _lead(
                 summary = run.close(diverged)
                 for write in AT_END:
                     write(run)
-            agreed(run, summary)
+            sync_server(run, summary)
             return summary
     except Unwritable as error:
         if not (folder / SETTINGS).exists():
@@ -128,13 +127,13 @@ def _lead(
 
 
 def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> dict:
-    """What ranks other than 0 do: the same rounds, without a run folder, until rank 0 ends the run."""
-    config = given.said(config, dataset, model)
-    fed, algorithm = build(config, dataset, model, kept(folder, config) if resume else None)
-    run = Simulation(config, fed, algorithm, folder, algorithm.init(), 0)
-    greet(run)
+    """Do the rounds of a rank other than 0, which writes no run folder, until rank 0 ends the run."""
+    config = resolve_inputs(config, dataset, model)
+    fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
+    run = Run(config, fed, algorithm, folder, algorithm.init(), 0)
+    check_ranks_agree(run)
     with current().together():
-        while (summary := agreed(run)) is None:
+        while (summary := sync_server(run)) is None:
             run.done += 1
             run.server, *_ = measured_round(run, run.done)
     return summary
@@ -142,11 +141,11 @@ def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | 
 
 @contextmanager
 def _terminable() -> Iterator[Callable[[], None]]:
-    """Within it, SIGTERM raises `Terminated`, after a handler of the user's was called; a second one is ignored. Once
-    what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then this
-    one has to save.
+    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called; a second one is ignored.
 
-    It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is not ignored.
+    Once what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then
+    this one has to save. It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is
+    not ignored.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None

@@ -20,7 +20,6 @@ from fl.federation import client_models
 from fl.federation.client_models import Level
 from fl.models.custom_model import CustomSpec, Model, identity
 from fl.runs import checkpoint
-from fl.runs.given import spec_of
 from surgery import State
 
 _FORMAT = "pathways-2"
@@ -46,7 +45,7 @@ class Pathways:
         return len(self.levels[0].used)
 
     def pathway(self, client: int) -> list[int]:
-        """The number of the model that a client uses on each level, -1 for none.
+        """Return the number of the model that a client uses on each level, -1 for none.
 
         Raises FLError if there is no such client.
         """
@@ -117,7 +116,7 @@ class Pathways:
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None) -> "Pathways":
-        """From a run folder of a method of levels, or a file that `save` wrote; on the CPU.
+        """Load pathways from a run folder of a method of levels, or a file that `save` wrote; on the CPU.
 
         Args:
             model: the model of your own that the run was given, if it was, as for `fl.load_model`.
@@ -144,7 +143,7 @@ class Pathways:
         found, state = tensors.read(path, _FORMAT)
         parts = checkpoint.unflatten(found)
         levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
-        return cls(spec_of(path, state["spec"], state["own"], model), state["kinds"], levels, state["mean"])
+        return cls(checkpoint.spec_of(path, state["spec"], state["own"], model), state["kinds"], levels, state["mean"])
 
     def _call(self, state: State, x: Tensor) -> Tensor:
         return functional_call(self._model, state, (x,))

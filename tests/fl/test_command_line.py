@@ -25,7 +25,7 @@ from fl.base.errors import FLError
 from fl.config import Config
 from fl.config.command_line import parse
 from fl.runs.__main__ import listing, table
-from fl.runs.lock import locked
+from fl.runs.lock import folder_lock
 from fl.runs.summary import advice
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,7 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     failed = {"complete": True, "failed": "the loss is nan in round 3"}
     (run_folder("b/lost") / "summary.json").write_text(json.dumps(failed))
     (run_folder("b/short", rounds=9) / "metrics.csv").write_text("round,accuracy\n1,0.5\n2,0.7")  # of 0.75
-    with locked(run_folder("b/on", rounds=9)):
+    with folder_lock(run_folder("b/on", rounds=9)):
         said = printed(capsys, "runs", str(tmp_path / "b"))
     rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
     assert rows == [

@@ -14,7 +14,7 @@ from fl import run as cli
 from fl.base.errors import FLError
 from fl.export import main
 from fl.runs.export import client_model
-from fl.runs.folder import begin
+from fl.runs.folder import restore_server
 
 CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
 
@@ -121,7 +121,7 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     deployed = logits("model.pt", model=perceptron)
     torch.testing.assert_close(deployed, fl.load_model(folder, perceptron)(data.normalise(data.test_x)))
     fed, algorithm = fl.build(fl.Config.read(folder), data, perceptron)
-    server, _ = begin(fl.Config.read(folder), folder, algorithm, fed.spec)
+    server, _ = restore_server(fl.Config.read(folder), folder, algorithm, fed.spec)
     expected = algorithm.predict(server, data.test_x, 1)
     torch.testing.assert_close(logits("client.pt", client=1, **own), expected)
     assert not torch.allclose(deployed, expected)
@@ -165,7 +165,7 @@ def test_a_client_s_model_predicts_as_the_client_does(tmp_path, name):
     assert cli.main(flags) == 0
     config = fl.Config.read(folder)
     fed, algorithm = fl.build(config)
-    server, _ = begin(config, folder, algorithm, fed.spec)
+    server, _ = restore_server(config, folder, algorithm, fed.spec)
     for client in range(4):
         expected = algorithm.predict(server, fed.data.test_x[:20], client)
         model = client_model(folder, client)
@@ -185,7 +185,7 @@ def test_a_client_that_adds_models_up_is_refused(tmp_path):
 def begun(folder):
     config = fl.Config.read(folder)
     fed, algorithm = fl.build(config)
-    return begin(config, folder, algorithm, fed.spec)[0]
+    return restore_server(config, folder, algorithm, fed.spec)[0]
 
 
 def test_fl_export_is_a_call_after_its_file_was_imported(tmp_path):

@@ -27,7 +27,7 @@ from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
 from fl.runs.rounds import rounds as play
-from fl.runs.simulation import Simulation
+from fl.runs.run import Run
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 
@@ -57,7 +57,7 @@ def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
     config, _ = parse([*tiny, "--algorithm", name, "--backend", backend, *OF_METHOD.get(name, []), *flags])
     config = dataclasses.replace(config, rounds=rounds)
     (place := folder / f"{name}-{backend}").mkdir()
-    played = play(Simulation.begin(config, place, resume=False))
+    played = play(Run.begin(config, place, resume=False))
     history = []
     for _ in range(rounds):
         with gpu.watch() as seen:

@@ -332,6 +332,12 @@ def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_
     assert_equal_runs(folder / "indep-seed0", folder / "mine")
 
 
+def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
+    few = ["--clients", 20, "--participants", 2, "--alpha", 0.01, "--min-samples", 10, "--samples", 300]
+    run(tmp_path, *few, "--algorithm", "fedavg,fedprox", "--rounds", 1)
+    assert caplog.text.count("in none of 200 draws") == 2
+
+
 def test_a_refused_resume_of_a_comparison_changes_nothing(tmp_path):
     folder = run(tmp_path, "--seeds", "0,1")
     before = snapshot(folder)

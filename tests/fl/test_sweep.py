@@ -227,6 +227,12 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     assert f"`python -m fl.sweep --resume {broken}`" in capsys.readouterr().err
 
 
+def test_what_the_last_value_cannot_have_is_told_before_the_first_trains(tmp_path, capsys):
+    assert sweep.main(["min-samples", "5,900", *TINY, "--out", str(tmp_path), "--name", "a"]) == 2
+    assert "900" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "values", "found"),
     [

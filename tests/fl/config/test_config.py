@@ -19,7 +19,7 @@ from fl.data.__main__ import main
 from fl.partition import deal
 from fl.runs import checkpoint
 from fl.runs.assembly import build, model_spec
-from fl.runs.folder import begin
+from fl.runs.folder import restore_server
 
 CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 1)}
 
@@ -160,4 +160,4 @@ def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
     spec = model_spec(config, config.load())
     checkpoint.save(tmp_path, algorithm.init(), 1, dataclasses.replace(spec, dropout=0.0), {})
     with pytest.raises(FLError, match=r"another model: dropout was 0\.0, the settings now mean 0\.2"):
-        begin(config, tmp_path, algorithm, spec)
+        restore_server(config, tmp_path, algorithm, spec)

@@ -10,7 +10,6 @@ import fl
 from fl.deploy import local
 from fl.deploy.__main__ import main
 from fl.deploy.folders import node_folder, read_node, read_server
-from fl.deploy.follow import Follow
 
 
 def test_it_writes_what_other_machines_need(tmp_path):
@@ -50,7 +49,7 @@ def test_nodes_on_one_machine_share_its_cores(tmp_path, monkeypatch):
 
 
 def test_progress_follows_the_run_folder(tmp_path, capsys):
-    follow = Follow(tmp_path, 4)
+    follow = local.Follow(tmp_path, 4)
     follow()
     (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")
     follow()

@@ -34,7 +34,7 @@ def test_rows_are_selected_replaced_and_added_to(states, form, rows):
     own, every = states[form], states["list"]
     chosen = cohort.select(own, rows)
     same(chosen, [every[k] for k in rows], form)
-    assert torch.equal(cohort.select_stacked(own, rows)["w"], torch.stack([every[k]["w"] for k in rows]))
+    assert torch.equal(cohort.select(own, rows, stacked=True)["w"], torch.stack([every[k]["w"] for k in rows]))
     new = [{name: tensor + 7 for name, tensor in every[k].items()} for k in rows]
     after = [new[rows.index(k)] if k in rows else state for k, state in enumerate(every)]
     same(cohort.replace_rows(own, rows, new if form == "list" else stack(new)), after, form)

@@ -16,7 +16,7 @@ from fl import run as cli
 from fl.analysis.weights import initial_model
 from fl.base.errors import FLError
 from fl.models.init import Start, find, maker
-from fl.runs.start import FILE, keep, kept
+from fl.runs.folder import INITIAL, load_initial_weights, save_initial_weights
 from zoo.interop import TIMM
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
@@ -236,7 +236,7 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
     assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "2"]) == 0
     ends = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-    start = kept(tmp_path / "whole", whole)
+    start = load_initial_weights(tmp_path / "whole", whole)
     assert (start.source, len(start.sha256)) == (str(path), 64)
     assert json.loads((tmp_path / "whole/summary.json").read_text())["init"]["sha256"] == start.sha256
     assert torch.equal(initial_model(tmp_path / "whole").fc2.bias, state["fc2.bias"])
@@ -244,20 +244,20 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
         fl.simulate(whole, tmp_path / "new")
     assert not Path(tmp_path / "new").exists()
     with pytest.raises(FLError, match=r"--init .*cnn\.safetensors.* --init timm"):
-        kept(tmp_path / "whole", replace(whole, init="timm"))
+        load_initial_weights(tmp_path / "whole", replace(whole, init="timm"))
     with pytest.raises(FLError, match=r"--init .*cnn\.safetensors.* no "):
-        kept(tmp_path / "whole", replace(whole, init=None))
-    (tmp_path / "whole" / FILE).unlink()
+        load_initial_weights(tmp_path / "whole", replace(whole, init=None))
+    (tmp_path / "whole" / INITIAL).unlink()
     with pytest.raises(FLError, match="is gone"):
         initial_model(tmp_path / "whole")
 
 
 def test_weights_of_a_library_are_known_by_its_name(cnn, tmp_path):
     state = cnn[1]
-    keep(tmp_path, Start(dict(state), "timm:cnn", "0" * 64))
-    assert kept(tmp_path, replace(TINY, init="timm")).source == "timm:cnn"
+    save_initial_weights(tmp_path, Start(dict(state), "timm:cnn", "0" * 64))
+    assert load_initial_weights(tmp_path, replace(TINY, init="timm")).source == "timm:cnn"
     with pytest.raises(FLError, match="began with --init timm:cnn, and now the settings say --init torchvision"):
-        kept(tmp_path, replace(TINY, init="torchvision"))
+        load_initial_weights(tmp_path, replace(TINY, init="torchvision"))
 
 
 @pytest.mark.slow

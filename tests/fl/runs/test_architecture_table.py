@@ -22,10 +22,10 @@ from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs import evaluate
 from fl.runs.assembly import build
+from fl.runs.folder import ARCHITECTURES as FILE
+from fl.runs.folder import COLUMNS, architecture_rows, save_architectures
 from fl.runs.metrics import read
-from fl.runs.simulation import Simulation
-from fl.runs.start import ARCHITECTURES as FILE
-from fl.runs.start import COLUMNS, roster, save_roster
+from fl.runs.run import Run
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
@@ -46,7 +46,7 @@ def mixed(make_federation, norm="batch", **settings):
 def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
     fed = mixed(make_federation)
     fed = replace(fed, attack=Attack(frozenset({1, 2}), fed.data, 1.0))
-    rows = {row["clients"]: row for row in roster(fed)}
+    rows = {row["clients"]: row for row in architecture_rows(fed)}
     assert set(rows) == {"0 2", "1", "3"}
     for clients, spec, bad in (("0 2", NARROW, 1), ("1", WIDE, 1), ("3", SHALLOW, 0)):
         row, count = rows[clients], spec.count()
@@ -55,11 +55,11 @@ def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
         assert row["bytes_down"] == row["bytes_up"] == 4 * count.parameters + buffers
         assert (row["count"], row["malicious"]) == (len(clients.split()), bad)
         assert (row["width"], row["depth"]) == (f"{spec.width[0]:g}", "1" if spec is SHALLOW else "2-1-1")
-    save_roster(fed, tmp_path)
+    save_architectures(fed, tmp_path)
     with open(tmp_path / FILE, newline="") as file:
         written = list(csv.DictReader(file))
     assert list(written[0]) == list(COLUMNS)
-    assert written == [{k: str(v) for k, v in row.items()} for row in roster(fed)]
+    assert written == [{k: str(v) for k, v in row.items()} for row in architecture_rows(fed)]
     assert [int(row["parameters"]) for row in written] == sorted(row["parameters"] for row in rows.values())
 
 
@@ -124,7 +124,7 @@ def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monke
     fed = mixed(make_federation)
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
-    leave_coverage(Simulation(SMALL, fed, made(name, fed), tmp_path, {}, 0))
+    leave_coverage(Run(SMALL, fed, made(name, fed), tmp_path, {}, 0))
     assert drawn == (panels and [*panels, SMALL.title()])
 
 

@@ -11,27 +11,27 @@ import pytest
 from fl import FLError
 from fl.base.files import replacing, write_text
 from fl.runs import lock
-from fl.runs.lock import held
+from fl.runs.lock import open_run_folder
 
 
 def test_a_folder_that_another_works_in_is_refused_by_name(tmp_path):
     folder = tmp_path / "a"
-    with held(folder, resume=False):
+    with open_run_folder(folder, resume=False):
         write_text(folder / "config.yaml", "")
         for resume in (True, False):
             match = f"a is in use by process {os.getpid()} on" if resume else "exists already"
-            with pytest.raises(FLError, match=match), held(folder, resume):
+            with pytest.raises(FLError, match=match), open_run_folder(folder, resume):
                 raise AssertionError("two in one folder")
         assert (folder / lock.FILE).exists()
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
-    with held(folder, resume=True):
+    with open_run_folder(folder, resume=True):
         pass
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     ready, tell = os.pipe()
     if not (process := os.fork()):
-        with held(tmp_path / "a", resume=False):
+        with open_run_folder(tmp_path / "a", resume=False):
             (tmp_path / "a" / ".metrics.csv.12@node.tmp").write_text("half a")
             os.write(tell, b"x")
             signal.pause()
@@ -39,14 +39,14 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     os.read(ready, 1)
     for _ in range(2):  # asking does not take the lock away
         assert lock.is_locked(tmp_path / "a")
-    with pytest.raises(FLError, match=f"in use by process {process} on"), held(tmp_path / "a", resume=False):
+    with pytest.raises(FLError, match=f"in use by process {process} on"), open_run_folder(tmp_path / "a", resume=False):
         pass
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     assert (tmp_path / "a" / lock.FILE).exists()
     assert not lock.is_locked(tmp_path / "a")
     assert not lock.is_locked(tmp_path / "none")
-    with held(tmp_path / "a", resume=False):  # killed before its settings: as good as new
+    with open_run_folder(tmp_path / "a", resume=False):  # killed before its settings: as good as new
         assert [path.name for path in (tmp_path / "a").iterdir()] == [lock.FILE]
     os.close(ready)
     os.close(tell)
@@ -64,16 +64,16 @@ def test_a_lock_file_that_its_owner_deletes_meanwhile_is_no_lock(tmp_path, monke
 
     taken = []
     monkeypatch.setattr(lock.fcntl, "flock", late)
-    with lock.locked(tmp_path):
+    with lock.folder_lock(tmp_path):
         assert len(taken) == 2
-        with pytest.raises(FLError, match="in use"), lock.locked(tmp_path):
+        with pytest.raises(FLError, match="in use"), lock.folder_lock(tmp_path):
             pass
 
 
 def test_settings_that_are_refused_leave_no_folder_and_an_empty_one_stays(tmp_path):
     for folder in (tmp_path / "new" / "a", tmp_path / "mine"):
         (tmp_path / "mine").mkdir(exist_ok=True)
-        with pytest.raises(FLError, match="no such split"), held(folder, resume=False):
+        with pytest.raises(FLError, match="no such split"), open_run_folder(folder, resume=False):
             raise FLError("no such split")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -82,10 +82,10 @@ def test_folders_with_something_in_them_are_refused(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("mine")
     match = "other exists already and holds no run that could be resumed"
-    with pytest.raises(FLError, match=match), held(tmp_path / "other", resume=False):
+    with pytest.raises(FLError, match=match), open_run_folder(tmp_path / "other", resume=False):
         pass
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes"]
-    with pytest.raises(FLError, match="is not a run folder"), held(tmp_path / "none", resume=True):
+    with pytest.raises(FLError, match="is not a run folder"), open_run_folder(tmp_path / "none", resume=True):
         pass
 
 
@@ -98,12 +98,12 @@ def test_file_systems_without_locks_and_without_writing_say_so(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(lock.fcntl, "flock", refuse(OSError(37, "No locks available")))
-        with held(tmp_path, resume=True):
+        with open_run_folder(tmp_path, resume=True):
             assert "cannot be locked (No locks available): make sure that no other process" in caplog.text
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse(OSError(30, "Read-only file system")))
         match = r"\.lock cannot be written \(Read-only file system\): .*work on a copy"
-        with pytest.raises(FLError, match=match), held(tmp_path, resume=True):
+        with pytest.raises(FLError, match=match), open_run_folder(tmp_path, resume=True):
             pass
 
 
@@ -156,9 +156,9 @@ def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, make, kind):
     make(folder / lock.FILE, other)
     assert not lock.is_locked(folder)
     for resume in (True, False):
-        with pytest.raises(FLError, match=rf"run/\.lock is {kind}, .*: delete "), held(folder, resume):
+        with pytest.raises(FLError, match=rf"run/\.lock is {kind}, .*: delete "), open_run_folder(folder, resume):
             raise AssertionError("it was taken")
     assert other.read_text() == "mine"
     (folder / lock.FILE).unlink()
-    with held(folder, resume=True):
+    with open_run_folder(folder, resume=True):
         pass

@@ -192,7 +192,7 @@ def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl.runs.simulation.Simulation.close", lambda run, diverged: {})
+        patch.setattr("fl.runs.run.Run.close", lambda run, diverged: {})
         with pytest.raises(KeyboardInterrupt):
             fl.simulate(config, tmp_path / "run", on_round=killed)
     fl.simulate(config, tmp_path / "run", resume=True)

@@ -14,10 +14,10 @@ from fl.federation import Federation
 from fl.federation.clients import RemoteClients
 from fl.models.custom_model import Model
 from fl.partition import KINDS
-from fl.runs import checkpoint, given, metrics, start
-from fl.runs.assembly import build
+from fl.runs import checkpoint, metrics
+from fl.runs.assembly import build, resolve_inputs
 from fl.runs.checkpoint import Best
-from fl.runs.folder import begin, fixed
+from fl.runs.folder import fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row, best, checksums, evaluations_since_best
 from fl.runs.summary import summarise
@@ -27,14 +27,14 @@ _log = logging.getLogger("fl")
 
 
 @dataclass
-class Simulation:
+class Run:
     """One method with one seed, in a folder.
 
     Attributes:
         config: with one algorithm and one seed.
         server: what the server keeps after the last round that was done.
         done: the number of that round.
-        given: which data and model of a user's own it needs, see `fl.runs.given`.
+        given: which data and model of a user's own it needs, see `fl.runs.checkpoint.custom_inputs`.
         metrics, table: the rows of all rounds so far, and the clients' scores.
         saved: the round of the last checkpoint; None before the first.
         best: the best model so far, with --keep-best.
@@ -53,6 +53,36 @@ class Simulation:
     best: Best | None = None
 
     @classmethod
+    def prepare(
+        cls,
+        config: Config,
+        folder: Path,
+        restore: bool,
+        dataset: data.Dataset | None = None,
+        model: Model | None = None,
+        remote: RemoteClients | None = None,
+    ) -> "Run":
+        """Build a run from its settings, without writing anything.
+
+        Args:
+            restore: whether to go on from what its folder keeps, if there is anything in it.
+            remote: clients on other machines; None: they are simulated here.
+
+        Raises FLError, where it is restored, for a folder that holds no run of these data, model and method.
+        """
+        config = resolve_inputs(config, dataset, model)
+        if not restore:
+            fed, algorithm = build(config, dataset, model, remote=remote)
+            return cls(config, fed, algorithm, folder, algorithm.init(), 0, checkpoint.custom_inputs(config, fed))
+        config.check_registered(folder)
+        fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), remote)
+        given = checkpoint.custom_inputs(config, fed)
+        if (folder / checkpoint.FILE).exists():
+            checkpoint.check_inputs(folder, checkpoint.read_header(folder)["given"], fed, given)
+        server, done = restore_server(config, folder, algorithm, fed.spec)
+        return cls(config, fed, algorithm, folder, server, done, given)
+
+    @classmethod
     def begin(
         cls,
         config: Config,
@@ -61,36 +91,26 @@ class Simulation:
         dataset: data.Dataset | None = None,
         model: Model | None = None,
         remote: RemoteClients | None = None,
-    ) -> "Simulation":
-        """From the settings, and where it is resumed from the checkpoint in its folder.
+    ) -> "Run":
+        """Prepare a run and write what its folder holds before the first round.
 
         Args:
-            folder: there already, and `fl.runs.lock.held`.
-            remote: clients on other machines; None: they are simulated here.
-
-        Raises FLError, where it is resumed, for a folder that holds no run of these data, model and method.
+            folder: there already, and `fl.runs.lock.open_run_folder`.
         """
-        config = given.said(config, dataset, model)
-        if resume:
-            config.check_registered(folder)
-        fed, algorithm = build(config, dataset, model, start.kept(folder, config) if resume else None, remote)
-        known = given.identified(config, fed)
-        if resume and (folder / checkpoint.FILE).exists():
-            given.check_given(folder, checkpoint.read_header(folder)["given"], fed, known)
-        server, done = begin(config, folder, algorithm, fed.spec) if resume else (algorithm.init(), 0)
-        kept = checkpoint.read_best(folder) if done else None
+        run = cls.prepare(config, folder, resume, dataset, model, remote)
+        config, fed, done = run.config, run.fed, run.done
         if done:
+            run.best = checkpoint.read_best(folder)
             fed.local.chosen.update(checkpoint.read_header(folder)["backends"])
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
         if fed.start:
-            start.keep(folder, fed.start)
+            save_initial_weights(folder, fed.start)
         if fed.fleet:
-            start.save_roster(fed, folder)
+            save_architectures(fed, folder)
         used, there = fed.clients.total, len(fed.data.y)
         if used < there and not remote and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
-        run = cls(config, fed, algorithm, folder, server, done, known, best=kept)
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
         run.metrics = Metrics(folder / FILE, rows)
@@ -98,11 +118,11 @@ class Simulation:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Those of metrics.csv."""
+        """The rows of metrics.csv so far."""
         return self.metrics.rows
 
     def due(self, number: int) -> set[str]:
-        """What is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
+        """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
         last, wanted = number == self.config.rounds, set()
         if last or number % self.config.eval_every == 0:
             wanted.add("global")
