@@ -29,11 +29,11 @@ from pathlib import Path
 import torch
 from report import write
 
-from fl.config import Config
 from fl.data import Dataset
 from fl.distributed import deal
 from fl.engine.work import flops
 from fl.models import create
+from fl.settings import Config
 from surgery import average, broadcast, permutations, segments, shuffle
 from surgery.decomposition import layers
 

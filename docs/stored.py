@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fl.config.command_line import parse
+from fl.settings.command_line import parse
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
 

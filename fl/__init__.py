@@ -13,7 +13,6 @@ torch.Size([360, 10])
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.data import Dataset
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
@@ -24,6 +23,7 @@ from fl.runs.export import export
 from fl.runs.folder import load_model
 from fl.runs.one_run import simulate
 from fl.runs.pathways import Pathways
+from fl.settings import Config
 from surgery import __version__ as __version__
 
 __all__ = [

@@ -18,9 +18,9 @@ from fl.analysis.groups import AGAINST, along, common, find_runs, group, table, 
 from fl.base.console import guarded
 from fl.base.settings import choice
 from fl.base.tables import fitted, wrapped
-from fl.config.help import command
 from fl.figures.curves import comparison_figure
 from fl.figures.style import check_new
+from fl.settings.help import command
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 
 from fl.base.console import guarded
-from fl.config.help import command
 from fl.runs.export import export
+from fl.settings.help import command
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from fl.analysis.landscape import grid, landscape, table, titles, write_grid
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.settings import Natural, check_values, number, one_of
-from fl.config.help import command
 from fl.figures.models import draw_landscapes
 from fl.figures.style import check_new
 from fl.runs.assembly import pick_device
+from fl.settings.help import command
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from fl.base.console import guarded
 from fl.base.files import write_text
 from fl.base.tables import fitted
 from fl.compare import compare
-from fl.config import Config
-from fl.config.command_line import parse
 from fl.distributed import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
 from fl.runs.one_run import simulate
 from fl.runs.summary import advice, describe
+from fl.settings import Config
+from fl.settings.command_line import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:

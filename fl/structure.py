@@ -17,9 +17,9 @@ import tyro
 
 from fl.analysis.structure import agreement, describe, find
 from fl.base.console import guarded
-from fl.config.help import command
 from fl.figures.clients import structure_maps
 from fl.figures.style import check_new, save
+from fl.settings.help import command
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.base.settings import flag_in, role
 from fl.base.tables import fitted
-from fl.config import Config
-from fl.config.command_line import parse
-from fl.config.help import asked
 from fl.data import Dataset
 from fl.distributed import current, joined
 from fl.figures.sweep import curves_figure, values_figure
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder
 from fl.runs.many_runs import SWEEP, Sweep, resumable, train_all
+from fl.settings import Config
+from fl.settings.command_line import parse
+from fl.settings.help import asked
 
 _USAGE = "OPTION VALUE,VALUE,... [RECIPE]"
 _ABOUT = """Train with several values of one option, each with every method and seed, and compare them.

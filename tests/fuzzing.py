@@ -13,7 +13,7 @@ from dataclasses import Field, fields, is_dataclass
 from hypothesis import strategies as st
 
 from fl.base.settings import Flag, Limits, flag_of, is_tuple, marks, options_of
-from fl.config import Config
+from fl.settings import Config
 
 NONSENSE = ("", "x", "nan", "inf", "-1", "0", "1e300", "1" + "0" * 21, "1,,2", "--", "{}", "\N{SNOWMAN}")
 """Values that hardly any flag takes. None of them asks for a lot of work that could be done."""

@@ -4,8 +4,8 @@ import torch
 
 from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.federation import federation as training
+from fl.settings import Config
 
 SMALL = Config(
     fesem=FeSEMOptions(2), fesem_plus=FeSEMPlusOptions(2), femam=FeMAMOptions(("global", "2", "personal"), (1, 1))

@@ -14,8 +14,8 @@ from doc_pages import EXAMPLES, PAGES, ROOT, blocks
 from torch.distributed.run import get_args_parser as torchrun_arguments
 
 from fl.__main__ import COMMANDS
-from fl.config import Config
-from fl.config.command_line import parse
+from fl.settings import Config
+from fl.settings.command_line import parse
 from fl.sweep import command as parse_sweep
 
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]

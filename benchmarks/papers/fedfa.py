@@ -10,7 +10,7 @@ from itertools import product
 from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, arms
 from fl import ArchitectureOptions, AttackOptions, Config, Defence
 from fl.algorithms.fedfa import FedFAOptions
-from fl.config.recipes.fedfa import RIVALS, SMALL, TARGETS, row
+from fl.settings.recipes.fedfa import RIVALS, SMALL, TARGETS, row
 
 _TITLES = {"preresnet": "Pre-ResNet", "mobilenetv2": "MobileNetV2", "efficientnetv2": "EfficientNetV2"}
 _GLOBAL, _LOCAL = "test accuracy in %, last three evaluations", "local accuracy in %"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
 from fl import Config
 from fl.algorithms.fedmr import FedMROptions
-from fl.config.recipes.fedmr import METHODS, NUMBERS, fashion_mnist_rivals, released, row
+from fl.settings.recipes.fedmr import METHODS, NUMBERS, fashion_mnist_rivals, released, row
 
 _LATE = "test accuracy in %, mean of the last ten evaluations"
 _RISE = Comparison(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
 from fl import Config
-from fl.config.recipes.femam import METHODS, fashion_mnist, femnist, released, row, rows
+from fl.settings.recipes.femam import METHODS, fashion_mnist, femnist, released, row, rows
 
 _OWN = "accuracy on the clients' own test data in %"
 _F1 = "macro-F1 on the clients' own test data in %"

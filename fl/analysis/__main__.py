@@ -14,12 +14,12 @@ from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import Depths, Rates
-from fl.config.help import HELP, command, show
 from fl.figures.models import heat_maps, histograms
 from fl.figures.style import check_new, save
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
+from fl.settings.help import HELP, command, show
 from surgery import block_similarity
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fl.base.columns import Column
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.runs.metrics import Row
+from fl.settings import Config
 
 COSTS = {
     "megabytes": Column(heading="MB", label="MB sent and received by a client (mean)"),

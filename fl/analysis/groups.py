@@ -10,12 +10,12 @@ from fl.analysis.costs import COSTS, target_lines, target_text, totals, up_to
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.tables import wrapped, write_csv
-from fl.config import Config
 from fl.data import GIVEN
 from fl.runs import checkpoint
 from fl.runs.columns import columns
 from fl.runs.folder import check_intact
 from fl.runs.metrics import FILE, Row, read, selected
+from fl.settings import Config
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
 """From what curves can be drawn against to its column in the rows."""

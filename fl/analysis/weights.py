@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.tables import aligned
-from fl.config import Config
 from fl.models.init import maker
 from fl.runs import checkpoint
-from fl.runs.folder import load_model
-from fl.runs.folder import load_initial_weights
+from fl.runs.folder import load_initial_weights, load_model
+from fl.settings import Config
 from surgery import (
     SectionSimilarity,
     Submodel,

@@ -15,12 +15,12 @@ from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import changed, check_read, number
-from fl.config.fields import DataSettings
-from fl.config.help import command
 from fl.data import Dataset
 from fl.figures.clients import partition_map
 from fl.figures.style import check_new, save
 from fl.partition import Partition, counts
+from fl.settings.fields import DataSettings
+from fl.settings.help import command
 
 
 @dataclass(frozen=True)

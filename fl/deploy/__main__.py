@@ -12,12 +12,12 @@ from fl.base.console import guarded, program
 from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.base.settings import flag_in
-from fl.config import Config
-from fl.config.command_line import parse
 from fl.deploy.folders import SERVER, deal_out
 from fl.deploy.local import Follow, deployment, require, share_of_cores, write_app, write_keys
 from fl.runs.folder import new_folder
 from fl.runs.summary import describe
+from fl.settings import Config
+from fl.settings.command_line import parse
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 
 from fl.base.errors import FLError
-from fl.config.command_line import parse
 from fl.deploy.flower import Grid, GridLink, Message, answered
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.node import Node
@@ -20,6 +19,7 @@ from fl.deploy.nodes import Waiting
 from fl.deploy.serve import serve
 from fl.deploy.settings import RunSettings
 from fl.runs.summary import describe
+from fl.settings.command_line import parse
 
 Context: TypeAlias = Any
 """`flwr.app.Context`."""

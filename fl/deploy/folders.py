@@ -8,10 +8,10 @@ from fl import data
 from fl.base import tensors as files
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.data import Dataset
 from fl.federation.attack import AttackOptions
 from fl.partition import Split, hold_out
+from fl.settings import Config
 
 FILE = "data.safetensors"
 SERVER = "server"

@@ -14,7 +14,6 @@ from fl.algorithms.parts.secure_round import to_bytes
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
-from fl.config import Config
 from fl.data import Dataset
 from fl.deploy.messages import InvalidMessage, NodeMessage, fields, flat, nested
 from fl.deploy.messages import whole as whole_numbers
@@ -30,6 +29,7 @@ from fl.partition import Parts, Split, Splits
 from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
 from fl.secure import Client
+from fl.settings import Config
 from surgery import Stack, State
 from zoo import Spec, ZooError
 

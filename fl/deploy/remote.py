@@ -16,7 +16,6 @@ from fl.algorithms.parts.secure_round import SecureRecombination
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
-from fl.config import Config
 from fl.data import Dataset
 from fl.deploy import secret
 from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw, shapes
@@ -29,6 +28,7 @@ from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
+from fl.settings import Config
 from surgery import State, stack
 from zoo import Spec
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from fl import data
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.data import Dataset
 from fl.deploy.nodes import Link, Waiting
 from fl.deploy.remote import Remote
 from fl.runs.one_run import simulate
+from fl.settings import Config
 
 
 def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Waiting = Waiting()) -> dict:

@@ -14,9 +14,9 @@ from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.files import regular
 from fl.base.tables import aligned, shortened, terminal, whole
-from fl.config.help import command
 from fl.runs.lock import is_locked
 from fl.runs.metrics import FILE, read
+from fl.settings.help import command
 
 _FILES = ("config.yaml", FILE, "checkpoint.safetensors")
 """Any of them makes a folder one of a run, or of several."""

@@ -11,7 +11,6 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.distributed import current
 from fl.engine import Precision
 from fl.engine.augment import Augment
@@ -26,6 +25,7 @@ from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
+from fl.settings import Config
 from zoo import Spec, ZooError
 
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code

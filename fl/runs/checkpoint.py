@@ -13,10 +13,10 @@ from fl import data
 from fl.algorithms.algorithm import Server
 from fl.base import tensors as files
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.federation import Federation
 from fl.models import custom_model
 from fl.models.custom_model import Model
+from fl.settings import Config
 from surgery import State, SurgeryError, check_same
 from zoo import Spec
 

@@ -10,11 +10,11 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.federation import Federation, traffic
 from fl.federation.attack import triggered
 from fl.federation.cohort import Cohort
 from fl.runs import evaluate
+from fl.settings import Config
 
 
 class RoundContext(NamedTuple):

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fl.base.errors import FLError
 from fl.base.files import replacing
-from fl.config import Config
 from fl.data import Dataset
 from fl.models.custom_model import Model
 from fl.runs import checkpoint
 from fl.runs.folder import load_model
 from fl.runs.run import Run
+from fl.settings import Config
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 

@@ -21,14 +21,14 @@ from fl.base import tensors
 from fl.base.errors import FLError
 from fl.base.settings import written
 from fl.base.tables import write_csv
-from fl.config import Config
-from fl.config.config import plain
 from fl.engine.work import flops
 from fl.federation import Federation
 from fl.models.custom_model import LIBRARIES, Model
 from fl.models.fleet import brief
 from fl.models.init import Start
 from fl.runs import checkpoint, metrics
+from fl.settings import Config
+from fl.settings.config import plain
 from surgery import State
 from zoo import Spec
 

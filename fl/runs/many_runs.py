@@ -18,14 +18,14 @@ from fl.base.console import program
 from fl.base.errors import Diverged, FLError
 from fl.base.files import write_text
 from fl.base.settings import check_read, check_values, choice, settings_of
-from fl.config import Config
-from fl.config.config import check_renamed, flat
 from fl.distributed import current
 from fl.runs.folder import run_name
 from fl.runs.lock import SETTINGS, is_unused, open_run_folder
 from fl.runs.logs import require
 from fl.runs.one_run import simulate
 from fl.runs.run import Run
+from fl.settings import Config
+from fl.settings.config import check_renamed, flat
 
 SWEEP = "sweep.yaml"
 _log = logging.getLogger("fl")

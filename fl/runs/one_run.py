@@ -10,7 +10,6 @@ from types import FrameType
 from fl import data
 from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
-from fl.config import Config
 from fl.distributed import current, joined
 from fl.federation.clients import RemoteClients
 from fl.figures.clients import leave_structure
@@ -24,6 +23,7 @@ from fl.runs.lock import SETTINGS, open_run_folder
 from fl.runs.logs import OnRound, require, watched
 from fl.runs.rounds import check_ranks_agree, measured_round, rounds, sync_server
 from fl.runs.run import Run
+from fl.settings import Config
 
 AT_START = [leave_coverage]
 AT_END = [leave_structure, leave_curves]

@@ -15,11 +15,11 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.method import Method
 from fl.base import tensors
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.federation import client_models
 from fl.federation.client_models import Level
 from fl.models.custom_model import CustomSpec, Model, identity
 from fl.runs import checkpoint
+from fl.settings import Config
 from surgery import State
 
 _FORMAT = "pathways-2"

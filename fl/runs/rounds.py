@@ -19,7 +19,6 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import written
 from fl.base.torch_private import tree_map
-from fl.config.config import flat
 from fl.distributed import current
 from fl.engine import progress
 from fl.federation.cohort import Cohort
@@ -28,6 +27,7 @@ from fl.runs.checkpoint import flatten
 from fl.runs.columns import RoundContext, measure_columns
 from fl.runs.metrics import Row
 from fl.runs.run import Run
+from fl.settings.config import flat
 
 _LONG = 10  # seconds of a round after which the bar also counts clients
 _OFTEN = 0.5  # seconds between two such counts

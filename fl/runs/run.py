@@ -9,7 +9,6 @@ from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.files import write_json, write_text
-from fl.config import Config
 from fl.federation import Federation
 from fl.federation.clients import RemoteClients
 from fl.models.custom_model import Model
@@ -21,6 +20,7 @@ from fl.runs.folder import fixed, load_initial_weights, restore_server, save_arc
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row, best, checksums, evaluations_since_best
 from fl.runs.summary import summarise
+from fl.settings import Config
 from surgery.transfer import host_copies
 
 _log = logging.getLogger("fl")

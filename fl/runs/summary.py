@@ -13,13 +13,13 @@ from fl.algorithms import methods_of
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import Flag, changed, marks, written
-from fl.config import Config
 from fl.models.init import Start
 from fl.runs.assembly import pick_device
 from fl.runs.columns import columns
 from fl.runs.folder import run_name
 from fl.runs.metrics import FILE, Metrics, Row, evaluations_since_best, read, selected
 from fl.runs.metrics import best as judged_best
+from fl.settings import Config
 
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 

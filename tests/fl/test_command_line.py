@@ -22,11 +22,11 @@ import zoo
 from fl import __main__ as cli
 from fl.base.console import as_called
 from fl.base.errors import FLError
-from fl.config import Config
-from fl.config.command_line import parse
 from fl.runs.__main__ import listing, table
 from fl.runs.lock import folder_lock
 from fl.runs.summary import advice
+from fl.settings import Config
+from fl.settings.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ from fl.algorithms import ALGORITHMS, FedMROptions
 from fl.analysis import groups
 from fl.analysis.groups import outcome
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.figures import curves as plot
@@ -19,6 +18,7 @@ from fl.figures import style
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.metrics import Metrics, kept, read
+from fl.settings import Config
 
 
 def left_by(folder, rows, **settings):

@@ -21,9 +21,9 @@ from fl.analysis.groups import others
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.plugins import declared
-from fl.config.fields import DataSettings, PartitionOptions
 from fl.data import DATASETS, TEXTS
 from fl.partition import KINDS, Kind
+from fl.settings.fields import DataSettings, PartitionOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -213,7 +213,7 @@ def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
                 mine = {room, "recipes", "papers"} & {*where.parts}
                 if not mine and isinstance(node, ast.Constant) and node.value in names[room]:
                     known.add((str(where), node.value))
-    assert known == {("fl/config/fields.py", "digits"), ("fl/config/fields.py", "dirichlet")}  # the defaults
+    assert known == {("fl/settings/fields.py", "digits"), ("fl/settings/fields.py", "dirichlet")}  # the defaults
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ import zoo
 from fl import run as cli
 from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
-from fl.config.command_line import parse
 from fl.data import Dataset
 from fl.engine import SGD, Adam, Precision, train
 from fl.engine.augment import Augment
@@ -33,6 +32,7 @@ from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.evaluate import score_clients
 from fl.runs.metrics import read
+from fl.settings.command_line import parse
 
 BACKENDS = ["loop", "vmap", "graphs"]
 ON_HOST = {("progress", "accuracy")}  # FeMAM's, by which it is judged whether a level has converged

@@ -11,9 +11,9 @@ import zoo
 from fl import landscape
 from fl import run as cli
 from fl.analysis.landscape import grid, mean_loss, random_direction, rise, samples, surface
-from fl.config import Config
 from fl.runs import checkpoint
 from fl.runs.metrics import read
+from fl.settings import Config
 from surgery import state
 
 pytestmark = pytest.mark.drawn

@@ -11,9 +11,9 @@ import zoo.__main__
 from fl import compare, landscape, run, simulate, sweep
 from fl.__main__ import main
 from fl.analysis.__main__ import main as analysis
-from fl.config import Config
 from fl.data.__main__ import main as data
 from fl.export import main as export
+from fl.settings import Config
 
 TEXT = "--dataset pydoc --model transformer --partition natural --text.vocabulary 50 --text.length 16 --width 0.125"
 COMMANDS = {

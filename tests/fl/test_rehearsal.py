@@ -21,13 +21,13 @@ import surgery
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config.command_line import parse
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
 from fl.runs.rounds import rounds as play
 from fl.runs.run import Run
+from fl.settings.command_line import parse
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
 

@@ -10,11 +10,11 @@ import fl
 import zoo
 from fl import run as cli
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.runs import checkpoint
 from fl.runs.__main__ import listing
 from fl.runs.assembly import build
 from fl.runs.metrics import read
+from fl.settings import Config
 
 
 def run(tmp_path, *arguments, name="a", code=0):

@@ -13,11 +13,11 @@ from fl import run as cli
 from fl import sweep
 from fl.analysis.groups import Run, find_runs
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.figures import sweep as sweep_figures
 from fl.figures.style import COLORS
 from fl.runs.many_runs import Sweep
 from fl.runs.metrics import read, selected
+from fl.settings import Config
 
 QUICK = [*TINY, "--rounds", "2", "--backend", "loop"]
 

@@ -9,7 +9,7 @@ from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
 from benchmarks.papers.stored import settings
 from benchmarks.papers.verdict import MEASURES, result
 from fl import FLError
-from fl.config.recipes import fedmr, femam
+from fl.settings.recipes import fedmr, femam
 
 
 def test_ids_say_where_a_cell_stands_and_name_one_cell():

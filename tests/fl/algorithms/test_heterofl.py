@@ -11,11 +11,11 @@ from rounds import assert_same, play
 from fl.algorithms import FedFAOptions, HeteroFLOptions, fedfa, fedrolex, heterofl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.engine import SGD
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
+from fl.settings import Config
 from zoo import Spec
 from zoo.kit import Scaler
 

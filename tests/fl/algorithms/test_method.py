@@ -124,10 +124,10 @@ def test_a_method_that_is_put_in_has_its_default_options(make_federation):
 @pytest.mark.parametrize("name", ["model", "check", "attack", "cohort", "title"])
 def test_a_method_cannot_hide_a_setting(name):
     """The settings' file is run anew, with such a method among those that there are."""
-    source = (ROOT / "fl/config/config.py").read_text()
+    source = (ROOT / "fl/settings/config.py").read_text()
     imported = "from fl.algorithms import ALGORITHMS, OPTIONS, methods_of"
     assert imported in source
-    space = {"__name__": "fl.config.again", "ALGORITHMS": {}, "OPTIONS": [name], "methods_of": None}
+    space = {"__name__": "fl.settings.again", "ALGORITHMS": {}, "OPTIONS": [name], "methods_of": None}
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
         exec(source.replace(imported, ""), space)
 
@@ -160,4 +160,4 @@ def test_nothing_outside_knows_a_method_by_name():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ALGORITHMS:
                 known.add((str(where), node.value))
     rivals = {("fl/runs/summary.py", name) for name in ("fedavg", "fedprox")}  # which a run proposes to compare with
-    assert known == {("fl/config/fields.py", "fedmr")} | rivals  # the default
+    assert known == {("fl/settings/fields.py", "fedmr")} | rivals  # the default

@@ -14,8 +14,8 @@ from fl import run as cli
 from fl.algorithms import NeFLOptions, nefl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.runs.assembly import build
+from fl.settings import Config
 from zoo import Spec
 from zoo.kit import Residual
 

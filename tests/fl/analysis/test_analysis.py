@@ -11,12 +11,12 @@ from fl.analysis.__main__ import main
 from fl.analysis.weights import Compared, Member, ends, initial_model, measure, place, read, similarity_table
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.figures import coverage as coverage_file
 from fl.figures.coverage import coverage, coverage_maps, draw_coverage
 from fl.figures.models import heat_maps, histograms
 from fl.runs import checkpoint
 from fl.runs.assembly import build
+from fl.settings import Config
 from surgery import SectionSimilarity, Submodel, block_similarity, state
 from surgery.submodel import Source
 from zoo import Spec

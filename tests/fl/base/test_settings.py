@@ -30,7 +30,7 @@ from fl.base.settings import (
     settings_of,
     without_unread,
 )
-from fl.config import command_line
+from fl.settings import command_line
 
 BOUND = st.none() | st.integers(-3, 3)
 LIMITED = [

@@ -14,7 +14,6 @@ from fl import run as cli
 from fl.algorithms import FedFAOptions, fedavg, fedfa
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation.attack import Attack, AttackOptions, draw_malicious, make_attack, triggered
@@ -23,6 +22,7 @@ from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
 from fl.runs.evaluate import attack_success, evaluate_global
 from fl.runs.metrics import read
+from fl.settings import Config
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))

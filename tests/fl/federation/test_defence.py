@@ -11,11 +11,11 @@ import surgery
 from fl.algorithms import FedFAOptions, HeteroFLOptions, fedavg, fedfa, heterofl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.engine import SGD
 from fl.federation.attack import Attack
 from fl.federation.defence import Defence
 from fl.models.fleet import make_fleet
+from fl.settings import Config
 from surgery import SurgeryError
 from zoo import Spec
 

@@ -14,11 +14,11 @@ from fl import run as cli
 from fl.algorithms import fedavg, fedmr, fedprox, indep
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.engine.objectives import cross_entropy
 from fl.federation.divergence import drop_failed
 from fl.runs.assembly import build
 from fl.runs.metrics import read
+from fl.settings import Config
 
 
 def scaled(call, params, context, batch):

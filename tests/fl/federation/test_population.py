@@ -305,8 +305,8 @@ def test_an_option_of_another_partition_is_refused(command, flags, message, caps
 
 
 def test_a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
-    monkeypatch.setitem(fl.config.recipes.RECIPES, "skewed", lambda: fl.Config(alpha=0.1))
-    monkeypatch.setattr(fl.config.recipes.RECIPES["skewed"], "__doc__", "A recipe.")
+    monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Config(alpha=0.1))
+    monkeypatch.setattr(fl.settings.recipes.RECIPES["skewed"], "__doc__", "A recipe.")
     config, _ = fl.run.parse(["skewed", "--partition", "iid"])
     assert (config.partition, config.alpha) == ("iid", fl.Config.alpha)  # nothing reads the recipe's
     config.check()

@@ -9,9 +9,9 @@ from selection import some
 from fl.algorithms import FedFAOptions, fedavg, fedfa
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.federation.presence import Presence, make_presence
 from fl.models.fleet import make_fleet
+from fl.settings import Config
 from zoo import Spec
 
 ALWAYS = torch.iinfo(torch.int64).max

@@ -9,7 +9,6 @@ from fl import models
 from fl.algorithms import fedfa, heterofl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.data.text import TextOptions
 from fl.federation.attack import AttackOptions
 from fl.models import architectures
@@ -17,6 +16,7 @@ from fl.models.architectures import ArchitectureOptions, choose
 from fl.models.fleet import make_fleet
 from fl.models.search import Space
 from fl.runs.assembly import build
+from fl.settings import Config
 from surgery import state
 from zoo import Spec
 from zoo.kit import Scaler

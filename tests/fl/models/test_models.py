@@ -10,10 +10,10 @@ import fl
 from fl import models
 from fl import run as cli
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.engine.draws import Drawing, Draws
 from fl.runs.assembly import build
 from fl.runs.metrics import read
+from fl.settings import Config
 from surgery import state
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.data import Dataset, load
 from fl.figures.clients import partition_map
 from fl.figures.style import save
 from fl.partition import KINDS, clusters, counts, deal, dirichlet, hold_out, iid, natural, shards
 from fl.partition.classes import _shared_out, nested
 from fl.runs.assembly import build
+from fl.settings import Config
 
 
 def assert_partition(parts, n):

@@ -14,7 +14,6 @@ import zoo
 from fl import simulate
 from fl.algorithms import methods_of
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.data import Dataset
 from fl.federation.attack import Attack
 from fl.figures.coverage import leave_coverage
@@ -26,6 +25,7 @@ from fl.runs.folder import ARCHITECTURES as FILE
 from fl.runs.folder import COLUMNS, architecture_rows, save_architectures
 from fl.runs.metrics import read
 from fl.runs.run import Run
+from fl.settings import Config
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))

@@ -9,12 +9,12 @@ import torch
 from fl_flags import TINY
 
 from fl import run as cli
-from fl.config import Config
 from fl.federation import Federation
 from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.metrics import CLIENTS as FILE
 from fl.runs.metrics import ClientTable, read, selected
+from fl.settings import Config
 
 FLAGS = [*TINY, "--local-test", "0.2", "--backend", "loop"]
 

@@ -15,9 +15,9 @@ import fl
 from fl import engine, simulate
 from fl.analysis.groups import find_runs
 from fl.base import tensors
-from fl.config import Config
 from fl.runs import checkpoint, evaluate
 from fl.runs.__main__ import listing
+from fl.settings import Config
 
 CONFIG = Config(
     algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,

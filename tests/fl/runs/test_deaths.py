@@ -14,8 +14,8 @@ from selection import some
 import fl
 from fl import run as cli
 from fl import simulate
-from fl.config import Config
 from fl.runs.lock import is_unused
+from fl.settings import Config
 
 CONFIG = Config(
     algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=2, local_epochs=1, batch_size=50, width=0.1,

@@ -7,12 +7,12 @@ import torch
 
 import surgery.memory
 from fl.base.errors import FLError
-from fl.config import Config
 from fl.data import load
 from fl.models import create, make_spec
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.runs.folder import load_model
+from fl.settings import Config
 from surgery.memory import free_memory, shortage
 
 SMALL = {"algorithm": ("fedavg",), "samples": 200, "clients": 4, "participants": 2, "width": 0.1, "device": "cpu"}

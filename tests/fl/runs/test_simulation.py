@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from fl.base.rng import Rng
-from fl.config import Config
 from fl.engine import SGD, Precision
 from fl.engine.augment import Augment
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.runs.assembly import build
+from fl.settings import Config
 
 
 def test_every_setting_reaches_the_federation():

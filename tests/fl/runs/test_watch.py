@@ -13,10 +13,10 @@ from fl_flags import OF_METHOD, TINY
 import fl
 from fl import run as cli
 from fl.base.errors import FLError
-from fl.config.fields import LOGS
 from fl.engine import BACKENDS, progress
 from fl.runs import checkpoint, logs, rounds
 from fl.runs.metrics import read
+from fl.settings.fields import LOGS
 from surgery import broadcast
 
 CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50)

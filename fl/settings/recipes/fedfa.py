@@ -13,9 +13,9 @@ from itertools import product, starmap
 from textwrap import fill
 from typing import NamedTuple
 
-from fl.config import Config
 from fl.data import TextOptions
 from fl.models.architectures import ArchitectureOptions
+from fl.settings import Config
 
 # ---- Settings of the experiments that a CPU can do: all their numbers are here. ----
 

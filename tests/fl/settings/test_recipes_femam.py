@@ -9,9 +9,9 @@ import torch
 
 from fl import run as cli
 from fl.base.rng import Rng
-from fl.config.recipes import RECIPES, describe, femam, overview
 from fl.data import Dataset
 from fl.partition import hold_out
+from fl.settings.recipes import RECIPES, describe, femam, overview
 
 SPLITS = {  # name of a row -> clusters and classes of each, of a client over all levels
     "cifar100-clusters30": ((5,), 30),

@@ -8,11 +8,11 @@ import torch
 from selection import some
 
 from fl import run as cli
-from fl.config import Config
-from fl.config.recipes import RECIPES, describe, fedfa, overview
 from fl.data import Dataset
 from fl.models.fleet import plan_within
 from fl.runs.assembly import model_spec
+from fl.settings import Config
+from fl.settings.recipes import RECIPES, describe, fedfa, overview
 from zoo import Spec
 
 IMAGES = {"cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "fashion-mnist": (1, 28, 10)}

@@ -17,8 +17,8 @@ import tyro
 from fl.algorithms import ALGORITHMS
 from fl.base.console import as_called, program
 from fl.base.settings import Flag, Rare, flag_in, flag_of, is_tuple, marks, options_of, settings_of
-from fl.config.config import Config, check_renamed
-from fl.config.recipes import overview
+from fl.settings.config import Config, check_renamed
+from fl.settings.recipes import overview
 
 HELP = ("-h", "--help")
 Kind = TypeVar("Kind")

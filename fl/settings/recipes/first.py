@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from fl.config import Config
-from fl.config.recipes.fedmr import PAPER
 from fl.models.architectures import ArchitectureOptions
+from fl.settings import Config
+from fl.settings.recipes.fedmr import PAPER
 
 
 def digits() -> Config:

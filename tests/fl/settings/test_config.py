@@ -12,14 +12,14 @@ import fl
 from fl import Config, FLError
 from fl.algorithms import OPTIONS, FedProxOptions
 from fl.base.rng import Rng
-from fl.config import command_line
-from fl.config.fields import DataSettings
 from fl.data import TextOptions
 from fl.data.__main__ import main
 from fl.partition import deal
 from fl.runs import checkpoint
 from fl.runs.assembly import build, model_spec
 from fl.runs.folder import restore_server
+from fl.settings import command_line
+from fl.settings.fields import DataSettings
 
 CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 1)}
 

@@ -19,7 +19,7 @@ from fl.algorithms import (
     FeSEMPlusOptions,
     PFedMeOptions,
 )
-from fl.config import Config
+from fl.settings import Config
 
 METHODS = (
     "local", "fedavg", "fedavg_plus", "fedprox", "pfedme", "fedrep", "ditto", "fesem", "fesem_plus", "femam",

@@ -23,10 +23,10 @@ from fl.base.settings import (
     settings_of,
     without_unread,
 )
-from fl.config.fields import Fields, MethodOptions
 from fl.data import GIVEN
 from fl.models.architectures import ArchitectureOptions
 from fl.models.init import check_init
+from fl.settings.fields import Fields, MethodOptions
 
 _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""

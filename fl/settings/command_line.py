@@ -14,11 +14,11 @@ from fl.algorithms import ALGORITHMS
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import changed, check_read, check_values, choice, flag_in, settings_of, without_unread, written
-from fl.config import Config
-from fl.config.config import check_renamed
-from fl.config.help import HELP, asked, settings_page
-from fl.config.recipes import RECIPES
-from fl.config.recipes import describe as describe_recipe
+from fl.settings import Config
+from fl.settings.config import check_renamed
+from fl.settings.help import HELP, asked, settings_page
+from fl.settings.recipes import RECIPES
+from fl.settings.recipes import describe as describe_recipe
 
 _log = logging.getLogger("fl")
 

@@ -6,7 +6,7 @@ A recipe is a function without arguments; its docstring gives the command, how l
 import inspect
 from textwrap import indent
 
-from fl.config.recipes import fedfa, fedmr, femam, first
+from fl.settings.recipes import fedfa, fedmr, femam, first
 
 RECIPES = {
     "digits": first.digits,

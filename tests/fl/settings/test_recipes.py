@@ -7,11 +7,11 @@ from fl_flags import TINY
 
 from fl import run as cli
 from fl.base.errors import FLError
-from fl.config import Config
-from fl.config.recipes import RECIPES, describe, fedfa, fedmr, femam, overview
 from fl.data import Dataset, load
 from fl.models import create
 from fl.runs.assembly import model_spec
+from fl.settings import Config
+from fl.settings.recipes import RECIPES, describe, fedfa, fedmr, femam, overview
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "femnist": 62}
 SHAPES = {"cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "femnist": (1, 28, 28)}

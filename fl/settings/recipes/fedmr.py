@@ -12,7 +12,7 @@ from fl.algorithms.fedgen import FedGenOptions
 from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.fedmut import FedMutOptions
 from fl.algorithms.fedprox import FedProxOptions
-from fl.config import Config
+from fl.settings import Config
 
 METHODS = ("fedavg", "fedprox", "fedgen", "clusamp", "fedexp", "fedasam", "fedmut", "fedmr")
 """Table 1's columns."""

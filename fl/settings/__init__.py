@@ -1,5 +1,5 @@
 """The settings of a run: recipes, the command line, YAML. No room above this one knows `Config`."""
 
-from fl.config.config import Config
+from fl.settings.config import Config
 
 __all__ = ["Config"]
