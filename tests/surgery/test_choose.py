@@ -442,7 +442,7 @@ def _forgotten(choose, *given):
 
 
 def _said_to_be_asked(asked_to_stay, solution, demand):
-    made = {atom: Why(Kind.REQUIREMENTS, "") for _, atom in solution.made if "layer2.a" in atom.makers}
+    made = {atom: Why(Kind.ASKED, "") for _, atom in solution.made if "layer2.a" in atom.makers}
     return asked_to_stay(solution, demand) | made
 
 
