@@ -195,6 +195,7 @@ def test_curves_on_clients_own_data_with_marks_of_levels(tmp_path, drawn):
     assert drawn[1].axes[0].get_ylabel() == "test accuracy"
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     whole = swept(tmp_path, "fedmr.stage1-rounds", "0,1", name="whole")
     with monkeypatch.context() as patch:

@@ -141,7 +141,6 @@ def test_width_and_depth_may_be_single_numbers():
             "--model resnet20_fedmr --width 0.1 --norm static_batch --backend vmap",  # has a norm that is not used
         ],
         [
-            "--model timm:resnet18 --backend vmap",
             "--model resnet20 --width 0.25,0.25,0.5 --depth 1,2,1 --norm static_batch",
             "--model resnet18 --width 0.05 --norm static_batch --backend loop",
         ],

@@ -312,6 +312,7 @@ sys.exit(__main__.main(["average", "net.safetensors", "--out", sys.argv[1]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", some(["new.safetensors", "new"], ["new"]))
 @pytest.mark.parametrize("sent", some([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], [signal.SIGTERM]))
 def test_what_a_command_that_is_stopped_had_written_is_deleted(net, tmp_path, caplog, out, sent):
