@@ -81,7 +81,7 @@ def run(case: str, ranks: int = 1) -> dict[str, str]:
     from fl.run import main
 
     with tempfile.TemporaryDirectory() as folder:
-        words = [*shlex.split(case), "--out", folder, "--name", "run"]
+        words = [*shlex.split(case), "--eval-client-models-every", "1", "--out", folder, "--name", "run"]
         if ranks > 1:
             command = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", "fl.run", *words]
             ended = subprocess.run(command, capture_output=True, text=True)
