@@ -6,11 +6,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, traffic
 from fl.federation.client_models import ClientModels, given, personal, predict, shared
-from fl.federation.clients import CLIENTS, Client, Message, updated
+from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update, updated
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from surgery import Stack, State, Submodel, broadcast, state
@@ -38,6 +39,17 @@ class Levels(NamedTuple):
     trained: int
 
 
+def check_server(server: Server) -> Server:
+    """Return what a server stores; FLError if it has no "global" model, or holds anything but dicts of tensors."""
+    for name, part in {"global": None, **server}.items():
+        if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
+            raise FLError(
+                f"the server's part {name!r} is a {type(part).__name__}: a server stores dicts of tensors, a "
+                'counter as {"step": {"n": torch.tensor(0)}}, and has a part "global"'
+            )
+    return server
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A federated method. Its functions do not know where clients are: here, over ranks, or on machines of their own.
@@ -46,10 +58,12 @@ class Algorithm:
         fed: the federation that it was made for.
         init: () -> server, before the first round.
         client: (message, own, clients, rng) -> update: what the clients of a round do with what they receive and with
-            their own states [K, ...], all of them at once. It must treat each client as if it were alone.
+            their own states [K, ...], all of them at once. It must treat each client as if it were alone. What they
+            send, `update.received`, has the names of the message's "model", or is empty.
         server: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
             columns of its own. A function of its arguments alone; the given server is not changed. Rounds count from 1
-            (`rng.round`).
+            (`rng.round`). It must not need `update.own`, nor the states in the part "clients", which stays as it is:
+            clients on other machines keep these.
         send: (server, clients, rng) -> the message to each of the clients, see `fl.federation.clients.Message`. None:
             the global model.
         steps: what happens between client and server, in this order.
@@ -87,6 +101,7 @@ class Algorithm:
         If no update arrives, the server stays as it was.
         """
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
+        check_message(message)
         keeps = self.keeps(server) if self.keeps else CLIENTS in server
         own = server[CLIENTS] if keeps else {}
         if self.fed.remote:
@@ -94,13 +109,16 @@ class Algorithm:
         else:
             update = self.client(message, select(own, clients) if own else {}, clients, rng)
             own = updated(own, clients, update)
-        update = update._replace(metrics={**self._traffic(message, update, clients), **update.metrics})
+        check_update(update, message)
+        update = update._replace(metrics=self._traffic(message, update, clients))
         for step in self.steps:
             update = step(update, message, clients, rng)
         if not any(update.sizes):
             return server, update
         result = self.server({**server, CLIENTS: own} if keeps else server, clients, update, rng)
         server, metrics = result if isinstance(result, tuple) else (result, {})
+        if keeps:
+            server = {**server, CLIENTS: server.get(CLIENTS, own)}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
     def client_models(self, server: Server) -> ClientModels:
@@ -115,6 +133,8 @@ class Algorithm:
         """Logits [N, classes] of the deployed model for uint8 images, or of what one client predicts with."""
         if client is None:
             return self.fed.predict(server["global"], images)
+        if not 0 <= client < len(self.fed.clients):
+            raise FLError(f"client {client}: there are clients 0 to {len(self.fed.clients) - 1}")
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
         if self.personalize:
             models, client = self._personal(server, models, [client]), 0

@@ -8,7 +8,6 @@ from fl.algorithms.parts.personal import trained_or_same, with_own_models
 from fl.base.settings import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
-from fl.federation.clients import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
         return update._replace(own=trained_or_same(fed, own, clients, rng, objective, {"anchor": start}))
 
     def server(state, clients, update, rng):
-        return {"global": fed.average(update.received, update.sizes), CLIENTS: state[CLIENTS]}
+        return {"global": fed.average(update.received, update.sizes)}
 
     return replace(with_own_models(fed), client=client, server=server)
 

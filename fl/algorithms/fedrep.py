@@ -73,7 +73,7 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
         models = {**update.received, **update.own}
         known = {name: state["global"][name] for name in models}  # each may have failed in one of the two
         mean = fed.average(models, update.sizes, fallback=known)
-        return {"global": {**state["global"], **mean}, CLIENTS: state[CLIENTS]}
+        return {"global": {**state["global"], **mean}}
 
     def models(state):
         return shared(body_of(state["global"]), len(fed.clients))

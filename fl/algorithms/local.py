@@ -28,7 +28,7 @@ def local(fed: Federation) -> Algorithm:
 
     def server(state, clients, update, rng):
         mean = fed.mean_of_clients(state[CLIENTS], otherwise=state["global"])
-        return {"global": mean, CLIENTS: state[CLIENTS]}
+        return {"global": mean}
 
     return replace(with_own_models(fed), send=send, client=client, server=server)
 

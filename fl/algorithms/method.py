@@ -25,8 +25,9 @@ class Method:
             options.
         clients: which models clients have: the "global" one, "personalized" ones, or parts of the global one, of
             "heterogeneous" architectures.
-        columns: the metrics that its rounds report beside the traffic (`Trained.metrics`), columns of metrics.csv: from
-            the name to int or float, or to a whole `fl.base.columns.Column` if tables and figures are to show it.
+        columns: the metrics that its rounds report beside the traffic (the server function returns them), columns of
+            metrics.csv: from the name to int or float, or to a whole `fl.base.columns.Column` if tables and figures are
+            to show it.
         refuses: from what the method cannot do (see `fl.federation.requirements.REQUIREMENTS`) to the reason. A method
             whose clients are not "heterogeneous" refuses several architectures by itself.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).

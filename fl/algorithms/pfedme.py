@@ -12,7 +12,6 @@ from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
 from fl.algorithms.parts.personal import with_own_models
 from fl.base.settings import Above0, AtLeast0, AtLeast1
 from fl.federation import Federation
-from fl.federation.clients import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         mean = fed.average(update.received, update.sizes)
         for name in pair.learnt:
             mean[name] = torch.lerp(state["global"][name], mean[name], options.mixing)
-        return {"global": mean, CLIENTS: state[CLIENTS]}
+        return {"global": mean}
 
     return replace(with_own_models(fed), client=client, server=server)
 

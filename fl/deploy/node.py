@@ -21,6 +21,7 @@ from fl.deploy.secret import frames, packed
 from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
+from fl.federation.clients import check_names
 from fl.federation.cohort import per_client
 from fl.models import custom_model
 from fl.models.create import create
@@ -108,6 +109,7 @@ class Node:
             raise InvalidMessage("training diverged: loss or weights became infinite or not a number")
         if keeps is not None:
             new = update.own or own
+            check_names(own, new)
             kept = {name: tensor[0] for name, tensor in new.items()}
             self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
         if "secure" in request.header:
@@ -157,7 +159,7 @@ class Node:
         algorithm, own = self._method(asked, fed), self._own(tensors, asked["keeps"], fed)
         if algorithm.personalize:
             rng = Rng(asked["seed"], asked["round"])
-            made = algorithm.personalize(_row(states[0]), own, [self.number], rng)
+            made = algorithm.personalize(_row(states[0]) if states else own, own, [self.number], rng)
             states = [{name: tensor[0] for name, tensor in made.items()}]
         elif own:
             states.append({name: tensor[0] for name, tensor in own.items()})

@@ -90,6 +90,11 @@ class Remote:
 
     def client_states(self, start: State) -> State:
         """See `RemoteClients.client_states`."""
+        if self.federation.defence.clip:
+            raise FLError(
+                "--defence.clip clips what clients send, and with models of their own on other machines a method sends "
+                "only a part of what it trains: leave it out"
+            )
         begin = {f"{_START}{name}": tensor for name, tensor in start.items()}
         return {"run": torch.tensor(_number()), "version": torch.zeros(len(self.splits), dtype=torch.int64), **begin}
 
@@ -98,11 +103,6 @@ class Remote:
     ) -> tuple[ClientUpdate, State]:
         """See `RemoteClients.run`."""
         fed, secure = self.federation, next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
-        if own and fed.defence.clip:
-            raise FLError(
-                "--defence.clip clips what clients send, and with models of their own on other machines a method sends "
-                "only a part of what it trains: leave it out"
-            )
         if own:
             self._snapshot(own, rng)
         begin = secret.begin(self, secure, message, clients) if secure else {}

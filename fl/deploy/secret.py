@@ -29,8 +29,6 @@ def begin(
     Args:
         remote: `fl.deploy.remote.Remote`, which carries the requests; it gets the `server` of the exchange.
     """
-    if remote.federation.defence.clip:
-        raise FLError("--defence.clip needs the models as clients trained them, which --fedmr.secure hides: drop one")
     lengths = [sum(message["model"][name][0].nbytes for name in names) for names in secure.pieces]
     remote.server = Server(lengths, secure.repeats)
     pieces = [list(names) for names in secure.pieces]

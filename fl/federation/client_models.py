@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation.cohort import States, select
 from fl.federation.inference import lacks_statistics
@@ -62,9 +63,9 @@ class ClientModels(NamedTuple):
     own: Stack = _NOTHING
 
 
-def shared(state: State, clients: int, rng: Rng = Rng(0)) -> ClientModels:
+def shared(state: State, clients: int) -> ClientModels:
     """One model for all clients."""
-    return ClientModels([Level([state], torch.zeros(clients, dtype=torch.int64))], rng=rng)
+    return ClientModels([Level([state], torch.zeros(clients, dtype=torch.int64))])
 
 
 def personal(models: Stack, clients: int) -> ClientModels:
@@ -78,6 +79,8 @@ def given(models: ClientModels, clients: Sequence[int]) -> Stack:
     >>> given(shared({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
     tensor([1., 1.])
     """
+    if len(models.levels) != 1:
+        raise FLError(f"clients make their model of one, and here each is given {len(models.levels)}")
     level = models.levels[0]
     rows = level.used[list(clients)].tolist()
     if len(set(rows)) == 1:

@@ -9,9 +9,11 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
+from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.base.torch_private import tree_leaves
 from fl.federation.client_models import ClientModels, Level
-from fl.federation.cohort import replace_rows, select
+from fl.federation.cohort import per_client, replace_rows, select
 from fl.federation.update import ClientUpdate
 from fl.models.search import Space
 from fl.partition import Splits
@@ -77,8 +79,42 @@ def updated(own: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
     """
     if not own or not update.own:
         return own
+    check_names(own, update.own)
     took = [row for row, size in enumerate(update.sizes) if size]
     return replace_rows(own, [clients[row] for row in took], select(update.own, took))
+
+
+def check_names(own: Stack, new: Stack) -> None:
+    """Raise FLError if clients' new states have other names than those that they had."""
+    if strange := own.keys() ^ new.keys():
+        raise FLError(f"a client's state has {', '.join(own)}, and the client function returned another one: {strange}")
+
+
+def check_message(message: Message) -> None:
+    """Raise FLError for what cannot be sent to clients: anything but tensors with a row for each, or dicts of them."""
+    if not isinstance(message, dict):
+        raise FLError(f'a message is a dict such as {{"model": stack}}, got a {type(message).__name__}')
+    for name, part in message.items():
+        listed = name == "levels" or (name == "model" and isinstance(part, list))
+        if not listed and (isinstance(part, list) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(part))):
+            raise FLError(
+                f"the message's {name!r} is a {type(part).__name__}: give a tensor [K, ...], or a dict of them, with a "
+                "row for each client"
+            )
+
+
+def check_update(update: ClientUpdate, message: Message) -> None:
+    """Raise FLError for an update that could not come from clients on other machines."""
+    if update.metrics:
+        raise FLError(f"clients report no columns ({', '.join(update.metrics)}): return them from the server function")
+    model = message.get("model", {})
+    for sent, before in zip(per_client(update.received), per_client(model)) if update.received and model else ():
+        if strange := sent.keys() ^ before.keys():
+            raise FLError(
+                f"clients send {min(strange)}, and the message's model does not have it (or the other way round): what "
+                'they send has the names of message["model"], or is nothing'
+            )
+        break
 
 
 def at_nodes(own: Stack | Sequence[State]) -> bool:

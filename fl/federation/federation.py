@@ -54,8 +54,8 @@ class Federation:
         presence: the rounds in which each client takes part; None: all are there in every round.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
-        remote: the clients, if they are on other machines and train there; None: all are simulated here. Methods do not
-            look at it: `client_states` and `mean_of_clients` do what depends on it.
+        remote: the clients, if they are on other machines and train there; None: all are simulated here. The client and
+            server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
         meter: adds up what the clients compute.

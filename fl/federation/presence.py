@@ -50,7 +50,8 @@ def make_presence(
     if not (0 <= joining <= 1 and 0 <= leaving <= 1) or clients - coming - going < participants:
         raise FLError(
             f"--joining {joining} and --leaving {leaving} of {clients} clients leave fewer than the {participants} "
-            "participants of a round: choose smaller shares in [0, 1], or fewer --participants"
+            "participants of a round: choose smaller shares in [0, 1], or fewer participants (--participants, "
+            "--participation)"
         )
     for flag, share, count in (("joining", joining, coming), ("leaving", leaving, going)):
         if share and not count:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl import data
 from fl.algorithms import ALGORITHMS
-from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.algorithm import Algorithm, Server, check_server
 from fl.base.files import write_json, write_text
 from fl.federation import Federation
 from fl.federation.clients import RemoteClients
@@ -73,7 +73,8 @@ class Run:
         config = resolve_inputs(config, dataset, model)
         if not restore:
             fed, algorithm = build(config, dataset, model, remote=remote)
-            return cls(config, fed, algorithm, folder, algorithm.init(), 0, checkpoint.custom_inputs(config, fed))
+            server = check_server(algorithm.init())
+            return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
         config.check_registered(folder)
         fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), remote)
         given = checkpoint.custom_inputs(config, fed)

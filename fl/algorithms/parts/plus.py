@@ -34,7 +34,9 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
         return {**algorithm.init(), "rng": _marked(Rng(0))}
 
     def server(state, clients, update, rng):
-        return {**algorithm.server(state, clients, update, rng), "rng": _marked(rng)}
+        result = algorithm.server(state, clients, update, rng)
+        after, metrics = result if isinstance(result, tuple) else (result, {})
+        return {**after, "rng": _marked(rng)}, metrics
 
     def models(state):
         found = algorithm.models(state) if algorithm.models else shared(state["global"], len(fed.clients))

@@ -458,7 +458,7 @@ def test_absurd_settings_are_refused_and_so_is_a_missing_library(make_federation
     fed = make_federation("cnn")
     with pytest.raises(FLError, match=r"--fedmr.secure must be between 0 and 100, got -1"):
         fedmr(fed, FedMROptions(secure=-1))
-    with pytest.raises(FLError, match=r"--fedmr.secure needs two or more --participants"):
+    with pytest.raises(FLError, match=r"--fedmr.secure needs two or more participants"):
         fedmr(make_federation("cnn", participants=1), FedMROptions(secure=1))
     with pytest.raises(FLError, match=r"--fedmr.secure needs models of two or more pieces.*--fedmr.segment-fraction"):
         fedmr(fed, FedMROptions(segment_fraction=1.0, secure=1))

@@ -1,0 +1,82 @@
+"""What a method of one's own may not do is refused, here as on nodes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fl
+from fl.algorithms import ALGORITHMS, FeMAMOptions, fedavg, femam, local
+from fl.algorithms.method import Method
+from fl.algorithms.parts.plus import fine_tuned
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.federation.clients import CLIENTS
+
+
+def counting(fed):
+    """FedAvg whose clients count how often they took part."""
+
+    def init():
+        return {"global": fed.initial(), CLIENTS: fed.client_states({"count": torch.zeros(())})}
+
+    def client(message, own, clients, rng):
+        return fed.train(message["model"], clients, rng)._replace(own={"count": own["count"] + 1})
+
+    return replace(fedavg.make(fed), init=init, client=client)
+
+
+def test_client_states_stay_although_the_server_function_does_not_name_them(make_federation):
+    algorithm = counting(make_federation("cnn"))
+    server = algorithm.init()
+    for number in (1, 2):
+        server, _ = algorithm.round(server, [0, 2], Rng(0, number))
+    assert server[CLIENTS]["count"].tolist() == [2, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda update: update._replace(own={"cnt": torch.zeros(2)}), "a client's state has count"),
+        (lambda update: update._replace(metrics={"drift": 1.0}), "return them from the server function"),
+        (lambda update: update._replace(received={**update.received, "more": torch.zeros(2)}), "clients send more"),
+    ],
+)
+def test_updates_that_could_not_come_from_nodes_are_refused(make_federation, change, message):
+    plain = counting(make_federation("cnn"))
+    algorithm = replace(plain, client=lambda *given: change(plain.client(*given)))
+    with pytest.raises(FLError, match=message):
+        algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
+
+
+@pytest.mark.parametrize("part", [0.1, [torch.zeros(1)], {"a": 1}])
+def test_messages_that_could_not_be_sent_are_refused(make_federation, part):
+    plain = fedavg(make_federation("cnn"))
+    algorithm = replace(plain, send=lambda state, clients, rng: {"model": state["global"], "lr": part})
+    with pytest.raises(FLError, match="the message's 'lr' is a"):
+        algorithm.round(plain.init(), [0, 2], Rng(0, 1))
+
+
+@pytest.mark.parametrize("more", [{"step": 0}, {"step": {"n": 0}}, {"global": 1}])
+def test_a_server_that_no_checkpoint_could_hold_is_refused_before_the_first_round(tmp_path, monkeypatch, more):
+    def mine(fed):
+        plain = fedavg.make(fed)
+        return replace(plain, init=lambda: {**plain.init(), **more})
+
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(mine))
+    with pytest.raises(FLError, match=f"the server's part '{next(iter(more))}' is"):
+        fl.simulate(fl.Config(algorithm=("mine",), rounds=1, width=(0.1,)), tmp_path / "a")
+
+
+def test_other_methods_can_be_fine_tuned_where_clients_have_one_model(make_federation):
+    fed = make_federation("cnn")
+    algorithm = fine_tuned(fed, local(fed), 1)
+    server, _ = algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
+    assert algorithm.predict(server, fed.data.test_x, 2).isfinite().all()
+    levels = fine_tuned(fed, femam(fed, FeMAMOptions(("global", "2"), (1,), prune=False)), 1)
+    server, update = levels.round(levels.init(), [0, 2], Rng(0, 1))
+    assert update.metrics["level"] == 1
+    with pytest.raises(FLError, match="clients make their model of one"):
+        levels.predict(server, fed.data.test_x, 0)
+    with pytest.raises(FLError, match="there are clients 0 to 3"):
+        levels.predict(server, fed.data.test_x, 4)
