@@ -13,7 +13,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation.client_models import ClientModels, Level
-from fl.federation.cohort import per_client, replace_rows, select
+from fl.federation.cohort import replace_rows, select
 from fl.federation.update import ClientUpdate
 from fl.models.search import Space
 from fl.partition import Splits
@@ -107,14 +107,14 @@ def check_update(update: ClientUpdate, message: Message) -> None:
     """Raise FLError for an update that could not come from clients on other machines."""
     if update.metrics:
         raise FLError(f"clients report no columns ({', '.join(update.metrics)}): return them from the server function")
-    model = message.get("model", {})
-    for sent, before in zip(per_client(update.received), per_client(model)) if update.received and model else ():
+    received, model = update.received, message.get("model", {})
+    if received and model:
+        sent, before = (part[0] if isinstance(part, list) else part for part in (received, model))
         if strange := sent.keys() ^ before.keys():
             raise FLError(
                 f"clients send {min(strange)}, and the message's model does not have it (or the other way round): what "
                 'they send has the names of message["model"], or is nothing'
             )
-        break
 
 
 def at_nodes(own: Stack | Sequence[State]) -> bool:
