@@ -7,7 +7,7 @@ from rounds import assert_same, play
 from selection import some
 
 import surgery
-from fl.algorithms import FedMROptions, FedProxOptions, fedavg, fedmr, fedprox, indep
+from fl.algorithms import FedMROptions, FedMutOptions, FedProxOptions, fedavg, fedmr, fedmut, fedprox, indep
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 
@@ -29,15 +29,6 @@ def test_fedprox_pulls_towards_the_global_model(make_federation):
         for mu in (0.0, 1.0, 10.0)
     ]
     assert moved[0] > moved[1] > moved[2]
-
-
-@pytest.mark.parametrize("model", ["cnn", "resnet20"])
-def test_fedmr_in_one_segment_is_indep(make_federation, model):
-    fed = make_federation(model)
-    whole = play(fedmr(fed, FedMROptions(segment_fraction=1.0)), fed)
-    for (a, _), (b, _) in zip(whole, play(indep(fed), fed), strict=True):
-        assert_same(a["global"], b["global"])
-        assert_same(a["slots"], b["slots"])
 
 
 def test_indep_passes_whole_models_on(make_federation):
@@ -117,20 +108,10 @@ def test_sampling_is_uniform_without_replacement(make_federation):
 
 def test_bad_settings_are_refused(make_federation):
     fed = make_federation("cnn")
-    with pytest.raises(FLError, match=r"--fedmr.unit: .*no residual blocks"):
-        fedmr(fed, FedMROptions(unit="block"))
+    for method, options in ((fedmr, FedMROptions(unit="block")), (fedmut, FedMutOptions(unit="block"))):
+        with pytest.raises(FLError, match=f"--{method.name}.unit: .*no residual blocks"):
+            method(fed, options)
     with pytest.raises(FLError, match="there are 4 clients"):
         make_federation("cnn", participants=5)
     with pytest.raises(FLError, match="client 1 has no training samples"):
         make_federation("cnn", sizes=(3, 0, 4))
-
-
-@pytest.mark.parametrize("k", [5, 20, 50, 100])
-def test_fedmr_recombines_any_number_of_models(make_federation, k):
-    fed = make_federation("cnn", sizes=(2,) * 100, participants=k, epochs=1, batch_size=2)
-    ((server, trained),) = play(fedmr(fed), fed, 1)
-    assert surgery.stack_size(server["slots"]) == k
-    for name, before in trained.states.items():
-        assert torch.equal(server["slots"][name].flatten(1).sort(0).values, before.flatten(1).sort(0).values)
-    stay = [(tensor == trained.states[name]).flatten(1).all(1) for name, tensor in server["slots"].items()]
-    assert torch.stack(stay).double().mean() < 0.5  # one layer in k stays where it was

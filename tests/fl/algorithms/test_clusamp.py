@@ -15,8 +15,6 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Results
 from fl.federation import federation as training
-from fl.runs import checkpoint
-from zoo import Spec
 
 
 def play(algorithm, rounds=3, first=1, server=None):
@@ -159,23 +157,6 @@ def test_models_count_alike_and_gradients_are_the_changes(make_federation):
         change = trained.states[name] - server["global"][name]
         torch.testing.assert_close(gradients[[2, 1]], change[:2])
         assert torch.equal(gradients[[0, 3]], before[name][[0, 3]])
-
-
-@pytest.mark.parametrize(("model", "participants"), [("cnn", 1), ("cnn", 3), ("resnet20", 4)])
-def test_a_round_is_a_function_of_its_arguments_and_resumes(make_federation, tmp_path, model, participants):
-    fed = make_federation(model, epochs=1, participants=participants)
-    algorithm, spec = clusamp(fed), Spec(model)
-    history = play(algorithm)
-    server, end = history[0][0], history[-1][0]
-    checkpoint.save(tmp_path, server, 1, spec, {})
-    restored, _ = checkpoint.restore(tmp_path, algorithm.init(), spec)
-    again, resumed = (play(algorithm, 2, first=2, server=s) for s in (server, restored))
-    assert [clients for _, clients, _ in again] == [clients for _, clients, _ in history[1:]]
-    for part in ("global", "gradients"):
-        assert_same(end[part], again[-1][0][part])
-        assert_same(end[part], resumed[-1][0][part])
-        assert_same(server[part], restored[part])
-    assert any(algorithm.sample(end, Rng(0, n)) != algorithm.sample(end, Rng(1, n)) for n in range(9))
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])

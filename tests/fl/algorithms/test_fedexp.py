@@ -11,8 +11,6 @@ from fl.algorithms.fedexp import FedExPOptions, fedexp, server_step
 from fl.base.rng import Rng
 from fl.engine import Results
 from fl.federation import federation as training
-from fl.runs import checkpoint
-from zoo import Spec
 
 
 @pytest.fixture
@@ -94,23 +92,6 @@ def test_a_round_equals_its_definition(make_federation):
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
-def test_a_round_is_a_function_of_its_arguments_and_resumes(make_federation, tmp_path, model):
-    fed = make_federation(model, epochs=1)
-    algorithm, spec = fedexp(fed), Spec(model)
-    history = play(algorithm, fed)
-    server = history[0][0]
-    checkpoint.save(tmp_path, server, 1, spec, {})
-    restored, _ = checkpoint.restore(tmp_path, algorithm.init(), spec)
-    (again, trained) = play(algorithm, fed, 2, first=2, server=server)[-1]
-    resumed = play(algorithm, fed, 2, first=2, server=restored)[-1][0]
-    for part in ("global", "iterate"):
-        assert_same(history[-1][0][part], again[part])
-        assert_same(history[-1][0][part], resumed[part])
-        assert_same(server[part], restored[part])
-    assert history[-1][1].metrics == trained.metrics
-
-
-@pytest.mark.parametrize("model", ["cnn", "resnet20"])
 def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
     """As if only the others had been drawn."""
     fed = make_federation(model, epochs=1)
@@ -131,15 +112,6 @@ def test_dropped_clients_have_no_say(make_federation, monkeypatch, model):
     for part in ("global", "iterate"):
         for name, tensor in expected[part].items():
             torch.testing.assert_close(actual[part][name], tensor, rtol=1e-4, atol=1e-5)
-
-
-def test_one_client_takes_fedavgs_steps_and_all_can_take_part(make_federation):
-    one, every = make_federation("cnn", participants=1), make_federation("cnn", participants=4)
-    for (a, _), (b, _) in zip(play(fedavg(one), one), play(fedexp(one), one), strict=True):
-        assert_same(a["global"], b["iterate"])
-    server, trained = play(fedexp(every), every)[-1]
-    assert trained.metrics["server_step"] >= 1
-    assert all(t.isfinite().all() for t in server["global"].values())
 
 
 def test_steps_stay_finite():

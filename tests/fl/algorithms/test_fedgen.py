@@ -16,12 +16,10 @@ from fl.algorithms.parts.generator import generate, train_generator
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.engine import Adam, Precision
+from fl.engine import Adam
 from fl.engine.draws import Drawing, Draws
 from fl.federation import Federation
 from fl.federation import federation as training
-from fl.runs import checkpoint
-from zoo import Spec
 
 module = importlib.import_module("fl.algorithms.fedgen")  # the package has a function of that name
 SMALL = FedGenOptions(alpha=1.0, beta=1.0, noise=5, hidden=8, steps=3, batch=6)
@@ -190,34 +188,6 @@ def test_teachers_classify_what_a_trained_generator_makes():
     assert spreads[1] > spreads[0]
 
 
-@pytest.mark.parametrize("model", ["cnn", "resnet20"])
-def test_backends_agree(make_federation, model):
-    results = []
-    for backend in ("loop", "workers", "vmap"):
-        fed = make_federation(model, epochs=1, backend=backend, dtype=torch.float64)
-        results.append(play(fedgen(fed, SMALL), fed, 2)[-1])
-    for server, trained in results[1:]:
-        torch.testing.assert_close(trained.loss, results[0][1].loss, rtol=1e-7, atol=1e-9)
-        for part in server:
-            for name, tensor in server[part].items():
-                torch.testing.assert_close(tensor, results[0][0][part][name], rtol=1e-6, atol=1e-8)
-
-
-def test_a_round_is_a_function_of_its_arguments(make_federation):
-    fed = make_federation("cnn")
-    algorithm = fedgen(fed, SMALL)
-    (server, _), _ = play(algorithm, fed, 2)
-    before = copy.deepcopy(server)
-    first, again, other = (algorithm.round(server, [0, 2, 1], Rng(0, number))[0] for number in (5, 5, 6))
-    for part in server:
-        assert_same(server[part], before[part])
-        assert_same(first[part], again[part])
-    for part in ("global", "generator"):
-        assert surgery.distance(*[surgery.stack([s[part]]) for s in (first, other)]).item() > 0
-    chunked = fedgen(fed.with_local(max_parallel_clients=2), SMALL).round(server, [0, 2, 1], Rng(0, 5))[0]
-    torch.testing.assert_close(chunked["generator"], first["generator"], rtol=1e-3, atol=1e-4)
-
-
 def spied(monkeypatch):
     """What the server trains the generator with, round by round."""
     calls, honest = [], train_generator
@@ -293,25 +263,6 @@ def test_a_dropped_client_teaches_nothing(make_federation, monkeypatch):
     assert trained.metrics["bytes_up"] == pytest.approx((model + 3 * 8) * 2 / 3)
 
 
-@pytest.mark.parametrize("k", [1, 4])
-def test_one_client_and_all_can_take_part(make_federation, k):
-    fed = make_federation("cnn", participants=k)
-    server, _ = play(fedgen(fed, SMALL), fed, 2)[-1]
-    assert all(t.isfinite().all() for part in server.values() for t in part.values())
-
-
-def test_a_resumed_run_ends_as_an_uninterrupted_one(make_federation, tmp_path):
-    fed = make_federation("resnet20", sizes=(3, 4), participants=2, epochs=1)
-    algorithm = fedgen(fed, SMALL)
-    (server, _), (expected, _) = play(algorithm, fed, 2)
-    checkpoint.save(tmp_path, server, 1, Spec("resnet20"), {})
-    restored, done = checkpoint.restore(tmp_path, algorithm.init(), Spec("resnet20"))
-    continued, _ = fedgen(fed, SMALL).round(restored, fed.sample(Rng(0, 2)), Rng(0, done + 1))
-    assert continued.keys() == expected.keys()
-    for part in expected:
-        assert_same(continued[part], expected[part])
-
-
 class Softmax(nn.Sequential):
     def forward(self, x):
         return super().forward(x).softmax(1)
@@ -340,26 +291,3 @@ def test_text_is_refused(make_federation):
     model = zoo.create("transformer", torch.Generator().manual_seed(0), num_classes=9, width=0.125, depth=1, tokens=4)
     with pytest.raises(FLError, match="an image's logits of 9 classes, and Transformer's is"):
         fedgen(dataclasses.replace(make_federation("cnn"), data=data, model=model), SMALL)
-
-
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_half_precision_trains(make_federation, backend):
-    results = []
-    for precision in (Precision("bf16"), Precision()):
-        fed = make_federation("cnn", sizes=(3, 4), participants=2, epochs=1, backend=backend, precision=precision)
-        results.append(play(fedgen(fed, SMALL), fed, 2)[-1])
-    torch.testing.assert_close(results[0][1].loss, results[1][1].loss, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
-def test_rounds_on_the_gpu_are_rounds_on_the_cpu(make_federation, backend):
-    fed = make_federation("resnet20", dtype=torch.float64, backend="loop")
-    expected, _ = play(fedgen(fed, SMALL), fed, 3)[-1]
-    there = dataclasses.replace(fed.with_local(backend=backend), model=fed.model.to("cuda"), data=fed.data.to("cuda"))
-    server, _ = play(fedgen(there, SMALL), there, 3)[-1]
-    for part in expected:
-        for name, tensor in expected[part].items():
-            assert server[part][name].is_cuda
-            torch.testing.assert_close(server[part][name].cpu(), tensor, rtol=1e-4, atol=1e-6)

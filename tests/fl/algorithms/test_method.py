@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import functools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,20 +20,6 @@ from fl.federation.presence import Presence
 from fl.federation.requirements import REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_method_is_made_with_the_options_of_its_name(name, monkeypatch):
-    method, config = ALGORITHMS[name], Config()
-    if method.options is not None:
-        value = dataclasses.replace(getattr(config, name))  # equal, and another object
-        config = dataclasses.replace(config, **{name: value})
-    spy = functools.wraps(method.make)(lambda *given: given)
-    fed = SimpleNamespace(requirements=set())
-    monkeypatch.setitem(ALGORITHMS, name, dataclasses.replace(method, make=spy))
-    given = made(name, fed, config)
-    assert given[0] is fed
-    assert [id(options) for options in given[1:]] == ([] if method.options is None else [id(value)])
 
 
 def test_what_methods_are_made_of_can_be_imported():
@@ -130,13 +115,6 @@ def test_a_method_cannot_hide_a_setting(name):
     space = {"__name__": "fl.settings.again", "ALGORITHMS": {}, "OPTIONS": [name], "methods_of": None}
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
         exec(source.replace(imported, ""), space)
-
-
-def test_local_refuses_an_attack(make_federation):
-    fed = make_federation("cnn")
-    attack = Attack(frozenset([0]), fed.data, 1.0)
-    with pytest.raises(FLError, match="local sends nothing"):
-        ALGORITHMS["local"](dataclasses.replace(fed, attack=attack))
 
 
 def test_a_method_with_one_model_refuses_clients_of_different_architectures():

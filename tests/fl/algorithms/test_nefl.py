@@ -9,13 +9,9 @@ import torch
 from fleets import IMAGES, SPECS, assert_close, choices, fleet_federation, mixed, shapes, train_each
 from rounds import play
 
-import fl
-from fl import run as cli
 from fl.algorithms import NeFLOptions, nefl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.runs.assembly import build
-from fl.settings import Config
 from zoo import Spec
 from zoo.kit import Residual
 
@@ -132,17 +128,3 @@ def test_blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read()
     for pattern in ("", "000", "1x1"):
         with pytest.raises(FLError, match=rf"--nefl.keep {pattern}: a pattern has a 1 for a block that stays"):
             nefl(fed, NeFLOptions(keep=("101", pattern)))
-
-
-@pytest.mark.slow
-def test_the_deployed_model_of_a_run_can_be_loaded(tmp_path):
-    flags = "--algorithm nefl --model preresnet18 --width 0.05 --depth 2 --architectures.widths 0.5,1"
-    flags += " --architectures.depths 1,2 --architectures.choose cycle --clients 4 --participants 4 --rounds 1"
-    flags += " --samples 200 --local-epochs 1 --batch-size 100 --device cpu --backend loop --norm static_batch"
-    assert cli.main([*flags.split(), "--out", str(tmp_path), "--name", "a"]) == 0
-    fed, algorithm = build(Config.read(tmp_path / "a"))
-    ((server, _),) = play(algorithm, fed, 1)
-    model = fl.load_model(tmp_path / "a")
-    assert model.section1[0].add.step is not None
-    x = fed.data.test_x[:50]
-    torch.testing.assert_close(model(fed.data.normalise(x)), algorithm.predict(server, x, None), rtol=1e-4, atol=1e-5)

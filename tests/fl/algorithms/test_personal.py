@@ -334,33 +334,6 @@ def test_what_is_tuned_is_a_function_of_the_server(federation_of):
     assert last_round(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == Rng(7, 2)
 
 
-def test_fedavg_plus_without_its_epochs_is_fedavg(federation_of):
-    fed = federation_of()
-    plus, x = fedavg_plus(fed, FedAvgPlusOptions(epochs=0)), fed.data.test_x
-    for (a, _), (b, _) in zip(play(plus, fed), play(fedavg(fed), fed), strict=True):
-        assert_same(a["global"], b["global"])
-        assert torch.equal(plus.predict(a, x, 2), fed.predict(b["global"], x))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_strangers_get_the_global_model_and_clients_their_own(federation_of, name):
-    """Those who did not take part have what they had; the server that went in is unchanged."""
-    fed, x = federation_of(), torch.arange(5 * 64).view(5, 1, 8, 8).byte()
-    algorithm = METHODS[name](fed)
-    before, _ = play(algorithm, fed, 1)[0]
-    frozen = {part: {n: t.clone() for n, t in state.items()} for part, state in before.items()}
-    server, _ = algorithm.round(before, [0, 2], Rng(0, 9))
-    for part in before:
-        assert_same(before[part], frozen[part])
-    assert torch.equal(algorithm.predict(server, x, None), fed.predict(server["global"], x))
-    logits = [algorithm.predict(server, x, c) for c in (0, 2)]
-    assert not torch.equal(*logits)
-    assert not torch.equal(logits[0], fed.predict(server["global"], x))
-    for part in {"clients"} & server.keys():
-        moved = surgery.distance(before[part], server[part]).diagonal() > 0
-        assert moved.tolist() == [True, False, True, False]
-
-
 @pytest.mark.parametrize("name", ["local", "fedrep", "ditto", "pfedme"])
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_dropped_client_keeps_what_it_had_and_counts_in_no_average(federation_of, monkeypatch, name, call):
@@ -402,21 +375,3 @@ def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federatio
     assert trained.metrics["bytes_up"] == 0
     for part in before:
         assert_same(server[part], before[part])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
-@pytest.mark.parametrize("name", METHODS)
-def test_clients_models_on_the_gpu_are_those_on_the_cpu(federation_of, name, backend):
-    """Several rounds, so that graphs are replayed with other learning rates and starts."""
-    fed = federation_of()
-    model, data = copy.deepcopy(fed.model).to("cuda"), fed.data.to("cuda")
-    there = dataclasses.replace(fed.with_local(backend=backend), model=model, data=data)
-    expected, server = (play(METHODS[name](some), some, 3)[-1][0] for some in (fed, there))
-    for part in expected:
-        for key, tensor in expected[part].items():
-            torch.testing.assert_close(server[part][key].cpu(), tensor, rtol=1e-5, atol=1e-7)
-    x = fed.data.test_x
-    logits = METHODS[name](there).predict(server, x.to("cuda"), 1).cpu()
-    torch.testing.assert_close(logits, METHODS[name](fed).predict(expected, x, 1), rtol=1e-5, atol=1e-6)
