@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fesem import FeSEMOptions, fesem
 from fl.algorithms.method import Method
-from fl.algorithms.parts.plus import fine_tuned
+from fl.algorithms.parts.personal import fine_tuned
 from fl.base.settings import Natural
 from fl.federation import Federation
 

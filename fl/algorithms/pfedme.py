@@ -2,16 +2,23 @@
 released code where the paper is silent.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.envelope import Envelope, Pair, enveloped
 from fl.algorithms.parts.personal import with_own_models
 from fl.base.settings import Above0, AtLeast0, AtLeast1
+from fl.base.torch_private import foreach_add_, foreach_mul_, foreach_sub
+from fl.engine import Optimizer
+from fl.engine.objectives import Batch, Call, Objective, cross_entropy
+from fl.engine.optimizers import Memory
 from fl.federation import Federation
+from surgery import State
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,105 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         return {"global": mean}
 
     return replace(with_own_models(fed), client=client, server=server)
+
+
+class Pair(nn.Module):
+    """A personal model, and beside it a copy of the global one: theta and w. The copy has the parameters that are
+    trained, in their order.
+
+    Attributes:
+        learnt: the names of these parameters in the model.
+
+    >>> [name for name, _ in Pair(nn.Linear(2, 3)).named_parameters()]
+    ['personal.weight', 'personal.bias', 'local.0', 'local.1']
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.personal = model
+        self.learnt = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.local = nn.ParameterList(p.detach().clone() for p in model.parameters() if p.requires_grad)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The personal model's output."""
+        return self.personal(x)
+
+    def starting_from(self, start: State) -> State:
+        """A state of the pair whose two models both begin as the given one, or a stack of such states."""
+        theta = {f"personal.{name}": tensor for name, tensor in start.items()}
+        return theta | {f"local.{i}": start[name] for i, name in enumerate(self.learnt)}
+
+    def personal_of(self, state: State) -> State:
+        """The personal model of a state of the pair."""
+        return {name.removeprefix("personal."): t for name, t in state.items() if name.startswith("personal.")}
+
+    def copy_of(self, state: State) -> State:
+        """The copy of the global model; what is not trained, such as buffers, is the personal model's.
+
+        >>> pair, start = Pair(nn.BatchNorm1d(1)), {"weight": 1, "bias": 2, "running_mean": 3}
+        >>> pair.copy_of({**pair.starting_from(start), "local.1": 7, "personal.running_mean": 8, "personal.bias": 9})
+        {'weight': 1, 'bias': 7, 'running_mean': 8}
+        """
+        return self.personal_of(state) | {name: state[f"local.{i}"] for i, name in enumerate(self.learnt)}
+
+
+def enveloped(lam: float, mu: float) -> Objective:
+    """Cross entropy + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
+
+    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+        theta, w = _halves(list(params.values()))
+        apart = sum((p - q.detach()).square().sum() for p, q in zip(theta, w))
+        length = sum(p.square().sum() for p in theta)
+        return cross_entropy(call, params, context, batch) + lam / 2 * apart + mu / 2 * length
+
+    return objective
+
+
+class Envelope(NamedTuple):
+    """The optimizer of a `Pair`: a step of theta, and after so many of them one of w towards it.
+
+    Attributes:
+        lr: theta's learning rate.
+        inner: theta's optimizer, whose own learning rate is not used.
+        inner_steps: steps of theta for one of w.
+        pull: w <- w + pull lr (theta - w).
+
+    >>> from fl.engine import SGD
+    >>> pair, envelope = [torch.zeros(1), torch.zeros(1)], Envelope(0.5, SGD(momentum=0.0), 2, pull=1.0)
+    >>> memory = envelope.memory(pair)
+    >>> for _ in range(2):
+    ...     envelope.step(pair, memory, [torch.ones(1), None])
+    ...     pair
+    [tensor([-0.5000]), tensor([0.])]
+    [tensor([-1.]), tensor([-0.5000])]
+    """
+
+    lr: float | Tensor
+    inner: Optimizer
+    inner_steps: int
+    pull: float
+
+    def memory(self, params: Sequence[Tensor]) -> Memory:
+        """What is kept, before the first step: theta's memory and the number of its steps."""
+        theta, _ = _halves(params)
+        return {**self.inner.memory(theta), "made": [torch.zeros((), dtype=torch.int64, device=theta[0].device)]}
+
+    def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
+        """One step, see `fl.engine.SGD.step`. The count stays on the device, so that a step is the same each time."""
+        theta, w = _halves(params)
+        kept = {name: tensors for name, tensors in memory.items() if name != "made"}
+        self.inner._replace(lr=self.lr).step(theta, kept, _halves(gradients)[0], lead)
+        made = memory["made"][0].add_(1)
+        share = (made % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
+        towards = foreach_sub(theta, w)
+        foreach_mul_(towards, share)
+        foreach_add_(w, towards)
+
+
+def _halves(values: Sequence) -> tuple[Sequence, Sequence]:
+    """What is theta's and what is w's."""
+    half = len(values) // 2
+    return values[:half], values[half:]
 
 
 METHOD = Method(pfedme, PFedMeOptions(), clients="personalized")

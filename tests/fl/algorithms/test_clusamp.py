@@ -9,8 +9,7 @@ from rounds import assert_same, poison
 
 import surgery
 from fl.algorithms import fedavg
-from fl.algorithms.clusamp import clusamp
-from fl.algorithms.parts.client_sampling import distributions, draw_each, groups, similarity_tree
+from fl.algorithms.clusamp import clusamp, distributions, draw_each, groups, similarity_tree
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Results

@@ -11,8 +11,7 @@ from torch import nn
 import surgery
 import zoo
 from fl.algorithms import fedavg
-from fl.algorithms.fedgen import FedGenOptions, distilling, fedgen
-from fl.algorithms.parts.generator import generate, train_generator
+from fl.algorithms.fedgen import FedGenOptions, distilling, fedgen, generate, train_generator
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset

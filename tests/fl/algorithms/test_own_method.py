@@ -8,7 +8,7 @@ import torch
 import fl
 from fl.algorithms import ALGORITHMS, FeMAMOptions, fedavg, femam, local
 from fl.algorithms.method import Method
-from fl.algorithms.parts.plus import fine_tuned
+from fl.algorithms.parts.personal import fine_tuned
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation.clients import CLIENTS

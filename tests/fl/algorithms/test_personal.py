@@ -27,8 +27,8 @@ from fl.algorithms import (
     local,
     pfedme,
 )
-from fl.algorithms.parts.envelope import Envelope
-from fl.algorithms.parts.plus import last_round
+from fl.algorithms.parts.personal import last_round
+from fl.algorithms.pfedme import Envelope
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam

@@ -56,7 +56,7 @@ def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch,
     none = torch.empty(0, dtype=torch.int64)
     fed = dataclasses.replace(fed, clients=[split._replace(valid=none, test=none) for split in fed.clients])
     algorithm = made(name, fed)
-    monkeypatch.setattr("fl.algorithms.parts.plus.trained_or_same", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr("fl.algorithms.parts.personal.trained_or_same", lambda *_: pytest.fail("nobody asked"))
     server = algorithm.init()
     assert evaluate.score_clients(fed, lambda: algorithm.client_models(server)) == {}
 
