@@ -27,10 +27,10 @@ from fl.base.settings import (
     Share,
     check_values,
     from_yaml,
-    is_tuple,
     number,
     one_of,
     several,
+    types_of,
 )
 from fl.data import Dataset, Origin, TextOptions
 from fl.data import overview as data_sets
@@ -321,7 +321,7 @@ class Fields(DataSettings):
     def __post_init__(self) -> None:
         for one in fields(self):  # Config(width=0.5, seeds=[0, 1], algorithm="fedavg") says what it means
             value = getattr(self, one.name)
-            if is_tuple(one.type) and not isinstance(value, tuple):
+            if types_of(one.type)[1] and not isinstance(value, tuple):
                 with suppress(TypeError):  # which `check` explains
                     object.__setattr__(self, one.name, from_yaml(one.type, value))
         if isinstance(self.algorithm, tuple):  # papers write FedAvg+
