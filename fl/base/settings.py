@@ -277,12 +277,8 @@ def role(field: Field) -> Role:
 
 
 def flag_of(name: str, group: str = "") -> str:
-    """Write the flag of a setting, without its dashes.
-
-    >>> flag_of("max_step", "fedexp")
-    'fedexp.max-step'
-    """
-    return (f"{group}." if group else "").replace("_", "-") + name.replace("_", "-")
+    """Write the flag of a setting, without its dashes: `fedexp.max-step`."""
+    return (f"{group}.{name}" if group else name).replace("_", "-")
 
 
 def flag_in(word: str) -> str:
@@ -296,11 +292,8 @@ def flag_in(word: str) -> str:
 
 
 def check_values(settings: Any, group: str = "") -> None:
-    """Raise FLError for the first value that its setting cannot have, in the groups of settings within, too.
-
-    Args:
-        settings: a dataclass.
-        group: what its flags begin with.
+    """Raise FLError for the first value that its setting cannot have, in a dataclass and in the groups of settings
+    within; `group` is what its flags begin with.
     """
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -369,10 +362,6 @@ def settings_of(settings: Any, swept: str = "") -> list[Setting]:
 
     Args:
         swept: the flag that will have several values, one of which may be what another setting needs.
-
-    >>> from fl.federation.attack import AttackOptions
-    >>> [setting.flag for setting in settings_of(AttackOptions(share=0.0)) if not setting.unread][:1]
-    ['share']
     """
     found = []
     for field in fields(settings):
