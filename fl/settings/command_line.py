@@ -58,30 +58,34 @@ def parse(
         file = Path(config.config)
         start = Config.from_file(file)
         config = replace(_cli(argv, start, command, swept), config=None)
-    if config.resume is None:
-        check_values(config)
-        check_read(config, given, swept)
-        for one in changed(start, Config()) if file else ():
-            if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
-                _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
-        config = without_unread(config, swept)
-        return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
-    if recipe:
-        raise FLError("--resume takes the settings from the folder: leave the recipe out")
-    folder = Path(config.resume)
-    saved = read(folder)
+    if config.resume is not None:
+        if recipe:
+            raise FLError("--resume takes the settings from the folder: leave the recipe out")
+        folder = Path(config.resume)
+        return _resumed(argv, folder, read(folder), command), folder
+    check_values(config)
+    check_read(config, given, swept)
+    for one in changed(start, Config()) if file else ():
+        if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
+            _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
+    config = without_unread(config, swept)
+    return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
+
+
+def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Config:
+    """The settings of a run that goes on, of which flags may change some."""
     saved.check_registered(folder)
     resumed = _cli(argv, replace(saved, resume=None), command)
     different = {setting.flag: setting for setting in changed(saved, resumed)}
     for flag, was in different.items():
         if not was.role.resumable:
             raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was.value)})")
-    check_read(resumed, given)
+    check_read(resumed, {flag_in(word) for word in argv})
     if "rounds" in different and resumed.lr_schedule != "constant":
         raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
     if "rounds" in different and (resumed.joining or resumed.leaving):
         raise FLError("--rounds cannot change: the rounds of --joining and --leaving were drawn among them")
-    return resumed, folder
+    return resumed
 
 
 def _cli(argv: Sequence[str], default: Config, command: str, swept: str = "") -> Config:
