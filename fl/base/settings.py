@@ -140,14 +140,6 @@ class Flag(PrimitiveConstructorSpec):
         )
         object.__setattr__(self, "items", items)
 
-    def check(self, flag: str, value: Any) -> None:
-        """Raise FLError for a value that this setting cannot have."""
-        if isinstance(self.items, Limits):
-            if any(item not in self.items for item in as_tuple(value)):
-                raise FLError(f"--{flag} must be {self.items}, got {written(value)}")
-        elif self.items is not None:
-            choice(f"--{flag}", as_tuple(value), self.items)
-
 
 def as_tuple(value: Any) -> tuple:
     """Return a tuple as it is, and any other value as a tuple of one item."""
@@ -163,7 +155,7 @@ def _parsed(kind: type, word: str) -> Any:
     try:
         return kind(word)
     except ValueError:
-        raise ValueError(f"{word!r} is not {_WORDS[kind]}") from None
+        raise ValueError(f"{word!r} is not {_WORDS.get(kind, 'a value')}") from None
 
 
 def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
@@ -227,13 +219,13 @@ def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
     """
     if get_origin(kind) is Annotated:
         return types_of(get_args(kind)[0])
-    several = get_origin(kind) is tuple
-    if several:
+    many = get_origin(kind) is tuple
+    if many:
         kind, *rest = get_args(kind)
         if rest != [...]:
             return (), True
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else (), several
+    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else (), many
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -242,11 +234,11 @@ def fits(kind: Any, value: Any) -> bool:
     >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
     (True, False, False, False, True)
     """
-    plain, several = types_of(kind)
+    plain, many = types_of(kind)
     kinds = tuple({int: Integral, float: Real}.get(one, one) for one in plain)
-    if several and not isinstance(value, tuple):
+    if many and not isinstance(value, tuple):
         return False
-    items = value if several else (value,)
+    items = value if many else (value,)
     return all(isinstance(item, kinds) and (bool in kinds or not isinstance(item, bool)) for item in items)
 
 
@@ -257,13 +249,13 @@ def from_yaml(kind: Any, value: Any) -> Any:
     >>> from_yaml(tuple[float, ...], [1, 0.5]), from_yaml(int | float, 3), from_yaml(float | None, 3)
     ((1.0, 0.5), 3, 3.0)
     """
-    kinds, several = types_of(kind)
-    items = tuple(value) if several and isinstance(value, list) else (value,)
-    if not fits(kind, items if several else value):
+    kinds, many = types_of(kind)
+    items = tuple(value) if many and isinstance(value, list) else (value,)
+    if not fits(kind, items if many else value):
         raise TypeError
     if float in kinds and int not in kinds:
         items = tuple(item if item is None else float(item) for item in items)
-    return items if several else items[0]
+    return items if many else items[0]
 
 
 def marks(field: Field, kind: type[Kind]) -> list[Kind]:
@@ -301,19 +293,24 @@ def check_values(settings: Any, group: str = "") -> None:
             check_values(value, field.name)
             continue
         flag = flag_of(field.name, group)
-        kinds, several = types_of(field.type)
+        kinds, many = types_of(field.type)
         if kinds and not fits(field.type, value):
-            words = "a tuple, each item " * several + " or ".join(_WORDS[one] for one in kinds)
+            words = "a tuple, each item " * many + " or ".join(_WORDS[one] for one in kinds)
             raise FLError(f"--{flag} must be {words}, got {value!r}")
-        if any(isinstance(item, float) and not math.isfinite(item) for item in as_tuple(value)):
-            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
-        for mark in marks(field, Flag):
-            mark.check(flag, value)
-        for item in as_tuple(value):
+        items = as_tuple(value)
+        for item in items:
+            if isinstance(item, float) and not math.isfinite(item):
+                raise FLError(f"--{flag} must be a finite number, got {written(value)}")
             if isinstance(item, Integral) and abs(item) >= 2**63:
                 raise FLError(f"--{flag} must be below 2^63, got {item}")
             if isinstance(item, float) and abs(item) > LARGEST:
                 raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
+        for mark in marks(field, Flag):
+            if isinstance(mark.items, Limits):
+                if any(item not in mark.items for item in items):
+                    raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
+            elif mark.items is not None:
+                choice(f"--{flag}", items, mark.items)
 
 
 def check_types(settings: Any) -> None:

@@ -152,12 +152,12 @@ def _entry(settings: Any, field: dataclasses.Field, group: str = "") -> tuple[st
     default where the text does not say it.
     """
     default = getattr(settings, field.name, dataclasses.MISSING)
-    kinds, several = types_of(field.type)
+    kinds, many = types_of(field.type)
     flag, parsed = flag_of(field.name, group), marks(field, Flag)
     word = next((mark.metavar for mark in marks(field, object) if getattr(mark, "metavar", None)), "")
     usual = "" if default in (dataclasses.MISSING, None, "", ()) and not parsed else default
     if _is(field, tyro.conf.Positional):
-        written = (word or field.name.upper()) + " ..." * several
+        written = (word or field.name.upper()) + " ..." * many
         written = written if default is dataclasses.MISSING else f"[{written}]"
     elif kinds == (bool,):
         single, (before, dot, name) = _is(field, tyro.conf.FlagCreatePairsOff), flag.rpartition(".")
