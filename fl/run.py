@@ -25,13 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
 
 
+@joined()
 def run(argv: list[str]) -> int:
     """Run every method and seed of the command, and compare them if there are several."""
-    with joined():
-        return _run(argv)
-
-
-def _run(argv: list[str]) -> int:
     config, folder = parse(argv)
     config.check()
     dataset = config.load().to(pick_device(config.device))

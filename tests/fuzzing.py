@@ -12,7 +12,7 @@ from dataclasses import Field, fields, is_dataclass
 
 from hypothesis import strategies as st
 
-from fl.base.settings import Flag, Limits, flag_of, is_tuple, marks, options_of
+from fl.base.settings import Flag, Limits, flag_of, marks, types_of
 from fl.settings import Config
 
 NONSENSE = ("", "x", "nan", "inf", "-1", "0", "1e300", "1" + "0" * 21, "1,,2", "--", "{}", "\N{SNOWMAN}")
@@ -40,17 +40,18 @@ def settings(default: object, group: str = "") -> Iterator[tuple[str, Field]]:
 
 def values(field: Field) -> tuple[str, ...]:
     """Words for a setting: some that it takes, those around its limits, and nonsense."""
+    kinds, several = types_of(field.type)
     found: list[str] = []
     for mark in marks(field, Flag):
         if isinstance(mark.items, Limits):
-            step = 1 if int in options_of(field.type) else 1e-9
+            step = 1 if int in kinds else 1e-9
             edges = (mark.items.least, mark.items.above, mark.items.most, mark.items.below)
             for edge in (edge for edge in edges if edge is not None):
                 found += [str(edge), str(edge - step), *([str(edge + step)] if abs(edge) < 100 else [])]
         elif mark.items:
             found += list(mark.items)
-    found += [str(value) for value in ({int: ("1", "2"), float: ("0.5", "1e-3")}.get(options_of(field.type)[0], ()))]
-    if is_tuple(field.type):
+    found += [str(value) for value in ({int: ("1", "2"), float: ("0.5", "1e-3")}.get(kinds[0], ()))]
+    if several:
         found += [",".join(found[:2]), ",".join(found[:1] * 3), "all", "own"]
     return (*found, *NONSENSE)
 
@@ -60,7 +61,7 @@ def flags(draw: Callable, most: int = 4) -> list[str]:
     """Some flags of a run."""
     argv: list[str] = []
     for flag, field in draw(st.lists(st.sampled_from(EVERY), max_size=most)):
-        if options_of(field.type) == (bool,):
+        if types_of(field.type)[0] == (bool,):
             argv.append(draw(st.sampled_from([f"--{flag}", f"--{flag}=x"])))
         else:
             argv += [f"--{flag}", draw(st.sampled_from(values(field)))]

@@ -54,19 +54,11 @@ class Column:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return the least and the largest value that numbers of this column can have.
-
-        >>> Column(factor=100).ends, Column(limits=(0, math.inf)).ends
-        ((0.0, 1.0), (0, inf))
-        """
+        """Return the least and the largest value that numbers of this column can have."""
         return (0.0, 1.0) if self.factor == 100 else self.limits
 
     def number(self, value: float) -> str:
-        """Format a number as tables show it.
-
-        >>> Column(factor=100).number(0.98765)
-        '98.77'
-        """
+        """Format a number as tables show it, without a percent sign."""
         return f"{self.factor * value:.{0 if self.kind is int else self.digits}f}"
 
     def text(self, value: float) -> str:

@@ -16,10 +16,8 @@ GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algo
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:
-    """Collect what the files of a package declare under a name, in alphabetical order: one value, called as its file,
-    or a dictionary of several by their names.
-
-    All files of the package are imported, but not its subpackages and not `__main__`.
+    """Collect what the files of a package (not those of its subpackages) declare under a name, in alphabetical order:
+    one value, called as its file, or a dictionary of several by their names.
 
     Raises:
         FLError: for a value that is not of this kind, and for a name that occurs twice; it names the file.
@@ -99,11 +97,7 @@ def find(what: str, name: str) -> Callable[..., Any]:
 
 
 def failed(error: BaseException) -> str:
-    """Say in one line what a user's own code raised, and where.
-
-    >>> failed(KeyError("a"))
-    "KeyError: 'a'"
-    """
+    """Say in one line what a user's own code raised, and where."""
     trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
     while trace is not None:
         where = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"

@@ -33,11 +33,7 @@ class Rng:
         return np.random.default_rng(self._sequence(purpose, client))
 
     def apart(self, purpose: str) -> "Rng":
-        """Make streams of the same round that share nothing with these, for another training in that round.
-
-        >>> Rng(0, round=3).apart("fine-tune").round, Rng(0, round=3).apart("fine-tune") == Rng(0, round=3)
-        (3, False)
-        """
+        """Make streams of the same round that share nothing with these, for another training in that round."""
         return Rng(int(self.numpy(purpose).integers(2**63)), self.round)
 
     def _sequence(self, purpose: str, client: int) -> np.random.SeedSequence:

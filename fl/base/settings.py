@@ -9,7 +9,6 @@ momentum: Annotated[AtLeast0, OnlyWith("optimizer", "sgd")] = 0.9
 import math
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
-from functools import partial
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -55,37 +54,34 @@ class Limits:
         return inside or (self.zero and value == 0)
 
     def __str__(self) -> str:
-        if self.least is not None and self.most is not None:
-            return f"between {self.least} and {self.most}" + ", or 0" * self.zero
-        upper = f"at most {self.most}" if self.most is not None else f"below {self.below}" * (self.below is not None)
-        lower = f"above {self.above}" if self.above is not None else f"at least {self.least}" * (self.least is not None)
-        if lower and not upper and self.least is not None:
-            lower = f"{self.least} or more"
-        return " and ".join(filter(None, (lower, upper))) + ", or 0" * self.zero
+        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        bounds = [f"{word} {bound}" for word, bound in words.items() if bound is not None]
+        text = " and ".join(bounds)
+        if self.least is not None and len(bounds) == 1:
+            text = f"{self.least} or more"
+        elif self.least is not None and self.most is not None:
+            text = f"between {self.least} and {self.most}"
+        return text + ", or 0" * self.zero
 
     def around(self, word: str) -> str:
         """Write the limits as a formula, for --help.
 
-        >>> Limits(least=0, below=1).around("FLOAT")
-        '0<=FLOAT<1'
-        >>> Limits(least=1).around("INT")
-        'INT>=1'
+        >>> Limits(least=0, below=1).around("FLOAT"), Limits(least=1).around("INT")
+        ('0<=FLOAT<1', 'INT>=1')
         """
-        lower = f"{self.least}<=" if self.least is not None else f"{self.above}<" * (self.above is not None)
+        lower, less = (self.above, "<") if self.least is None else (self.least, "<=")
         upper = f"<={self.most}" if self.most is not None else f"<{self.below}" * (self.below is not None)
-        if lower and not upper:
-            word, lower = word + {"<=": ">=", "<": ">"}[lower.lstrip("-.0123456789")] + lower.rstrip("<="), ""
-        return lower + word + upper + "|0" * self.zero
+        if lower is not None:
+            word = f"{lower}{less}{word}" if upper else f"{word}{less.replace('<', '>')}{lower}"
+        return word + upper + "|0" * self.zero
 
 
 @dataclass(frozen=True)
 class OnlyWith:
     """Says that a setting is read only while another one of the same group has one of these values.
 
-    >>> OnlyWith("optimizer", "sgd").said()
-    'sgd'
-    >>> OnlyWith("share", Limits(above=0)).said()
-    'above 0'
+    >>> print(OnlyWith("optimizer", "sgd", "adam"), OnlyWith("share", Limits(above=0)), sep=", ")
+    sgd or adam, above 0
     """
 
     setting: str
@@ -95,8 +91,7 @@ class OnlyWith:
         object.__setattr__(self, "setting", setting)
         object.__setattr__(self, "values", values[0] if isinstance(values[0], Limits) else values)
 
-    def said(self) -> str:
-        """Name the values, for messages."""
+    def __str__(self) -> str:
         return str(self.values) if isinstance(self.values, Limits) else " or ".join(map(str, self.values))
 
 
@@ -145,14 +140,6 @@ class Flag(PrimitiveConstructorSpec):
         )
         object.__setattr__(self, "items", items)
 
-    def check(self, flag: str, value: Any) -> None:
-        """Raise FLError for a value that this setting cannot have."""
-        if isinstance(self.items, Limits):
-            if any(item not in self.items for item in as_tuple(value)):
-                raise FLError(f"--{flag} must be {self.items}, got {written(value)}")
-        elif self.items is not None:
-            choice(f"--{flag}", as_tuple(value), self.items)
-
 
 def as_tuple(value: Any) -> tuple:
     """Return a tuple as it is, and any other value as a tuple of one item."""
@@ -164,17 +151,17 @@ def written(value: Any) -> str:
     return ",".join(map(str, as_tuple(value)))
 
 
-def _parsed(kind: Callable[[str], Any], word: str) -> Any:
+def _parsed(kind: type, word: str) -> Any:
     try:
         return kind(word)
     except ValueError:
-        raise ValueError(f"{word!r} is not {'a whole number' if kind is int else 'a number'}") from None
+        raise ValueError(f"{word!r} is not {_WORDS.get(kind, 'a value')}") from None
 
 
 def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
     """Make the flag of a number within limits, see `Limits`."""
     within = Limits(**limits)
-    return Flag(partial(_parsed, kind), metavar or within.around(kind.__name__.upper()), within)
+    return Flag(lambda word: _parsed(kind, word), metavar or within.around(kind.__name__.upper()), within)
 
 
 def one_of(*names: str) -> Flag:
@@ -182,7 +169,7 @@ def one_of(*names: str) -> Flag:
     return Flag(str, "{" + ",".join(names) + "}", names)
 
 
-def several(kind: Callable[[str], Any], metavar: str, empty: str = "", items: Any = None, **limits: Any) -> Flag:
+def several(kind: type, metavar: str, empty: str = "", items: Any = None, **limits: Any) -> Flag:
     """Make the flag of several values, comma-separated.
 
     Args:
@@ -223,34 +210,22 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
             raise FLError(f"unknown {what} {value!r}: there are {', '.join(valid)}")
 
 
-def options_of(kind: Any) -> tuple[Any, ...]:
-    """List the plain types that a type allows, for a tuple those of its items; () for one that settings cannot have.
+def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
+    """The plain types that a type allows, none for one that settings cannot have; and whether its values are tuples of
+    them.
 
-    >>> options_of(Annotated[float | None, "a note"]), options_of(tuple[str, ...]), options_of("float")
-    ((<class 'float'>, <class 'NoneType'>), (<class 'str'>,), ())
+    >>> types_of(Annotated[float | None, "a note"]), types_of(tuple[str, ...]), types_of("float")
+    (((<class 'float'>, <class 'NoneType'>), False), ((<class 'str'>,), True), ((), False))
     """
     if get_origin(kind) is Annotated:
-        return options_of(get_args(kind)[0])
-    if get_origin(kind) is tuple:
-        item, *rest = get_args(kind)
-        return options_of(item) if rest == [...] and not is_tuple(item) else ()
+        return types_of(get_args(kind)[0])
+    many = get_origin(kind) is tuple
+    if many:
+        kind, *rest = get_args(kind)
+        if rest != [...]:
+            return (), True
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else ()
-
-
-def is_tuple(kind: Any) -> bool:
-    """Return whether values of a type are tuples."""
-    return is_tuple(get_args(kind)[0]) if get_origin(kind) is Annotated else get_origin(kind) is tuple
-
-
-def said(kind: Any) -> str:
-    """Name a type in words.
-
-    >>> said(float | None), said(tuple[int, ...])
-    ('a number or none', 'a tuple, each item a whole number')
-    """
-    words = " or ".join(_WORDS[one] for one in options_of(kind))
-    return f"a tuple, each item {words}" if is_tuple(kind) else words
+    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else (), many
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -259,10 +234,11 @@ def fits(kind: Any, value: Any) -> bool:
     >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
     (True, False, False, False, True)
     """
-    kinds = tuple({int: Integral, float: Real}.get(one, one) for one in options_of(kind))
-    if is_tuple(kind) and not isinstance(value, tuple):
+    plain, many = types_of(kind)
+    kinds = tuple({int: Integral, float: Real}.get(one, one) for one in plain)
+    if many and not isinstance(value, tuple):
         return False
-    items = value if is_tuple(kind) else (value,)
+    items = value if many else (value,)
     return all(isinstance(item, kinds) and (bool in kinds or not isinstance(item, bool)) for item in items)
 
 
@@ -273,14 +249,13 @@ def from_yaml(kind: Any, value: Any) -> Any:
     >>> from_yaml(tuple[float, ...], [1, 0.5]), from_yaml(int | float, 3), from_yaml(float | None, 3)
     ((1.0, 0.5), 3, 3.0)
     """
-    if is_tuple(kind):
-        value = tuple(value) if isinstance(value, list) else (value,)
-    if not fits(kind, value):
+    kinds, many = types_of(kind)
+    items = tuple(value) if many and isinstance(value, list) else (value,)
+    if not fits(kind, items if many else value):
         raise TypeError
-    kinds = options_of(kind)
     if float in kinds and int not in kinds:
-        value = tuple(map(float, value)) if isinstance(value, tuple) else value if value is None else float(value)
-    return value
+        items = tuple(item if item is None else float(item) for item in items)
+    return items if many else items[0]
 
 
 def marks(field: Field, kind: type[Kind]) -> list[Kind]:
@@ -294,12 +269,8 @@ def role(field: Field) -> Role:
 
 
 def flag_of(name: str, group: str = "") -> str:
-    """Write the flag of a setting, without its dashes.
-
-    >>> flag_of("max_step", "fedexp")
-    'fedexp.max-step'
-    """
-    return (f"{group}." if group else "").replace("_", "-") + name.replace("_", "-")
+    """Write the flag of a setting, without its dashes: `fedexp.max-step`."""
+    return (f"{group}.{name}" if group else name).replace("_", "-")
 
 
 def flag_in(word: str) -> str:
@@ -313,11 +284,8 @@ def flag_in(word: str) -> str:
 
 
 def check_values(settings: Any, group: str = "") -> None:
-    """Raise FLError for the first value that its setting cannot have, in the groups of settings within, too.
-
-    Args:
-        settings: a dataclass.
-        group: what its flags begin with.
+    """Raise FLError for the first value that its setting cannot have, in a dataclass and in the groups of settings
+    within; `group` is what its flags begin with.
     """
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -325,23 +293,30 @@ def check_values(settings: Any, group: str = "") -> None:
             check_values(value, field.name)
             continue
         flag = flag_of(field.name, group)
-        if options_of(field.type) and not fits(field.type, value):
-            raise FLError(f"--{flag} must be {said(field.type)}, got {value!r}")
-        if any(isinstance(item, float) and not math.isfinite(item) for item in as_tuple(value)):
-            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
-        for mark in marks(field, Flag):
-            mark.check(flag, value)
-        for item in as_tuple(value):
+        kinds, many = types_of(field.type)
+        if kinds and not fits(field.type, value):
+            words = "a tuple, each item " * many + " or ".join(_WORDS[one] for one in kinds)
+            raise FLError(f"--{flag} must be {words}, got {value!r}")
+        items = as_tuple(value)
+        for item in items:
+            if isinstance(item, float) and not math.isfinite(item):
+                raise FLError(f"--{flag} must be a finite number, got {written(value)}")
             if isinstance(item, Integral) and abs(item) >= 2**63:
                 raise FLError(f"--{flag} must be below 2^63, got {item}")
             if isinstance(item, float) and abs(item) > LARGEST:
                 raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
+        for mark in marks(field, Flag):
+            if isinstance(mark.items, Limits):
+                if any(item not in mark.items for item in items):
+                    raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
+            elif mark.items is not None:
+                choice(f"--{flag}", items, mark.items)
 
 
 def check_types(settings: Any) -> None:
     """Raise FLError for a field whose type is none that settings can have, so that YAML and flags can hold it."""
     for field in fields(settings):
-        if not options_of(field.type):
+        if not types_of(field.type)[0]:
             raise FLError(
                 f"{type(settings).__name__}.{field.name} has the type {field.type!r}, which settings cannot have: use "
                 "int, float, str or bool, X | None, tuple[X, ...], or Annotated with the values that there are (see "
@@ -384,10 +359,6 @@ def settings_of(settings: Any, swept: str = "") -> list[Setting]:
 
     Args:
         swept: the flag that will have several values, one of which may be what another setting needs.
-
-    >>> from fl.federation.attack import AttackOptions
-    >>> [setting.flag for setting in settings_of(AttackOptions(share=0.0)) if not setting.unread][:1]
-    ['share']
     """
     found = []
     for field in fields(settings):
@@ -414,10 +385,7 @@ def _unread(settings: Any, field: Field, group: str, swept: str) -> str:
         other = getattr(settings, mark.setting)
         flag, setting = flag_of(field.name, group), flag_of(mark.setting, group)
         if other not in mark.values and setting != swept:
-            return (
-                f"--{flag} is for --{setting} {mark.said()}, not for {other}: leave it out, or give --{setting} "
-                f"{mark.said()}"
-            )
+            return f"--{flag} is for --{setting} {mark}, not for {other}: leave it out, or give --{setting} {mark}"
         if reason := _unread(settings, types[mark.setting], group, swept):
             return reason
     return ""

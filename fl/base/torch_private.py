@@ -10,10 +10,14 @@ import torch
 from fl.base.errors import FLError
 
 try:
-    from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+    from torch.nn.modules.batchnorm import _NormBase
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._pytree import tree_flatten as tree_flatten
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_map as tree_map
+    from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+    BatchOrInstanceNorm = _NormBase
     fused_sgd, fused_adam = torch._fused_sgd_, torch._fused_adam_  # one kernel for all parameters, in place
     # one launch for all tensors of a list; those whose names end in an underscore change it
     foreach_abs, foreach_sub = torch._foreach_abs, torch._foreach_sub
@@ -24,26 +28,6 @@ except (ImportError, AttributeError) as error:
     raise FLError(
         f"torch {torch.__version__} does not have what fl takes from torch 2.11 to 2.15 ({error}): install one of these"
     ) from error
-
-__all__ = [
-    "BatchOrInstanceNorm",
-    "TorchDispatchMode",
-    "foreach_abs",
-    "foreach_add_",
-    "foreach_addcmul_",
-    "foreach_copy_",
-    "foreach_mul_",
-    "foreach_sub",
-    "foreach_zero_",
-    "fused_adam",
-    "fused_sgd",
-    "storage_of",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-    "version_of",
-]
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -3,20 +3,17 @@
 import difflib
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import tyro
 
-from fl.algorithms import ALGORITHMS
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.settings import changed, check_read, check_values, choice, flag_in, settings_of, without_unread, written
+from fl.base.settings import changed, check_read, check_values, flag_in, settings_of, without_unread, written
 from fl.settings import Config
 from fl.settings.config import check_renamed
-from fl.settings.help import HELP, asked, settings_page
+from fl.settings.help import asked, settings_page
 from fl.settings.recipes import RECIPES
 from fl.settings.recipes import describe as describe_recipe
 
@@ -50,7 +47,7 @@ def parse(
             raise FLError(f"unknown recipe {name!r}: {hint}{program('run')} --help lists all {len(RECIPES)}")
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
     if asked(argv):
-        _help(argv, start, command, usage, about)
+        settings_page(argv, start, command, usage, about)
     given, file = {flag_in(word) for word in argv}, None
     check_renamed(given)
     config = _cli(argv, start, command, swept)
@@ -61,30 +58,34 @@ def parse(
         file = Path(config.config)
         start = Config.from_file(file)
         config = replace(_cli(argv, start, command, swept), config=None)
-    if config.resume is None:
-        check_values(config)
-        check_read(config, given, swept)
-        for one in changed(start, Config()) if file else ():
-            if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
-                _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
-        config = without_unread(config, swept)
-        return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
-    if recipe:
-        raise FLError("--resume takes the settings from the folder: leave the recipe out")
-    folder = Path(config.resume)
-    saved = read(folder)
+    if config.resume is not None:
+        if recipe:
+            raise FLError("--resume takes the settings from the folder: leave the recipe out")
+        folder = Path(config.resume)
+        return _resumed(argv, folder, read(folder), command), folder
+    check_values(config)
+    check_read(config, given, swept)
+    for one in changed(start, Config()) if file else ():
+        if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
+            _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
+    config = without_unread(config, swept)
+    return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
+
+
+def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Config:
+    """The settings of a run that goes on, of which flags may change some."""
     saved.check_registered(folder)
     resumed = _cli(argv, replace(saved, resume=None), command)
     different = {setting.flag: setting for setting in changed(saved, resumed)}
     for flag, was in different.items():
         if not was.role.resumable:
             raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was.value)})")
-    check_read(resumed, given)
+    check_read(resumed, {flag_in(word) for word in argv})
     if "rounds" in different and resumed.lr_schedule != "constant":
         raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
     if "rounds" in different and (resumed.joining or resumed.leaving):
         raise FLError("--rounds cannot change: the rounds of --joining and --leaving were drawn among them")
-    return resumed, folder
+    return resumed
 
 
 def _cli(argv: Sequence[str], default: Config, command: str, swept: str = "") -> Config:
@@ -92,21 +93,3 @@ def _cli(argv: Sequence[str], default: Config, command: str, swept: str = "") ->
     if "participants" in given and "participation" not in given:  # a number overrides the share of a recipe or a file
         default = replace(default, participation=0.0)
     return tyro.cli(Config, prog=program(command), args=argv, default=default)
-
-
-def _help(argv: list[str], start: Config, command: str, usage: str, about: str) -> NoReturn:
-    """Print the page for the settings that the other words of the command line give, or for the defaults.
-
-    Raises FLError for a method that does not exist.
-    """
-    at = next(i for i, word in enumerate(argv) if word in HELP)
-    everything = argv[at + 1 : at + 2] == ["all"]
-    others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
-    config = start
-    with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
-        config = tyro.cli(Config, args=others, default=start, console_outputs=False)
-        if config.config is not None:
-            start = Config.from_file(Path(config.config))
-            config = tyro.cli(Config, args=others, default=start, console_outputs=False)
-    choice("--algorithm", config.algorithm, ALGORITHMS)  # whose options the page shows
-    settings_page(command, usage, about, start, config, everything)

@@ -14,6 +14,7 @@ from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import regular
 from fl.base.settings import (
+    Kind,
     Setting,
     changed,
     check_read,
@@ -92,9 +93,7 @@ class Config(MethodOptions, Fields):
         self.architectures.announce(self.spec())
 
     def check_recorded(self) -> None:
-        """Raise FLError for a value that a setting cannot have, in the settings of a run whose rounds are to be read
-        only: its method, data and model need not be here.
-        """
+        """Raise FLError for a value that a setting cannot have; the method, data and model need not be here."""
         check_values(replace(self, algorithm=tuple(name for name in self.algorithm if name in ALGORITHMS)))
         self.cohort()
 
@@ -129,9 +128,7 @@ class Config(MethodOptions, Fields):
         return self
 
     def group_unread(self, group: str, swept: str = "") -> str:
-        """Why nothing reads a group of settings: the options of a method that is not run, architectures of methods
-        whose clients have one (a method that is not registered here may read them), or options of text.
-        """
+        """Why nothing reads a group of settings. A method that is not registered here may read --architectures."""
         methods = ",".join(self.algorithm)
         if group in ALGORITHMS and group not in self.algorithm:
             return f"is for {group}, which is not in --algorithm {methods}: leave it out, or add {group}"
@@ -174,8 +171,8 @@ class Config(MethodOptions, Fields):
         return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self, swept: str = "") -> str:
-        """The settings that a run reads as YAML, without those that say where they come from. `from_yaml` is the
-        inverse for settings whose others have their defaults.
+        """The settings that a run reads as YAML, those of a group in a mapping of its own, without those that say where
+        they come from. `from_yaml` is the inverse for settings whose others have their defaults.
 
         Args:
             swept: the flag that will have several values, each of which may read others.
@@ -183,7 +180,11 @@ class Config(MethodOptions, Fields):
         >>> "momentum" in Config(optimizer="adam").to_yaml(), "fedprox" in Config(algorithm="fedavg").to_yaml()
         (False, False)
         """
-        return yaml.safe_dump(nested(self.settings(swept)), sort_keys=False)
+        result: dict[str, Any] = {}
+        for setting in self.settings(swept):
+            place = result.setdefault(setting.group, {}) if setting.group else result
+            place[setting.field.name] = plain(setting.value)
+        return yaml.safe_dump(result, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str) -> "Config":
@@ -197,23 +198,27 @@ class Config(MethodOptions, Fields):
         True
         """
         try:
-            values = yaml.safe_load(text)
+            return cls._from_values(yaml.safe_load(text))
         except (yaml.YAMLError, RecursionError) as error:
             raise FLError(f"not the settings of a run: this is not YAML ({' '.join(str(error).split())})") from None
-        if isinstance(values, dict) and (strange := [name for name in _SOURCES if name in values]):
-            raise FLError(f"not the settings of a run: {strange[0]} is a flag, which no file of settings has")
+        except FLError as error:
+            raise FLError(f"not the settings of a run: {error}") from None
+
+    @classmethod
+    def _from_values(cls, values: Any) -> "Config":
         if not isinstance(values, dict):
-            return filled(cls(), values, "")
+            raise FLError("it is not a mapping")
+        if strange := [name for name in _SOURCES if name in values]:
+            raise FLError(f"{strange[0]} is a flag, which no file of settings has")
         sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-        config = filled(cls(), {name: value for name, value in values.items() if name not in sections}, "")
+        config = _filled(cls(), {name: value for name, value in values.items() if name not in sections})
         for name, section in sections.items():
             known = hasattr(config, name)
             try:
-                config = filled(config, {name: section}, "")
-            except FLError as error:
+                config = _filled(config, {name: section})
+            except FLError as why:
                 if known and not config.group_unread(name):
                     raise
-                why = str(error).removeprefix("not the settings of a run: ")
                 _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
         return config
 
@@ -259,15 +264,6 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def nested(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Settings as YAML writes them, those of a group in a mapping of its own."""
-    result: dict[str, Any] = {}
-    for setting in settings:
-        place = result.setdefault(setting.group, {}) if setting.group else result
-        place[setting.field.name] = plain(setting.value)
-    return result
-
-
 def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Flags and values, those of methods as `method.option`."""
     result = {}
@@ -279,31 +275,30 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def check_renamed(flags: Iterable[str], before: str = "") -> None:
+def check_renamed(flags: Iterable[str]) -> None:
     """Raise FLError for the first flag of an earlier version, written without its dashes."""
     for flag in flags:
         if flag in _RENAMED:
-            raise FLError(f"{before}--{flag} is now --{_RENAMED[flag]}")
+            raise FLError(f"--{flag} is now --{_RENAMED[flag]}")
 
 
-def filled(default: Any, values: Any, where: str) -> Any:
+def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:
     """A dataclass with the given values, each of the type that its field has."""
-    types = {field.name: field.type for field in fields(default)}
-    if not isinstance(values, dict):
-        raise FLError(f"not the settings of a run: {where or 'it'} is not a mapping")
-    if strange := [name for name in values if name not in types]:
-        check_renamed([flag_of(strange[0], where.rstrip("."))], "not the settings of a run: ")
-        raise FLError(f"not the settings of a run: unknown setting {where}{strange[0]}")
-    result = {}
+    types, where, result = {field.name: field.type for field in fields(default)}, f"{group}." if group else "", {}
     for name, value in values.items():
+        if name not in types:
+            check_renamed([flag_of(str(name), group)])
+            raise FLError(f"unknown setting {where}{name}")
         if is_dataclass(old := getattr(default, name)):
-            result[name] = filled(old, value, f"{name}.")
+            if not isinstance(value, dict):
+                raise FLError(f"{name} is not a mapping")
+            result[name] = _filled(old, value, name)
             continue
         try:
             result[name] = from_yaml(types[name], value)
         except TypeError:
             share = "; a share of the clients is participation" if name == "participants" else ""
-            raise FLError(f"not the settings of a run: {where}{name} cannot be {value!r}{share}") from None
+            raise FLError(f"{where}{name} cannot be {value!r}{share}") from None
     return replace(default, **result)
 
 

@@ -27,10 +27,10 @@ from fl.base.settings import (
     Share,
     check_values,
     from_yaml,
-    is_tuple,
     number,
     one_of,
     several,
+    types_of,
 )
 from fl.data import Dataset, Origin, TextOptions
 from fl.data import overview as data_sets
@@ -115,11 +115,7 @@ class DataSettings(PartitionOptions, Who):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
     def group_unread(self, group: str, swept: str = "") -> str:
-        """Why nothing reads a group of settings, see `fl.base.settings.settings_of`.
-
-        Args:
-            swept: the flag that will have several values, some of which may read it.
-        """
+        """Why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
         if group == "text" and not data.is_text(self.dataset) and swept != "dataset":
             return f"is for data sets of text, not for {self.dataset}: leave it out"
         return ""
@@ -129,9 +125,7 @@ class DataSettings(PartitionOptions, Who):
         return self.prepare(data.load(self.dataset, self.data_root, self.download, self.text))
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """A data set with a border, pooled and reduced as the settings say; the same if it was loaded and prepared by
-        these settings already.
-        """
+        """A data set with a border, pooled and reduced as the settings say; unchanged if it is that already."""
         wanted, origin = self.origin(), dataset.origin
         if origin == wanted:
             return dataset
@@ -321,7 +315,7 @@ class Fields(DataSettings):
     def __post_init__(self) -> None:
         for one in fields(self):  # Config(width=0.5, seeds=[0, 1], algorithm="fedavg") says what it means
             value = getattr(self, one.name)
-            if is_tuple(one.type) and not isinstance(value, tuple):
+            if types_of(one.type)[1] and not isinstance(value, tuple):
                 with suppress(TypeError):  # which `check` explains
                     object.__setattr__(self, one.name, from_yaml(one.type, value))
         if isinstance(self.algorithm, tuple):  # papers write FedAvg+

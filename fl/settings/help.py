@@ -1,22 +1,24 @@
 """What `--help` prints, laid out by argparse; tyro reads the command lines themselves."""
 
 import argparse
-import ast
 import dataclasses
 import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 import tyro
+from docstring_parser.attrdoc import AttributeDocstrings
 
 from fl.algorithms import ALGORITHMS
 from fl.base.console import as_called, program
-from fl.base.settings import Flag, Rare, flag_in, flag_of, is_tuple, marks, options_of, settings_of
+from fl.base.errors import FLError
+from fl.base.settings import Flag, Rare, choice, flag_in, flag_of, marks, settings_of, types_of
 from fl.settings.config import Config, check_renamed
 from fl.settings.recipes import overview
 
@@ -35,16 +37,6 @@ _BEGIN = {
 """The setting that a section of the help begins with, and its heading."""
 
 
-class _Layout(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal, up to where longer lines are hard to read; flags are not broken at their hyphens."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=_width())
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return _lines(text, width)
-
-
 def asked(argv: Sequence[str]) -> bool:
     """Whether a command line asks for help."""
     return any(word in HELP for word in argv)
@@ -61,8 +53,7 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if asked(argv):
-        groups = [field.name for field in dataclasses.fields(kind) if dataclasses.is_dataclass(_default(kind, field))]
-        sections = {"arguments": entries(kind), **{group: entries(getattr(kind, group), group) for group in groups}}
+        sections = _sections(kind)
         places = [word for word in sections["arguments"] if not word.startswith("-")]
         flags = ["[--FLAG VALUE ...]"] * (len(places) < len(sections["arguments"]))
         show(name, " ".join([*places, *flags]), inspect.getdoc(kind), sections)
@@ -70,7 +61,40 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
     return tyro.cli(kind, prog=program(name), args=argv)
 
 
-def show(name: str, usage: str, about: str, sections: dict[str, dict[str, str]], after: str = "") -> NoReturn:
+def settings_page(argv: list[str], start: Config, name: str, usage: str, about: str) -> NoReturn:
+    """Print the page of a command that takes all settings of a run, and end the program: the usual settings, of which
+    those that the command line's other words give decide what else is read; after `--help all` every one.
+
+    Args:
+        start: the defaults, which a recipe may have set.
+        name: of the command. usage, about: what follows the name, and a description.
+
+    Raises FLError for a method that does not exist.
+    """
+    at = next(i for i, word in enumerate(argv) if word in HELP)
+    everything = argv[at + 1 : at + 2] == ["all"]
+    others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
+    config = start
+    with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
+        config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+        if config.config is not None:
+            start = Config.from_file(Path(config.config))
+            config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+    choice("--algorithm", config.algorithm, ALGORITHMS)
+    hidden = {one.flag for one in settings_of(config) if one.unread or marks(one.field, Rare)}
+    hidden |= {flag_of(field.name) for field in dataclasses.fields(Config) if marks(field, Rare)}  # groups, too
+    sections = _sections(start, lambda flag: everything or flag not in hidden, _BEGIN) | {"recipes": overview()}
+    say, after = program(name), ""
+    if not everything:
+        after = (
+            f"These are the usual settings, and those of {','.join(config.algorithm)}. `{say} --algorithm NAME --help` "
+            f"shows those of another method, `{say} --help all` shows all settings. A recipe is named settings, which "
+            f"flags override: `{program('run')} RECIPE --help` describes one."
+        )
+    show(name, f"{usage} [--FLAG VALUE ...]", about, sections, after)
+
+
+def show(name: str, usage: str, about: str, sections: Mapping[str, Mapping[str, str]], after: str = "") -> NoReturn:
     """Print a page of help and end the program.
 
     Args:
@@ -92,108 +116,76 @@ def show(name: str, usage: str, about: str, sections: dict[str, dict[str, str]],
     raise SystemExit(0)
 
 
-def settings_page(name: str, usage: str, about: str, start: Config, config: Config, everything: bool) -> NoReturn:
-    """Print the page of a command that takes all settings of a run, and end the program.
-
-    Args:
-        name: of the command. usage: what follows it.
-        start: the defaults, which a recipe or a file may have set.
-        config: the settings that the command line gives, which decide what else is read.
-        everything: also show what these settings do not read, and what is seldom needed.
+def _sections(
+    settings: Any, shown: Callable[[str], bool] = lambda _: True, begin: Mapping[str, str] | None = None
+) -> dict[str, dict[str, str]]:
+    """The sections of a page, as `show` takes them: those of a dataclass, or of its defaults, that `begin` at some of
+    its fields, and one for each group in it.
     """
-    unread = {setting.flag for setting in settings_of(config) if setting.unread}
-
-    def shown(field: dataclasses.Field, group: str = "") -> bool:
-        return everything or not (marks(field, Rare) or flag_of(field.name, group) in unread)
-
-    title, sections, groups = "", {}, {}
-    for field in filter(shown, dataclasses.fields(Config)):
-        if dataclasses.is_dataclass(group := getattr(start, field.name)):
-            inner = [_entry(group, one, field.name) for one in dataclasses.fields(group) if shown(one, field.name)]
-            groups[f"options of {field.name}" if field.name in ALGORITHMS else field.name] = dict(inner)
+    title, sections, groups = "arguments", {}, {}
+    for field in dataclasses.fields(settings):
+        title = (begin or {}).get(field.name, title)
+        value = getattr(settings, field.name, dataclasses.MISSING)
+        if not shown(flag_of(field.name)):
+            continue
+        if dataclasses.is_dataclass(value):
+            name = f"options of {field.name}" if field.name in ALGORITHMS else field.name
+            inner = [one for one in dataclasses.fields(value) if shown(flag_of(one.name, field.name))]
+            groups[name] = dict(_entry(value, one, field.name) for one in inner)
         else:
-            title = _BEGIN.get(field.name, title)
-            sections.setdefault(title, {}).update([_entry(start, field)])
-    say, after = program(name), ""
-    if not everything:
-        after = (
-            f"These are the usual settings, and those of {','.join(config.algorithm)}. `{say} --algorithm NAME --help` "
-            f"shows those of another method, `{say} --help all` shows all settings. A recipe is named settings, which "
-            f"flags override: `{program('run')} RECIPE --help` describes one."
-        )
-    sections |= {named: flags for named, flags in groups.items() if flags} | {"recipes": overview()}
-    show(name, f"{usage} [--FLAG VALUE ...]", about, sections, after)
-
-
-def entries(settings: Any, group: str = "") -> dict[str, str]:
-    """The flags of a dataclass, or of its defaults, as they are written, and what they do; without those of the groups
-    in it.
-
-    Args:
-        group: what the flags begin with.
-    """
-    plain = (one for one in dataclasses.fields(settings) if not dataclasses.is_dataclass(_default(settings, one)))
-    return dict(_entry(settings, field, group) for field in plain)
+            sections.setdefault(title, {}).update([_entry(settings, field)])
+    return sections | {name: flags for name, flags in groups.items() if flags}
 
 
 @lru_cache
-def documented(kind: type) -> dict[str, str]:
-    """What the strings below the fields of a dataclass say of them, those of the classes that it is made from included.
-
-    >>> from fl.base.settings import Limits
-    >>> documented(Limits)
-    {}
-    """
+def _documented(kind: type) -> dict[str, str]:
+    """What the strings below the fields of a dataclass say of them, those of its base classes included."""
     found: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-        except (OSError, TypeError):  # made by a program
-            continue
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[field.target.id] = text.value.value
+        with suppress(TypeError):  # made by a program
+            found |= {name: text for name, (text, *_) in AttributeDocstrings().get_attr_docs(cls).items()}
     return found
 
 
 def _entry(settings: Any, field: dataclasses.Field, group: str = "") -> tuple[str, str]:
-    """A flag as it is written, and what it does."""
-    kind = settings if isinstance(settings, type) else type(settings)
+    """A flag as it is written, `--rounds INT>=1`, `--flip, --no-flip` or `FOLDERS ...`; and what it does, with its
+    default where the text does not say it.
+    """
+    default = getattr(settings, field.name, dataclasses.MISSING)
+    kinds, many = types_of(field.type)
+    flag, parsed = flag_of(field.name, group), marks(field, Flag)
+    word = next((mark.metavar for mark in marks(field, object) if getattr(mark, "metavar", None)), "")
+    usual = "" if default in (dataclasses.MISSING, None, "", ()) and not parsed else default
+    if _is(field, tyro.conf.Positional):
+        written = (word or field.name.upper()) + " ..." * many
+        written = written if default is dataclasses.MISSING else f"[{written}]"
+    elif kinds == (bool,):
+        single, (before, dot, name) = _is(field, tyro.conf.FlagCreatePairsOff), flag.rpartition(".")
+        written = f"--{flag}" if single else f"--{flag}, --{before}{dot}no-{name}"
+        usual = "" if single else "yes" if default else "no"
+    else:
+        names = [{str: "NAME"}.get(one, one.__name__.upper()) for one in kinds if one is not type(None)]
+        written = f"--{flag} {word or '|'.join(names)}".rstrip()
+    if parsed and default is not dataclasses.MISSING:
+        usual = parsed[0].str_from_instance(default)[0]
     given = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
-    said, default = next(given, documented(kind).get(field.name, "")), _default(settings, field)
-    return _written(field, flag_of(field.name, group), default), f"{said} {_usual(field, default)}".strip()
-
-
-def _default(settings: Any, field: dataclasses.Field) -> Any:
-    return getattr(settings, field.name, dataclasses.MISSING)
+    kind = settings if isinstance(settings, type) else type(settings)
+    text = next(given, _documented(kind).get(field.name, ""))
+    return written, f"{text} (default: {usual})" if usual != "" else text
 
 
 def _is(field: dataclasses.Field, mark: Any) -> bool:
     return get_args(mark[int])[1] in marks(field, object)
 
 
-def _written(field: dataclasses.Field, flag: str, default: Any) -> str:
-    """`--rounds INT>=1`, `--flip, --no-flip` or `FOLDERS ...`."""
-    kinds = options_of(field.type)
-    word = next((mark.metavar for mark in marks(field, object) if getattr(mark, "metavar", None)), "")
-    if _is(field, tyro.conf.Positional):
-        word = (word or field.name.upper()) + " ..." * is_tuple(field.type)
-        return word if default is dataclasses.MISSING else f"[{word}]"
-    if kinds == (bool,):
-        group, dot, name = flag.rpartition(".")
-        return f"--{flag}" if _is(field, tyro.conf.FlagCreatePairsOff) else f"--{flag}, --{group}{dot}no-{name}"
-    word = word or "|".join({str: "NAME"}.get(one, one.__name__.upper()) for one in kinds if one is not type(None))
-    return f"--{flag} {word}".rstrip()
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, up to where longer lines are hard to read; flags are not broken at their hyphens."""
 
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=_width())
 
-def _usual(field: dataclasses.Field, default: Any) -> str:
-    """The default, where the text does not say it."""
-    flags = marks(field, Flag)
-    if default is dataclasses.MISSING or (default in (None, "", ()) and not flags):
-        return ""
-    if isinstance(default, bool):
-        return "" if _is(field, tyro.conf.FlagCreatePairsOff) else f"(default: {'yes' if default else 'no'})"
-    return f"(default: {' '.join(flags[0].str_from_instance(default)) if flags else default})"
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return _lines(text, width)
 
 
 def _width() -> int:
@@ -208,5 +200,5 @@ def _lines(text: str, width: int) -> list[str]:
 
 def _paragraphs(text: str) -> str:
     """Paragraphs as lines; those that are indented are commands, and stay as they are."""
-    paragraphs: Iterable[str] = inspect.cleandoc(text).split("\n\n")
+    paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(one if one.startswith(" ") else "\n".join(_lines(one, _width())) for one in paragraphs)

@@ -8,7 +8,7 @@ from textwrap import indent
 
 from fl.settings.recipes import fedfa, fedmr, femam, first
 
-RECIPES = {
+_SINGLE = {
     "digits": first.digits,
     "pydoc": first.pydoc,
     "fashion-mnist": first.fashion_mnist,
@@ -24,12 +24,8 @@ RECIPES = {
     "nefl-cifar10": fedfa.nefl_cifar10,
     "vit-cifar10": first.vit_cifar10,
     "convnext-cifar10": first.convnext_cifar10,
-    **fedmr.TABLE,
-    **femam.TABLE,
-    **fedfa.TABLE,
-    **fedmr.RELEASED,
-    **femam.RELEASED,
 }
+RECIPES = _SINGLE | fedmr.TABLE | femam.TABLE | fedfa.TABLE | fedmr.RELEASED | femam.RELEASED
 """From a recipe's name to the function that makes its settings."""
 
 
@@ -39,9 +35,7 @@ def overview() -> dict[str, str]:
     >>> overview()["digits"]
     "FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults."
     """
-    rows = fedmr.TABLE | fedmr.RELEASED | femam.TABLE | femam.RELEASED | fedfa.TABLE
-    single = {name: make for name, make in RECIPES.items() if name not in rows}
-    lines = {name: make.__doc__.splitlines()[0] for name, make in single.items()}
+    lines = {name: make.__doc__.splitlines()[0] for name, make in _SINGLE.items()}
     return lines | fedmr.OVERVIEW | femam.OVERVIEW | fedfa.OVERVIEW
 
 

@@ -7,58 +7,39 @@ the most part from HeteroFL's settings. One rate and one depth go for all sectio
 lets each section have its own, where the depths are single numbers, and the search is then the paper's evolution.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import product, starmap
+from itertools import product
 from textwrap import fill
 from typing import NamedTuple
 
 from fl.data import TextOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import Config
+from fl.settings.recipes.table import recipe
 
 # ---- Settings of the experiments that a CPU can do: all their numbers are here. ----
 
 _CPU = Config(
-    norm="static_batch", clients=20, participants=5, batch_size=10, clip=1.0, eval_every=5, eval_client_models_every=10
-)
+    norm="static_batch", clients=20, participants=5, batch_size=10, clip=1.0, eval_every=5, eval_client_models_every=10,
+    algorithm=("heterofl", "nefl", "fedfa"), architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
+)  # fmt: skip
 _MEASURED = replace(
-    _CPU,
-    algorithm=("heterofl", "nefl", "fedfa"),
-    partition="shards",
-    class_share=0.2,
-    masked_loss=True,
-    samples=8000,
-    clients=40,
-    participants=8,
-    rounds=24,
-    local_epochs=2,
-    batch_size=20,
-    lr=0.1,
-    momentum=0.9,
-    weight_decay=5e-4,
-    lr_schedule="step",
-    eval_every=12,
-    eval_client_models_every=24,
-)
+    _CPU, partition="shards", class_share=0.2, masked_loss=True, samples=8000, clients=40, participants=8, rounds=24,
+    local_epochs=2, batch_size=20, lr=0.1, momentum=0.9, weight_decay=5e-4, lr_schedule="step", eval_every=12,
+    eval_client_models_every=24, depth=(3,),
+)  # fmt: skip
 SMALL = {
     "digits": replace(
-        _CPU, algorithm=("heterofl", "nefl", "fedfa"), dataset="digits", partition="shards", class_share=0.2,
-        masked_loss=True, model="preresnet20", width=(0.25,), rounds=40, local_epochs=5, lr=0.05, eval_every=2,
-        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
+        _CPU, dataset="digits", partition="shards", class_share=0.2, masked_loss=True, model="preresnet20",
+        width=(0.25,), rounds=40, local_epochs=5, lr=0.05, eval_every=2,
     ),
-    "fashion-mnist": replace(
-        _MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,), depth=(3,),
-        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
-    ),
+    "fashion-mnist": replace(_MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,)),
     "cifar10": replace(
-        _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), depth=(3,), crop=4,
-        flip=True,
-        architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
+        _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), crop=4, flip=True
     ),
     "text": replace(
-        _CPU, algorithm=("heterofl", "nefl", "fedfa"), dataset="pydoc", partition="natural", clients=30,
-        min_samples=5, model="transformer", norm="default", width=(0.25,), rounds=30, local_epochs=2, lr=0.1,
+        _CPU, dataset="pydoc", partition="natural", clients=30, min_samples=5, model="transformer", norm="default",
+        width=(0.25,), rounds=30, local_epochs=2, lr=0.1,
         architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "4")),
     ),
 }  # fmt: skip
@@ -159,10 +140,8 @@ The rivals' perplexities after local training (models_perplexity) are 1.07-4.50 
 transformer_masked is HeteroFL's masked language model, which has lower ones."""
 
 
-def _recipe(data: str, network: str, mode: str, spread: str = "iid") -> tuple[str, Callable[[], Config]]:
-    """(name, recipe) of one comparison, whose docstring is put together from the paper's claims."""
+def _about(name: str, data: str, network: str, mode: str, spread: str) -> str:
     text, net, (rival, *ratios) = data == "wikitext2", NETWORKS[network], RIVALS[mode]
-    name = f"fedfa-{data}-{mode}" if text else f"fedfa-{data}-{network}-{mode}-{spread}"
     commands, where, claims = f"python -m fl.run {name}", "", _PERPLEXITIES
     if not text:
         where, claims = {"iid": ", IID", "noniid": ", non-IID"}[spread], _claims(rival, ratios, spread)
@@ -181,12 +160,7 @@ def _recipe(data: str, network: str, mode: str, spread: str = "iid") -> tuple[st
         )
 
     claims, given = (fill(paragraph, 116, break_on_hyphens=False) for paragraph in (claims, given))
-
-    def recipe() -> Config:
-        return row(data, network, mode, spread)
-
-    recipe.__name__ = recipe.__qualname__ = name.replace("-", "_")
-    recipe.__doc__ = f"""FedFA and {rival}, a reconstruction: {_TITLES[data]}, {net.title}{where}.
+    return f"""FedFA and {rival}, a reconstruction: {_TITLES[data]}, {net.title}{where}.
 
 {commands}
 
@@ -197,11 +171,13 @@ The paper's Table {3 if text else 1} is an image; its text says of all models an
 
 Both methods with three seeds are six runs; --seeds 0 makes it two. Not run to the end by us.
 """
-    return name, recipe
 
 
-_CELLS = product(TARGETS, ("preresnet", "mobilenetv2", "efficientnetv2"), RIVALS, ("iid", "noniid"))
-TABLE = dict(starmap(_recipe, [*_CELLS, *(("wikitext2", "transformer", mode) for mode in RIVALS)]))
+_CELLS = {
+    f"fedfa-{'-'.join(cells)}": cells
+    for cells in product(TARGETS, ("preresnet", "mobilenetv2", "efficientnetv2"), RIVALS, ("iid", "noniid"))
+} | {f"fedfa-wikitext2-{mode}": ("wikitext2", "transformer", mode, "iid") for mode in RIVALS}
+TABLE = {name: recipe(_about(name, *cells), row, *cells) for name, cells in _CELLS.items()}
 """From name to recipe, for each comparison of the paper's Tables 1 and 3."""
 
 

@@ -5,7 +5,6 @@ size 50, five local epochs, no augmentation. The paper does not give the number 
 default.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from fl.algorithms.fedgen import FedGenOptions
@@ -13,6 +12,7 @@ from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.fedmut import FedMutOptions
 from fl.algorithms.fedprox import FedProxOptions
 from fl.settings import Config
+from fl.settings.recipes.table import recipe
 
 METHODS = ("fedavg", "fedprox", "fedgen", "clusamp", "fedexp", "fedasam", "fedmut", "fedmr")
 """Table 1's columns."""
@@ -113,26 +113,24 @@ def released(data: str, model: str, spread: str) -> Config:
     return replace(config, model="lenet") if model == "cnn" and data != "femnist" else config
 
 
-def _recipe(data: str, model: str, spread: str, numbers: list[str]) -> tuple[str, Callable[[], Config]]:
-    """(name, recipe) of one row, whose docstring is put together from the paper's numbers."""
-    name = f"fedmr-{data}-{model}" + ("" if data == "femnist" else f"-{spread}")
-    eps = 1.8 if data == "femnist" else 1  # a tenth of the participants
-    its_model = _FEMNIST_CNN if (data, model) == ("femnist", "cnn") else _RELEASED.get(model)
+def _name(data: str, model: str, spread: str) -> str:
+    return f"fedmr-{data}-{model}" + ("" if data == "femnist" else f"-{spread}")
+
+
+def _about(data: str, model: str, spread: str) -> str:
+    numbers = NUMBERS[data, model, spread]
     flags = [
-        "--momentum 0.5", "--fedmr.unit tensor", "--fedmut.unit tensor", f"--fedexp.eps {eps}", its_model,
+        "--momentum 0.5", "--fedmr.unit tensor", "--fedmut.unit tensor",
+        f"--fedexp.eps {1.8 if data == 'femnist' else 1}",  # a tenth of the participants
+        _FEMNIST_CNN if (data, model) == ("femnist", "cnn") else _RELEASED.get(model),
         _RELEASED.get(data), "CluSamp by L1 distances (not offered)",
     ]  # fmt: skip
     where = "180 writers" if data == "femnist" else "IID" if spread == "iid" else f"Dirichlet {spread[3:]}"
+    return f"""FedMR's Table 1: {data}, {model}, {where}; the paper has FedMR at {numbers["fedmr"]}%.
 
-    def recipe() -> Config:
-        return row(data, model, spread)
+    python -m fl.run {_name(data, model, spread)}
 
-    recipe.__name__ = recipe.__qualname__ = name.replace("-", "_").replace(".", "")
-    recipe.__doc__ = f"""FedMR's Table 1: {data}, {model}, {where}; the paper has FedMR at {numbers[-1]}%.
-
-    python -m fl.run {name}
-
-    The paper's test accuracies in %: {", ".join(f"{m} {n}" for m, n in zip(METHODS, numbers))}.
+    The paper's test accuracies in %: {", ".join(f"{method} {number}" for method, number in numbers.items())}.
 
     All methods with three seeds are 24 runs; --algorithm fedavg,fedmr --seeds 0 makes it two. FedMR averages in the
     first {0 if model == "cnn" else 100} rounds; FedProx's mu is {_MU[data]:g}; FedGen's settings are those of FedMR's
@@ -142,36 +140,30 @@ def _recipe(data: str, model: str, spread: str, numbers: list[str]) -> tuple[str
 
     Not run to the end by us.
     """
-    return name, recipe
 
 
-def _released(data: str, model: str, spread: str, numbers: list[str]) -> tuple[str, Callable[[], Config]]:
-    """(name, recipe) of one row with the released code's defaults."""
-    row_name = f"fedmr-{data}-{model}" + ("" if data == "femnist" else f"-{spread}")
-    config = released(data, model, spread)
+def _about_released(data: str, model: str, spread: str) -> str:
+    name, config, best = (
+        _name(data, model, spread),
+        released(data, model, spread),
+        NUMBERS[data, model, spread]["fedmr"],
+    )
+    return f"""{name} with the released code's defaults; the paper has FedMR at {best}%.
 
-    def recipe() -> Config:
-        return released(data, model, spread)
-
-    recipe.__name__ = recipe.__qualname__ = f"{row_name}_released".replace("-", "_").replace(".", "")
-    recipe.__doc__ = f"""{row_name} with the released code's defaults; the paper has FedMR at {numbers[-1]}%.
-
-    python -m fl.run {row_name}-released
+    python -m fl.run {name}-released
 
     Momentum 0.5 (the paper's text: 0.9), recombination and FedMut's mutation by tensors, FedExP's eps
     {config.fedexp.eps:g}, {config.dataset}, {config.model}, evaluated in every tenth round.
 
     Not run to the end by us.
     """
-    return f"{row_name}-released", recipe
 
 
-_ROWS = [line.split() for line in _TABLE_1.strip().splitlines()]
-NUMBERS = {tuple(cells[:3]): dict(zip(METHODS, cells[3:])) for cells in _ROWS}
+NUMBERS = {tuple(cells[:3]): dict(zip(METHODS, cells[3:])) for cells in map(str.split, _TABLE_1.strip().splitlines())}
 """From (data, model, spread) of a row of Table 1 to what it says of each method: "50.66±1.18", in %."""
-TABLE = dict(_recipe(*cells[:3], cells[3:]) for cells in _ROWS)
+TABLE = {_name(*cells): recipe(_about(*cells), row, *cells) for cells in NUMBERS}
 """From name to recipe, for each row of Table 1."""
-RELEASED = dict(_released(*cells[:3], cells[3:]) for cells in _ROWS)
+RELEASED = {f"{_name(*cells)}-released": recipe(_about_released(*cells), released, *cells) for cells in NUMBERS}
 """The same with the released code's defaults."""
 
 

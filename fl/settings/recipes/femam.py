@@ -6,7 +6,7 @@ four runs. Training and test set are pooled, and every client holds out a part o
 testing. The paper does not give the batch size and the momentum; 32 and none are those of the released code.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fl.algorithms import (
@@ -20,6 +20,7 @@ from fl.algorithms import (
     PFedMeOptions,
 )
 from fl.settings import Config
+from fl.settings.recipes.table import recipe
 
 METHODS = (
     "local", "fedavg", "fedavg_plus", "fedprox", "pfedme", "fedrep", "ditto", "fesem", "fesem_plus", "femam",
@@ -93,13 +94,13 @@ _DATA = {  # title, data set, shares to validate and to test on: 45 + 5 + 10 and
     "cifar100": ("CIFAR-100", "cifar100", 5 / 60, 10 / 60),
     "tiny": ("Tiny-ImageNet", "tiny-imagenet", 5 / 110, 10 / 110),
 }
-_RELEASED = {
-    "--femam.combine mean": "of the levels' logits, not their sum",
-    "--femam.start global": "a level begins with the first one's model, not at random",
-    "--femam.prox 0.02 --femam.prox-all-levels": "a proximal term on every level",
-    "--femam.clustering kmeans": "afresh in every round",
-    "--femam.compare classifier": "only the last layer tells who is near",
-}
+_DIFFERENCES = (
+    "--femam.combine mean (of the levels' logits, not their sum); --femam.start global (a level begins with the first "
+    "one's model, not at random); --femam.prox 0.02 --femam.prox-all-levels (a proximal term on every level); "
+    "--femam.clustering kmeans (afresh in every round); --femam.compare classifier (only the last layer tells who is "
+    "near)"
+)
+"""What the released code does otherwise, as flags."""
 LEFT_OUT = (
     "the released code's pruning, which compares losses averaged over up to 50 rounds, and its rule of convergence, "
     "the deviation of the loss"
@@ -150,8 +151,7 @@ def released(data: str, split: str) -> Config:
     return replace(config, femam=options)
 
 
-def _recipe(data: str, split: str, numbers: list[tuple[str, str]]) -> tuple[str, Callable[[], Config]]:
-    """(name, recipe) of one row, whose docstring is put together from the paper's numbers."""
+def _about(data: str, split: str, numbers: list[tuple[str, str]]) -> str:
     name, title, config = f"femam-{data}-{split}", _DATA[data][0], row(data, split)
     if config.cluster_classes:
         table, where = "C.2", f"five clusters of {config.cluster_classes[0]} classes"
@@ -161,11 +161,7 @@ def _recipe(data: str, split: str, numbers: list[tuple[str, str]]) -> tuple[str,
         table, where = "C.3", "IID" if split == "iid" else f"Dirichlet {config.alpha:g}"
     disputed = _DISPUTED if (data, split) == ("tiny", "dir0.1") else ""
 
-    def recipe() -> Config:
-        return row(data, split)
-
-    recipe.__name__ = recipe.__qualname__ = name.replace("-", "_").replace(".", "")
-    recipe.__doc__ = f"""FeMAM's Table {table}: {title}, {where}; the paper has FeMAM at {numbers[-1][0]}%.
+    return f"""FeMAM's Table {table}: {title}, {where}; the paper has FeMAM at {numbers[-1][0]}%.
 
     python -m fl.run {name}
 
@@ -176,32 +172,23 @@ def _recipe(data: str, split: str, numbers: list[tuple[str, str]]) -> tuple[str,
     400 rounds on its first level, 50 on each of the next three, and has the last 150 for the personal one.
 
     Where the released code differs from the paper:
-    {"; ".join(f"{flags} ({what})" for flags, what in _RELEASED.items())}: all of them are
+    {_DIFFERENCES}: all of them are
     {name}-released. Not offered: {LEFT_OUT}.
 
     Not run to the end by us.
     """
-    return name, recipe
 
 
-def _released(data: str, split: str, numbers: list[tuple[str, str]]) -> tuple[str, Callable[[], Config]]:
-    """(name, recipe) of one pair of columns with the released code's options."""
-    name = f"femam-{data}-{split}-released"
+def _about_released(data: str, split: str, best: str) -> str:
+    return f"""femam-{data}-{split} with the released code's options; the paper's FeMAM has {best}%.
 
-    def recipe() -> Config:
-        return released(data, split)
+    python -m fl.run femam-{data}-{split}-released
 
-    recipe.__name__ = recipe.__qualname__ = name.replace("-", "_").replace(".", "")
-    recipe.__doc__ = f"""femam-{data}-{split} with the released code's options; the paper's FeMAM has {numbers[-1][0]}%.
-
-    python -m fl.run {name}
-
-    {"; ".join(f"{flags} ({what})" for flags, what in _RELEASED.items())}.
+    {_DIFFERENCES}.
     Not offered: {LEFT_OUT}.
 
     Not run to the end by us.
     """
-    return name, recipe
 
 
 def rows() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
@@ -214,9 +201,12 @@ def rows() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
             yield data, split, [by_method[method][at] for method in METHODS]
 
 
-TABLE = dict(_recipe(*cells) for cells in rows())
+TABLE = {f"femam-{data}-{split}": recipe(_about(data, split, n), row, data, split) for data, split, n in rows()}
 """From name to recipe, for each pair of columns of Tables C.2 to C.4."""
-RELEASED = dict(_released(*cells) for cells in rows())
+RELEASED = {
+    f"femam-{data}-{split}-released": recipe(_about_released(data, split, n[-1][0]), released, data, split)
+    for data, split, n in rows()
+}
 """The same with the released code's options of FeMAM."""
 
 

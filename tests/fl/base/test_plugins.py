@@ -134,8 +134,8 @@ def test_entry_points_of_packages(tmp_path):
     (info / "entry_points.txt").write_text(points)
     flags = "--dataset my-table --model my-net --algorithm mine --clients 2 --participants 1 --rounds 2 --name run"
     done = subprocess.run(
-        [sys.executable, "-m", "fl.run", *flags.split()], cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        [sys.executable, "-W", "error::RuntimeWarning", "-m", "fl.run", *flags.split()],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
     )  # fmt: skip
     assert not done.returncode, done.stderr
     assert "mine, seed 0: test accuracy" in done.stdout

@@ -1,107 +1,280 @@
+"""Recipes can be run, say the papers' numbers, and have the papers' settings."""
+
 import re
+import shlex
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from fl_flags import TINY
+from selection import some
 
 from fl import run as cli
-from fl.base.errors import FLError
-from fl.data import Dataset, load
+from fl.base.rng import Rng
+from fl.base.settings import without_unread
+from fl.data import Dataset
 from fl.models import create
+from fl.models.fleet import plan_within
+from fl.partition import hold_out
 from fl.runs.assembly import model_spec
 from fl.settings import Config
 from fl.settings.recipes import RECIPES, describe, fedfa, fedmr, femam, overview
 
-CLASSES = {"cifar10": 10, "cifar100": 100, "femnist": 62}
-SHAPES = {"cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "femnist": (1, 28, 28)}
+IMAGES = {  # channels, side and classes
+    "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "femnist": (1, 28, 62), "fashion-mnist": (1, 28, 10),
+}  # fmt: skip
+RIVAL = {"depth": "flexifed", "width": "heterofl", "both": "nefl"}
+ROWS = {
+    f"fedfa-{'-'.join(parts)}": parts
+    for parts in product(
+        ("cifar10", "cifar100", "fashion-mnist"),
+        ("preresnet", "mobilenetv2", "efficientnetv2"),
+        RIVAL,
+        ("iid", "noniid"),
+    )
+}
+TEXTS = {f"fedfa-wikitext2-{mode}": mode for mode in RIVAL}
+FEDMR = [
+    *(f"fedmr-{'-'.join(parts)}" for parts in product(
+        ("cifar10", "cifar100"), ("cnn", "resnet20", "vgg16"), ("dir0.1", "dir0.5", "dir1.0", "iid"))),
+    *(f"fedmr-femnist-{model}" for model in ("cnn", "resnet20", "vgg16")),
+]  # fmt: skip
+SPLITS = {  # a row of FeMAM's tables -> clusters, and classes of a client over all levels
+    "cifar100-clusters30": ((5,), 30),
+    "cifar100-clusters50": ((5,), 50),
+    "cifar100-clusters80": ((5,), 80),
+    "cifar100-levels2-5-9": ((2, 5, 9), 19 + 7 + 3),
+    "cifar100-levels3-6-11": ((3, 6, 11), 14 + 6 + 2),
+    "tiny-clusters50": ((5,), 50),
+    "tiny-clusters90": ((5,), 90),
+    "tiny-clusters140": ((5,), 140),
+    "tiny-levels4-13-21": ((4, 13, 21), 20 + 6 + 2),
+    "tiny-levels9-15-22": ((9, 15, 22), 9 + 5 + 2),
+    **{f"{data}-{split}": (None, None) for data in ("cifar100", "tiny") for split in ("dir0.1", "iid")},
+}
+SIZES = {"cifar100": (45_000, 5_000, 10_000), "tiny": (95_000, 5_000, 10_000)}  # appendix C.1
+CLASSES = {"cifar100": 100, "tiny": 200}
+
+
+def blank(data):
+    """A data set of two images, whose shape and classes are right."""
+    channels, side, classes = IMAGES[data]
+    x, y = torch.zeros(2, channels, side, side, dtype=torch.uint8), torch.tensor([0, classes - 1])
+    return Dataset("zeros", x, y, x, y, classes)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_run_and_says_how(name):
-    RECIPES[name]().check()
-    assert f"python -m fl.run {name}\n" in describe(name) + "\n"
+    config, text = RECIPES[name](), describe(name)
+    config.check()
+    assert Config.from_yaml(config.to_yaml()) == without_unread(config)
+    assert max(map(len, text.splitlines())) <= 120 or name.startswith(("fedmr-", "femam-"))
+    commands = re.findall(r"^ *python -m fl\.run (\S+)(.*)$", text, re.MULTILINE)
+    assert commands[0] == (name, "")
+    for recipe, flags in commands[1:]:
+        assert recipe == name
+        if name not in fedfa.TABLE or name == "fedfa-cifar10-preresnet-both-iid":  # the others have the same flags
+            cli.parse([recipe, *shlex.split(flags)])[0].check()
+        else:
+            assert flags == " --attack.share 0.2 --attack.amplify 20"
 
 
-def test_there_is_one_for_every_row_of_table_1():
-    assert len(fedmr.TABLE) == 27
-    for data in ("cifar10", "cifar100"):
-        for model in ("cnn", "resnet20", "vgg16"):
-            for spread in ("dir0.1", "dir0.5", "dir1.0", "iid"):
-                config = RECIPES[f"fedmr-{data}-{model}-{spread}"]()
-                assert config.spread() == {"dir": f"dirichlet{spread[3:].removesuffix('.0')}", "iid": "iid"}[spread[:3]]
-    for config in (make() for make in fedmr.TABLE.values()):
-        assert config.algorithm == fedmr.METHODS
-        assert (config.lr, config.momentum, config.batch_size, config.local_epochs) == (0.01, 0.9, 50, 5)
-        assert config.cohort() == (18 if config.dataset == "femnist" else 10)
-        assert config.fedmr.stage1_rounds == (0 if config.model == "cnn" else 100)
+def test_there_is_one_for_every_row_of_the_tables_and_the_overview_names_it():
+    tables = {fedmr: FEDMR, fedfa: [*ROWS, *TEXTS], femam: [f"femam-{name}" for name in SPLITS]}
+    for paper, names in tables.items():
+        assert set(paper.TABLE) == set(names)
+        lines = str({name: overview()[name] for name in paper.OVERVIEW})
+        for part in {part for name in names for part in re.split(r"-(?![0-9])", name)}:
+            assert re.search(rf"\b{re.escape(part)}\b", lines), part
+        if paper is not fedfa:
+            assert [*paper.RELEASED] == [f"{name}-released" for name in paper.TABLE]
+    rows = fedmr.TABLE | fedmr.RELEASED | femam.TABLE | femam.RELEASED | fedfa.TABLE
+    assert (
+        overview().keys()
+        == RECIPES.keys() - rows.keys() | fedmr.OVERVIEW.keys() | femam.OVERVIEW.keys() | fedfa.OVERVIEW.keys()
+    )
 
 
 @pytest.mark.parametrize("name", fedmr.TABLE)
-def test_their_models_take_their_images(name):
-    """On the meta device's terms: the shapes of the data set, after padding."""
+def test_fedmrs_rows(name):
+    config, code = RECIPES[name](), RECIPES[f"{name}-released"]()
+    data, model, *spread = name.split("-")[1:]
+    assert config.algorithm == fedmr.METHODS
+    assert (config.lr, config.momentum, config.batch_size, config.local_epochs, config.rounds) == (
+        0.01,
+        0.9,
+        50,
+        5,
+        500,
+    )
+    assert config.cohort() == (18 if data == "femnist" else 10)
+    assert config.fedmr.stage1_rounds == code.fedmr.stage1_rounds == (0 if model == "cnn" else 100)
+    named = {"dir0.1": "dirichlet0.1", "dir0.5": "dirichlet0.5", "dir1.0": "dirichlet1", "iid": "iid"}
+    assert config.spread() == (named[spread[0]] if spread else "natural")
+    assert (code.momentum, code.fedmr.unit, code.fedmut.unit) == (0.5, "tensor", "tensor")
+    assert code.fedexp.eps == (1.8 if data == "femnist" else 1)
+    assert code.model == ("lenet" if model == "cnn" and data != "femnist" else config.model)
+    assert len(re.findall(r"(?:fed[a-z]+|clusamp) \d\d\.\d\d±\d\.\d\d", describe(name))) == 8
+    padded = blank(data).padded(config.pad)
+    net = create(torch.Generator(), model_spec(replace(config, width=(0.1,)), padded))
+    assert net.eval()(padded.normalise(padded.x)).shape == (2, padded.classes)
+
+
+def test_the_papers_numbers_are_told():
+    """Some that the papers' texts name, corners of the tables, and sums, so that no digit is mistyped."""
+    iid, own, all_ = "(accuracy)", "on the clients' own classes (models_own_accuracy)", "on all (accuracy)"
+    for name, words in {
+        "fedmr-cifar10-resnet20-dir0.1": ["fedmr 59.20±1.22", "fedmut 50.75±1.85", "fedavg 42.14±3.91"],
+        "fedmr-cifar100-cnn-iid": ["--dataset cifar100-coarse", "--model lenet"],
+        "femam-cifar100-clusters30": [" local 22.81±0.11 and 13.80±0.33"],
+        "femam-tiny-clusters140": [" fedprox 30.28±0.15 and 22.16±0.14"],
+        "femam-cifar100-levels3-6-11": [" pfedme 51.85±0.17 and 44.10±0.41"],
+        "fedfa-cifar10-preresnet-depth-iid": [f"1.00-1.04 times * {iid}", f"1.22-2.09 times * {iid}", "--target 0.7 "],
+        "fedfa-cifar100-mobilenetv2-depth-noniid": [f"2.21-3.31 times * {own}", f"1.21-1.74 times * {all_}", "0.25 "],
+        "fedfa-fashion-mnist-preresnet-width-noniid": [f"0.99-1.13 times * {own}", f"1.00-1.16 times * {all_}", "0.3 "],
+        "fedfa-cifar10-efficientnetv2-both-iid": [f"1.00-1.02 times * {iid}", f"1.01-2.11 times * {iid}", "0.7 "],
+        "fedfa-cifar10-preresnet-both-noniid": [f"0.99-1.06 times * {own}", f"1.23-1.63 times * {all_}", "0.4 "],
+        "fedfa-wikitext2-both": ["1.07-4.50 times FedFA's", "Table 3"],
+    }.items():
+        text = " ".join(describe(name).split())
+        for word in words:
+            assert re.search(re.escape(word).replace(r"\ \*\ ", r"\ [\w' ]*"), text), (name, word)
+    assert sum(float(n.split("±")[0]) for row in fedmr.NUMBERS.values() for n in row.values()) == pytest.approx(
+        12389.52
+    )
+    told, total = {}, 0
+    for name in SPLITS:
+        text = describe(f"femam-{name}")
+        cells = re.findall(r"(\w+) (\d?\d\.\d\d)±\d\.\d\d and (\d?\d\.\d\d)±\d\.\d\d", text)
+        assert [method for method, *_ in cells] == list(femam.METHODS)
+        told[name] = {method: float(accuracy) for method, accuracy, _ in cells}
+        total += sum(float(number) for _, *pair in cells for number in pair)
+        assert max(told[name], key=told[name].get) == ("fedprox" if "iid" in name else "femam")  # appendix C.5
+        head = text.splitlines()[0]
+        assert f"{told[name]['femam']:.2f}±" in head
+        assert re.search(r"Table (C\.\d)", head)[1] == {"c": "C.2", "l": "C.4"}.get(name.split("-")[1][0], "C.3")
+        assert ("60.46±0.35 for FeMAM" in text) == (name == "tiny-dir0.1")
+    assert total == pytest.approx(8155.37)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
+    """On as many labels as the pooled data sets have: who gets how much, of how many classes, in which clusters."""
+    config, (counts, classes) = RECIPES[f"femam-{name}"](), SPLITS[name]
+    data = name.split("-")[0]
+    assert (config.cohort(), config.local_epochs, config.rounds, len(config.seeds)) == (50, 2, 700, 4)
+    assert (config.lr, config.momentum, config.batch_size, config.model) == (0.01, 0, 32, "resnet9")
+    assert (config.fedprox.mu, config.pfedme.lam, config.pfedme.mu, config.ditto.lam) == (0.1, 0.1, 0.01, 0.1)
+    assert config.pool_test_set
+    labels = torch.arange(sum(SIZES[data])) % CLASSES[data]
+    pooled = Dataset(data, torch.empty(0), labels, torch.empty(0), labels[:0], CLASSES[data])
+    for seed in config.seeds:
+        parts, structure = config.deal(pooled, Rng(seed).numpy("partition"))
+        splits = hold_out(parts, config.local_valid, config.local_test, Rng(seed).numpy("hold-out"))
+        held = (splits.train, splits.valid, splits.test)
+        assert all(abs(len(part.samples) - size) <= 12 for part, size in zip(held, SIZES[data]))
+        assert int(splits.valid.sizes.min()) >= 30
+        assert sum(part.samples.numel() for part in held) == len(labels)  # none is left over
+        known = [len(labels[part].unique()) for part in parts]
+        if counts:
+            assert set(known) == {classes}
+            assert [len(level.unique()) for level in structure] == list(counts)
+        elif config.partition == "iid":
+            assert min(known) >= 0.98 * CLASSES[data]
+        else:
+            assert min(known) <= CLASSES[data] / 3  # very different mixtures
+
+
+def test_femams_released_code_differs_by_the_flags_that_are_told():
+    config, text = RECIPES["femam-tiny-iid"](), describe("femam-tiny-iid").split("released code differs")[1]
+    flags = shlex.split(" ".join(re.findall(r"(--.*?) \(", text)))
+    assert cli.parse(["femam-tiny-iid", *flags])[0] == RECIPES["femam-tiny-iid-released"]()
+    assert RECIPES["femam-tiny-iid-released"]().femam.start != config.femam.start
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_fedfas_settings_of_images(name):
+    _, _, mode, spread = ROWS[name]
     config = RECIPES[name]()
-    channels, side = SHAPES[config.dataset][0], SHAPES[config.dataset][1]
-    images = torch.zeros(2, channels, side, side, dtype=torch.uint8)
-    labels = torch.tensor([0, CLASSES[config.dataset] - 1])
-    data = Dataset("zeros", images, labels, images, labels, CLASSES[config.dataset]).padded(config.pad)
-    narrow = replace(config, width=(0.1,))
-    model = create(torch.Generator(), model_spec(narrow, data))
-    assert model.eval()(data.normalise(data.x)).shape == (2, data.classes)
+    assert config.algorithm == (RIVAL[mode], "fedfa")
+    assert (config.clients, config.cohort(), config.local_epochs, config.batch_size) == (100, 10, 5, 10)
+    assert (config.lr, config.momentum, config.weight_decay, config.clip) == (0.1, 0.9, 5e-4, 1)
+    assert [round(config.schedule()(config.rounds * s // 100 + 1), 4) for s in (0, 49, 50, 75)] == [1, 1, 0.1, 0.01]
+    expected = ("iid-unequal", False, 400) if spread == "iid" else ("shards0.2", True, 800)
+    assert (config.spread(), config.masked_loss, config.rounds) == expected
+    assert config.architectures.widths == ((1.0,) if mode == "depth" else (0.5, 0.75, 1.0))
+    assert bool(config.architectures.depths) == (mode != "width")
+    assert config.architectures.announce(config.spec()).largest == config.spec()
 
 
-def test_each_row_has_the_released_codes_defaults_too():
-    assert [*fedmr.RELEASED] == [f"{name}-released" for name in fedmr.TABLE]
-    assert [*femam.RELEASED] == [f"{name}-released" for name in femam.TABLE]
-    for name in fedmr.TABLE:
-        text, code = RECIPES[name](), RECIPES[f"{name}-released"]()
-        assert (text.momentum, code.momentum, code.fedmr.unit, code.fedmut.unit) == (0.9, 0.5, "tensor", "tensor")
-        assert code.fedmr.stage1_rounds == text.fedmr.stage1_rounds
-        assert code.fedexp.eps == (1.8 if code.dataset == "femnist" else 1)
-        assert code.model == ("lenet" if text.model == "cnn" and text.dataset != "femnist" else text.model)
-    for name in femam.TABLE:
-        assert replace(RECIPES[f"{name}-released"](), femam=RECIPES[name]().femam) == RECIPES[name]()
+@pytest.mark.parametrize("name", TEXTS)
+def test_fedfas_settings_of_text(name):
+    config = RECIPES[name]()
+    assert config.algorithm == (RIVAL[TEXTS[name]], "fedfa")
+    words = torch.zeros(2, 64, dtype=torch.int32)
+    spec = model_spec(config, Dataset("words", words, words.long(), words, words.long(), 33_278))
+    assert (config.text.vocabulary, spec.tokens, spec.depth, spec.dropout, spec.num_classes) == (
+        0,
+        64,
+        (4,),
+        0.2,
+        33_278,
+    )
+    assert [round(config.schedule()(number), 4) for number in (50, 51, 100, 101)] == [1, 0.1, 0.1, 0.01]
+    model = spec.build(device="meta")
+    assert model.embedding.token.weight.shape == (33_278, 256)
+    assert model.section1[0].fc1.weight.shape == (512, 256)
+    if TEXTS[name] == "both":
+        check_candidates(config, spec)
 
 
-def test_the_numbers_are_told():
-    """Two of the paper's that the text names, and the order of the columns."""
-    text = describe("fedmr-cifar10-resnet20-dir0.1")
-    assert "fedmr 59.20±1.22" in text
-    assert "fedmut 50.75±1.85" in text
-    assert "fedavg 42.14±3.91" in text
-    for name in fedmr.TABLE:
-        assert len(re.findall(r"(?:fed[a-z]+|clusamp) \d\d\.\d\d±\d\.\d\d", describe(name))) == 8
-    assert "--dataset cifar100-coarse" in describe("fedmr-cifar100-cnn-iid")
-    assert "--model lenet" in describe("fedmr-cifar10-cnn-iid")
+BOTH = [name for name in ROWS if name.endswith("both-iid")]
+
+
+@pytest.mark.parametrize("name", some(BOTH, BOTH[::3]))
+def test_fedfas_models_take_their_images(name):
+    """The full one and the smallest, with the 10 images of a step, on the meta device."""
+    data, config = ROWS[name][0], RECIPES[name]()
+    spec = model_spec(config, blank(data))
+    for one in (spec, config.architectures.announce(spec).smallest):
+        assert one.build(device="meta")(one.example(10, device="meta")).shape == (10, IMAGES[data][2])
+    if data == "cifar10":  # the same for all data
+        check_candidates(config, spec)
+
+
+def check_candidates(config, full):
+    """The largest is the model itself, and the smallest a part of it that stands for all the blocks that it lacks."""
+    space = config.architectures.announce(full)
+    assert len(set(space)) == 3 * len(config.architectures.depths)
+    assert space.largest == full
+    plan = plan_within(full.build(device="meta"), space.smallest.build(device="meta"), "corner")
+    written = {source.name for sources in plan.entries.values() for source in sources}
+    assert written == set(plan.shapes)
+    assert all(few >= min(2, many) for few, many in zip(space.smallest.depth, full.depth))
+
+
+def test_heterofls_and_nefls_own():
+    config = RECIPES["heterofl-cifar10"]()
+    assert [config.schedule()(number) for number in (150, 151, 250, 251)] == pytest.approx([1, 0.1, 0.1, 0.01])
+    space = config.architectures.announce(config.spec())
+    assert [(spec.width[0], spec.depth) for spec in space] == [(2.0**-n, (2, 2, 2, 2)) for n in range(5)]
+    config = RECIPES["nefl-cifar10"]()
+    assert [width**2 for width in config.architectures.widths] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+    assert [config.schedule()(number) for number in (250, 251, 375, 376)] == pytest.approx([1, 0.1, 0.1, 0.01])
 
 
 def test_a_row_can_be_run_on_other_data(tmp_path):
-    flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedmr,fedgen"]
-    assert cli.main(["fedmr-cifar100-resnet20-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0
-    config = Config.read(tmp_path / "a" / "fedgen-seed0")
+    flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
+    assert cli.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0
+    config = Config.read(tmp_path / "a")
     assert (config.fedgen.alpha, config.fedgen.beta) == (10.0, 1.0)
-    assert "fedprox" not in (tmp_path / "a" / "fedgen-seed0" / "config.yaml").read_text()
-
-
-def test_the_overview_names_all():
-    tables = {*fedmr.OVERVIEW, *femam.OVERVIEW, *fedfa.OVERVIEW}
-    rows = fedmr.TABLE | fedmr.RELEASED | femam.TABLE | femam.RELEASED | fedfa.TABLE
-    assert overview().keys() - tables == RECIPES.keys() - rows.keys()
-    text = str({*fedmr.OVERVIEW.items()})
-    for word in {part for name in fedmr.TABLE for part in name.split("-")}:
-        assert word in text  # every data set, model and spread of the table
+    assert "fedprox" not in (tmp_path / "a" / "config.yaml").read_text()
 
 
 def test_padding_repeats_the_edge():
-    data = load("digits")
-    padded = data.padded(3)
-    assert padded.x.shape[-2:] == padded.test_x.shape[-2:] == (14, 14)
-    assert torch.equal(padded.x[..., 3:-3, 3:-3], data.x)
-    assert torch.equal(padded.x[..., 0, 3:-3], data.x[..., 0, :])
-    assert torch.equal(padded.x[..., 3:-3, -1], data.x[..., :, -1])
-    assert torch.equal(padded.x[..., 0, 0], data.x[..., 0, 0])
-    assert data.padded(0) is data
-    with pytest.raises(FLError, match="--pad must be 0 or more"):
-        Config(pad=-1).check()
-    with pytest.raises(FLError, match="--pad is for images"):
-        Config(dataset="pydoc", model="transformer", partition="iid", pad=1).check()
+    x = torch.arange(2 * 8 * 8, dtype=torch.uint8).reshape(2, 1, 8, 8)
+    padded = Dataset("x", x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), 2).padded(3)
+    at = torch.arange(14).sub(3).clamp(0, 7)
+    assert torch.equal(padded.x, x[..., at, :][..., at])
+    assert torch.equal(padded.test_x, padded.x)
