@@ -31,6 +31,11 @@ def left_by(folder, rows, **settings):
     return folder
 
 
+def wanted(row):
+    """What was due in a round: all of it."""
+    return {"global", "models"}
+
+
 def fake_run(folder, accuracies, **settings):
     row = {"seconds": 1.0, "train_loss": 1.0, "loss": 2.0}
     return left_by(folder, [row | {"accuracy": one, "f1": one} for one in accuracies], **settings)
@@ -100,7 +105,7 @@ def test_metrics_survive_a_cut_off_line_and_drop_later_rounds(tmp_path):
         metrics.add({"round": number, "seconds": 0.1, "train_loss": 1 / 3})
     path.write_text(path.read_text()[:-20])
     assert [row["round"] for row in read(path)] == [1, 2]
-    rows = Metrics(path, kept(path, 1)).rows
+    rows = Metrics(path, kept(path, 1, wanted)).rows
     assert rows == [{"round": 1, "seconds": 0.1, "train_loss": 1 / 3}]
     assert read(path) == rows
 
@@ -168,7 +173,7 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
     for seed in (0, 1):
         more = [traffic(1e6, (1 + seed) * 1e6), traffic(1e6, 1e6, peers=3e6)]
         folder = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,))
-        Metrics(folder / "metrics.csv", kept(folder / "metrics.csv", 2)).add(
+        Metrics(folder / "metrics.csv", kept(folder / "metrics.csv", 2, wanted)).add(
             {"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)}
         )
     own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes

@@ -145,7 +145,7 @@ def test_what_a_compiler_refuses_and_what_needs_an_example_is_told(tmp_path, mon
         def forward(self, x):
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(FLError, match=r"Branching cannot be written as a program: .*; pt and safetensors"):
+    with pytest.raises(FLError, match=r"Branching cannot be written as pt2: .*; pt and safetensors"):
         fl.export(Branching(), tmp_path / "net.pt2", example=images())
     with pytest.raises(FLError, match="give an input of two samples"):
         fl.export(Branching(), tmp_path / "net.pt2")

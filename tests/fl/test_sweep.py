@@ -15,9 +15,9 @@ from fl.analysis.groups import Run, find_runs
 from fl.base.errors import FLError
 from fl.figures import sweep as sweep_figures
 from fl.figures.style import COLORS
-from fl.runs.many_runs import Sweep
 from fl.runs.metrics import read, selected
 from fl.settings import Config
+from fl.sweep import Sweep
 
 QUICK = [*TINY, "--rounds", "2", "--backend", "loop"]
 

@@ -14,7 +14,8 @@ import fl
 from fl import run as cli
 from fl.base.errors import FLError
 from fl.engine import BACKENDS, progress
-from fl.runs import checkpoint, logs, rounds
+from fl.runs import checkpoint, logs
+from fl.runs import run as rounds
 from fl.runs.metrics import read
 from fl.settings.fields import LOGS
 from surgery import broadcast
