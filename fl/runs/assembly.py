@@ -113,7 +113,7 @@ def build(
     if remote:
         remote.begin(fed)
     if device.type == "cpu":  # what a client's step keeps of one batch, if half of it can be freed early
-        size = local.size_of_batches(splits.train)
+        size = local.size_of_batches(fed.clients.train)
         least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
         ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
     return fed, make_algorithm(config, fed)

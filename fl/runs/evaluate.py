@@ -26,7 +26,7 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class _Tally(NamedTuple):
-    """The predictions of models, still on their device: nothing has waited for them yet. Of text each token is a sample.
+    """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
 
     Attributes:
         loss: float64 [N]. right: [N], whether the most likely class is the label's.
