@@ -143,9 +143,10 @@ def client_model(
     fed, server = run.fed, run.server
     if best and not is_last_best(folder):
         parts = checkpoint.read_best(folder).parts
-        if lacking := [part for part, state in server.items() if state and part not in parts]:
+        deployed = not (run.algorithm.models or run.algorithm.personalize)  # which all clients predict with
+        if not deployed and (lacking := [part for part, state in server.items() if state and part not in parts]):
             raise FLError(
-                f"{folder} has kept the deployed model of its best round, and not {', '.join(lacking)}, which its "
+                f"{folder} has stored the deployed model of its best round, and not {', '.join(lacking)}, which its "
                 "clients predict with: leave --best or --client out"
             )
         server = {part: parts.get(part, {}) for part in server}

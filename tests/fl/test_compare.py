@@ -17,7 +17,7 @@ from fl.figures import curves as plot
 from fl.figures import style
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions
-from fl.runs.metrics import Metrics, kept, read
+from fl.runs.metrics import Metrics, read
 from fl.settings import Config
 
 
@@ -29,11 +29,6 @@ def left_by(folder, rows, **settings):
     for number, row in enumerate(rows, 1):
         metrics.add({"round": number, **row})
     return folder
-
-
-def wanted(row):
-    """What was due in a round: all of it."""
-    return {"global", "models"}
 
 
 def fake_run(folder, accuracies, **settings):
@@ -87,18 +82,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     assert len(groups.find_runs([run, run])) == 1  # the same folder twice is one run
     assert compare.main([str(run), "--out", str(tmp_path / "figure.svg")]) == 0
     assert "<svg" in (tmp_path / "figure.svg").read_text()
-
-
-def test_metrics_survive_a_cut_off_line_and_drop_later_rounds(tmp_path):
-    path = tmp_path / "metrics.csv"
-    metrics = Metrics(path)
-    for number in (1, 2, 3):
-        metrics.add({"round": number, "seconds": 0.1, "train_loss": 1 / 3})
-    path.write_text(path.read_text()[:-20])
-    assert [row["round"] for row in read(path)] == [1, 2]
-    rows = Metrics(path, kept(path, 1, wanted)).rows
-    assert rows == [{"round": 1, "seconds": 0.1, "train_loss": 1 / 3}]
-    assert read(path) == rows
 
 
 def own_run(folder, accuracies, losses, more=(), **settings):
@@ -164,7 +147,7 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
     for seed in (0, 1):
         more = [traffic(1e6, (1 + seed) * 1e6), traffic(1e6, 1e6, peers=3e6)]
         folder = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,))
-        Metrics(folder / "metrics.csv", kept(folder / "metrics.csv", 2, wanted)).add(
+        Metrics(folder / "metrics.csv", read(folder / "metrics.csv")).add(
             {"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)}
         )
     own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes
@@ -340,17 +323,6 @@ def test_local_accuracy_and_the_attack_have_columns(tmp_path, drawn):
 
     own_run(tmp_path / "c", [0.1], [1.0], algorithm=("flexifed",))  # whose models were not asked
     assert "local" not in compare.compare([tmp_path], tmp_path / "f.png")
-
-
-def test_a_table_that_is_too_wide_goes_on_below(tmp_path):
-    own_run(tmp_path / "a", [0.1], [1.0], [{"models_own_accuracy": 0.5} | traffic(1e6, 1e6)], algorithm=("fedfa",))
-    found = groups.group(groups.find_runs([tmp_path]))
-    usual, named = groups.table(found), groups.table({80 * "x": found["fedfa"]})
-    above, below = named.split("\n\n")
-    both = [cells(a) + cells(b)[1:] for a, b in zip(above.splitlines(), below.splitlines(), strict=True)]
-    assert both[0] == cells(usual.splitlines()[0])
-    assert both[1][1:] == cells(usual.splitlines()[1])[1:]
-    assert max(map(len, named.splitlines())) <= 160 < sum(len(part.splitlines()[0]) for part in (above, below))
 
 
 def test_labels_name_what_differs_and_was_given(tmp_path):

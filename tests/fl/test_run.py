@@ -7,7 +7,6 @@ from fl_flags import OF_METHOD, TINY
 from safetensors.torch import load_file
 
 import fl
-import zoo
 from fl import run as cli
 from fl.base.rng import Rng
 from fl.runs import checkpoint
@@ -152,28 +151,6 @@ def test_a_share_of_participants(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["--participants", "0.5"])
     assert "a share of the clients is --participation" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_trained_model_can_be_taken_out(tmp_path, monkeypatch):
-    folder = run(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr("fl.data.load", None)  # without its data set
-        model = fl.load_model(folder)
-    data = fl.build(Config.read(folder))[0].data
-    with torch.no_grad():
-        accuracy = (model(data.normalise(data.test_x)).argmax(1) == data.test_y).double().mean().item()
-    assert accuracy == read(folder / "metrics.csv")[-1]["accuracy"]
-
-
-def test_a_folder_with_another_model_is_named(tmp_path):
-    folder = run(tmp_path)
-    spec = zoo.Spec("cnn", image_size=8)
-    server = {"global": zoo.create("cnn", image_size=8, width=0.5).state_dict()}
-    checkpoint.save(folder, server, 1, spec, {})
-    with pytest.raises(fl.FLError, match="holds another model"):
-        fl.load_model(folder)
-    with pytest.raises(fl.FLError, match="no part called 'statistics'"):
-        checkpoint.save(folder, {**server, "statistics": {}}, 1, spec, {})
 
 
 def snapshot(folder):

@@ -117,11 +117,10 @@ def test_a_module_is_the_federation_made_by_hand(digits, tmp_path):
     assert all(torch.equal(tensor, trained[name]) for name, tensor in server["global"].items())
 
 
-@pytest.mark.parametrize("name", ["fedmr", pytest.param("ditto", marks=pytest.mark.slow)])
-def test_a_resumed_run_ends_like_an_uninterrupted_one(name, digits, tmp_path):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(digits, tmp_path):
     """Also with another start in the module, since the checkpoint has all weights."""
     given, net = {"dataset": arrays(digits)}, perceptron()
-    config = fl.Config(algorithm=name, **{**FEW, "rounds": 3})
+    config = fl.Config(**{**FEW, "rounds": 3})
     fl.simulate(config, tmp_path / "whole", model=net, **given)
     fl.simulate(replace(config, rounds=2), tmp_path / "parts", model=net, **given)
     fl.simulate(config, tmp_path / "parts", resume=True, model=perceptron(), **given)

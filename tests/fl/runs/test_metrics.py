@@ -3,7 +3,7 @@ import pytest
 from fl import FLError
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from fl.runs.metrics import Metrics, columns, read
+from fl.runs.metrics import Metrics, read
 
 
 def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -13,12 +13,6 @@ def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path
         metrics.add({"round": 2, "drift": 0.5})
     assert [row["round"] for row in metrics.rows] == [1]
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "train_loss": 2.0}]
-
-
-def test_columns_of_methods_come_before_those_of_clients():
-    names = list(columns())
-    assert names[0] == "round"
-    assert names.index("server_step") < names.index("level") < names.index("local_valid_accuracy")
 
 
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):

@@ -58,12 +58,6 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     assert (plain.attack, plain.presence, plain.local.masked, plain.requirements) == (None, None, False, set())
 
 
-def test_alpha_and_minimum_reach_the_partition():
-    sizes = {alpha: [len(s.train) for s in build(Config(alpha=alpha))[0].clients] for alpha in (0.1, 1000.0)}
-    assert max(sizes[0.1]) - min(sizes[0.1]) > 50 > max(sizes[1000.0]) - min(sizes[1000.0])
-    assert min(len(s.train) for s in build(Config(alpha=0.3, min_samples=30))[0].clients) >= 30
-
-
 def test_the_seed_draws_weights_split_and_sampling():
     (a, _), (b, _) = (build(Config(seeds=(seed,))) for seed in (0, 1))
     assert not torch.equal(a.initial()["conv1.weight"], b.initial()["conv1.weight"])
