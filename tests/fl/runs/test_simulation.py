@@ -18,10 +18,8 @@ def test_every_setting_reaches_the_federation():
         lr_steps=(0.25,), rounds=8,
     )  # fmt: skip
     fed, _ = build(config)
-    adam, _ = build(
-        Config(algorithm=("fedavg",), optimizer="adam", lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2)
-    )
-    assert adam.local.optimizer == Adam(lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2)
+    adam = Config(algorithm=("fedavg",), optimizer="adam", lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2.0)
+    assert build(adam)[0].local.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0)
     assert (fed.participants, fed.local.epochs, fed.local.batch_size, fed.local.backend) == (3, 2, 9, "vmap")
     assert fed.local.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
     assert fed.local.max_parallel_clients == 2
