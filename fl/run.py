@@ -2,9 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from fl import data
 from fl.analysis.groups import find_runs, group, table
 from fl.base.console import guarded
 from fl.base.files import write_text
@@ -16,7 +14,6 @@ from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
 from fl.runs.one_run import simulate
 from fl.runs.summary import advice, describe
-from fl.settings import Config
 from fl.settings.command_line import parse
 
 
@@ -27,37 +24,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @joined()
 def run(argv: list[str]) -> int:
-    """Run every method and seed of the command, and compare them if there are several."""
+    """Run every method and seed of the command, and compare them in one table and one figure if there are several, each
+    of which has a folder within that of the command.
+    """
     config, folder = parse(argv)
     config.check()
     dataset = config.load().to(pick_device(config.device))
     folder = folder or new_folder(config, config.title())
-    runs = config.runs()
+    runs, resume = config.runs(), bool(config.resume)
     with resumable(folder, "run"):
         if len(runs) == 1:
-            summary = simulate(config, folder, bool(config.resume), dataset)
-            print(describe(summary))
+            summary = simulate(config, folder, resume, dataset)
             failed = "failed" in summary
+            print(describe(summary))
         else:
-            failed = many(config, runs, folder, dataset)
+            inside = {folder / run_name(one): one for one in runs}
+            ended = train_all(inside, folder / "config.yaml", config.to_yaml(), resume, lambda _: dataset)
+            failed = bool(ended.failed)
+            if not current().rank:
+                write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
+                print(f"\n{table(group(find_runs(ended.done)), fitted)}")
+                print(ended.describe(), end="\n" * failed)
     if not current().rank:
         print(advice(config, folder))
     return int(failed)
-
-
-def many(config: Config, runs: list[Config], folder: Path, dataset: data.Dataset) -> bool:
-    """One run folder a method and seed within `folder`, then one table and one figure of all. Returns whether training
-    failed in any of them.
-    """
-    inside = {folder / run_name(one): one for one in runs}
-    ended = train_all(inside, folder / "config.yaml", config.to_yaml(), bool(config.resume), lambda _: dataset)
-    if current().rank:
-        return bool(ended.failed)
-    write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
-    print(f"\n{table(group(find_runs(ended.done)), fitted)}")
-    if ended.failed:
-        print(ended.describe())
-    return bool(ended.failed)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,9 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run, settings in zip(runs, tables):
         (method,) = run.config.algorithm
         differ = {name.removeprefix(f"{method}."): value for name, value in settings.items() if len(values[name]) > 1}
+        if "participation" in differ and not settings["participation"]:  # a number was given, and no share
+            del differ["participation"]
+            differ["participants"] = settings["participants"]
         texts = {n: (",".join(map(str, v)) or "none") if isinstance(v, tuple) else v for n, v in differ.items()}
         label = " ".join([method, *(f"{name}={text}" for name, text in texts.items())])
         if twins := [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -25,13 +25,9 @@ _DROPPED = ("model", "data", "method")  # by a table that would be too wide, in 
 
 
 class Listed(NamedTuple):
-    """A run, as the table shows it.
-
-    Attributes:
-        rounds: done and wanted, as in 33/40.
-        accuracy: the test accuracy of the last evaluated round; "-" if there is none.
-        state: running (a process works in its folder), failed (its training diverged, or ended with a loss that is not
-            finite), finished or interrupted.
+    """A run, as the table shows it: rounds are those done and wanted, as in 33/40, accuracy is that of the last
+    evaluated round, and state is running (a process works in its folder), failed (its training diverged, or ended with
+    a loss that is not finite), finished or interrupted.
     """
 
     folder: str
@@ -74,27 +70,28 @@ def table(runs: list[Listed], width: int | None = None) -> str:
     runs/a  fedmr   digits  cnn        3/40    61.39%  interrupted
     """
     dropped: list[str] = []
-    while width is not None and len(dropped) < len(_DROPPED) and _wide(_laid_out(runs, dropped)) > width:
-        dropped.append(_DROPPED[len(dropped)])
-    folders = [run.folder for run in runs]
-    if width is not None and (excess := _wide(_laid_out(runs, dropped)) - width) > 0:
-        folders = shortened(folders, max(map(len, folders)) - excess)
+
+    def text(runs: list[Listed]) -> str:
+        """Lay the columns out that are left, the last one to the left."""
+        last = max(len(run.state) for run in runs)
+        rows = [Listed(*Listed._fields), *runs]
+        cells = [row._replace(state=row.state.ljust(last))._asdict() for row in rows]
+        kept = [[cell for name, cell in row.items() if name not in dropped] for row in cells]
+        return "\n".join(line.rstrip() for line in aligned(kept, left=4 - len(dropped)).splitlines())
+
+    def excess(runs: list[Listed]) -> int:
+        return 0 if width is None else max(map(len, text(runs).splitlines())) - width
+
+    for name in _DROPPED:
+        if excess(runs) > 0:
+            dropped.append(name)
     said = [f"without {', '.join(dropped)}"] * bool(dropped)
-    said += ["with shortened folders"] * (folders != [run.folder for run in runs])
-    text = _laid_out([run._replace(folder=short) for run, short in zip(runs, folders)], dropped)
-    return f"{text}\n{whole('; '.join(said))}" if said else text
-
-
-def _laid_out(runs: list[Listed], dropped: Collection[str]) -> str:
-    *_, last = (max(map(len, column)) for column in zip(*runs))
-    head = Listed("folder", "method", "data", "model", "rounds", "accuracy", "state".ljust(last))
-    rows = [one._asdict() for one in (head, *(run._replace(state=run.state.ljust(last)) for run in runs))]
-    cells = [[cell for name, cell in row.items() if name not in dropped] for row in rows]
-    return "\n".join(line.rstrip() for line in aligned(cells, left=4 - len(dropped)).splitlines())
-
-
-def _wide(text: str) -> int:
-    return max(map(len, text.splitlines()))
+    if (more := excess(runs)) > 0:
+        folders = [run.folder for run in runs]
+        names = shortened(folders, max(map(len, folders)) - more)
+        runs = [run._replace(folder=name) for run, name in zip(runs, names)]
+        said += ["with shortened folders"] * (names != folders)
+    return f"{text(runs)}\n{whole('; '.join(said))}" if said else text(runs)
 
 
 def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:

@@ -1,6 +1,5 @@
 """From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -85,7 +84,11 @@ def build(
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
-        _check_models(specs or [spec], config.cohort())
+        # A lower bound: the initial model, the server's, those that clients send, and the weights, gradients and
+        # momentum of a client that trains, all as small as the smallest.
+        needed = (config.cohort() + 5) * min(map(weight_bytes, specs or [spec]))
+        what = f"a round of {config.cohort():,} clients"
+        ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
     create = maker(spec, start)
     net = create(rng.torch("weights")).to(device)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
@@ -109,7 +112,10 @@ def build(
     )
     if remote:
         remote.begin(fed)
-    _check_batch(fed)
+    if device.type == "cpu":  # what a client's step keeps of one batch, if half of it can be freed early
+        size = local.size_of_batches(fed.clients.train)
+        least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
+        ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
     return fed, make_algorithm(config, fed)
 
 
@@ -219,24 +225,3 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
     return device
-
-
-def _check_models(specs: Sequence[Spec], participants: int) -> None:
-    """Raise FLError if a round cannot fit into memory, by a lower bound: every model counts as the smallest one.
-
-    These are the initial one, the server's, those that clients send, and the weights, gradients and momentum of a
-    client that trains. Models of timm and torchvision, which come in one size, are not looked at.
-    """
-    needed = (participants + 5) * min(map(weight_bytes, specs))
-    what = f"a round of {participants:,} clients"
-    ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
-
-
-def _check_batch(fed: Federation) -> None:
-    """Raise FLError if what a client's step keeps of one batch does not fit, even if half of it can be freed early."""
-    if fed.data.x.device.type != "cpu":
-        return
-    models = [kind.model for kind in fed.fleet.architectures] if fed.fleet else [fed.model]
-    size = fed.local.size_of_batches(fed.clients.train)
-    kept = size * min(activation_bytes(model, fed.data) for model in models) // 2
-    ask_memory(kept, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")

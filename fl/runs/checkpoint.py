@@ -26,11 +26,7 @@ _STATISTICS, _BEST = "statistics", "best"  # stored beside the parts of the serv
 
 
 class Best(NamedTuple):
-    """The best model so far, as --keep-best keeps it.
-
-    Attributes:
-        round: in which it was the server's. parts: of the server, with `statistics`, see `save`.
-    """
+    """The best model so far, as --keep-best stores it: its round, and parts of the server, with `statistics`."""
 
     round: int
     parts: Server
@@ -51,8 +47,8 @@ def save(
 ) -> None:
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
-    It is one file of `fl.base.tensors`, with tensors named `part/tensor`, those of the best model `best/part/tensor`,
-    so that tensors, round and best model always belong together, which several files would not ensure.
+    It is one file of `fl.base.tensors`, so that tensors, round and best model always belong together, with tensors
+    named `part/tensor`, those of the best model `best/part/tensor`.
 
     Args:
         spec: of the model.
@@ -91,26 +87,19 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
         FLError: if the file is missing, damaged, of another format, or holds another model or method.
     """
     parts, header = _read(folder)
-    wanted = json.loads(json.dumps(dataclasses.asdict(spec)))
-    if other := [name for name in wanted if header["model"].get(name) != wanted[name]]:
-        raise FLError(
-            f"{folder / FILE} holds another model: {other[0]} was {header['model'].get(other[0])}, the settings now "
-            f"mean {wanted[other[0]]}; start a new run"
-        )
+    other = f"{folder / FILE} holds another model"
+    for name, now in json.loads(json.dumps(dataclasses.asdict(spec))).items():
+        if (was := header["model"].get(name)) != now:
+            raise FLError(f"{other}: {name} was {was}, the settings now mean {now}; start a new run")
     expected, found = flatten(like), flatten({part: state for part, state in parts.items() if part != _STATISTICS})
     try:
         check_same(expected, found, "this run", "the checkpoint")
     except SurgeryError as error:
-        raise FLError(f"{folder / FILE} holds another model: {error}") from None
+        raise FLError(f"{other}: {error}") from None
     for name, tensor in expected.items():
-        if found[name].dtype != tensor.dtype:
-            raise FLError(
-                f"{folder / FILE} holds another model: {name} is {found[name].dtype} there, and {tensor.dtype} in "
-                "this run; start a new run"
-            )
-    server = {
-        part: {name: parts[part][name].to(value) for name, value in state.items()} for part, state in like.items()
-    }
+        if (was := found[name].dtype) != tensor.dtype:
+            raise FLError(f"{other}: {name} is {was} there, and {tensor.dtype} in this run; start a new run")
+    server = {part: {name: parts[part][name].to(now) for name, now in state.items()} for part, state in like.items()}
     return server, header["round"]
 
 
@@ -158,14 +147,23 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     }
 
 
-def check_inputs(folder: Path, known: Mapping[str, Any], fed: Federation, now: Mapping[str, Any]) -> None:
-    """Raise FLError if a run folder holds a run of other data or another model, and say in what they differ.
-
-    Args:
-        known: what the checkpoint in it keeps of them. now: `custom_inputs` of the run that is to go on.
+def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
+    """Raise FLError if a run folder holds a run of other data or another model than `now`, the `custom_inputs` of the
+    run that is to go on, and say in what they differ.
     """
-    _check_data(folder, known.get("data"), now["data"])
-    model = known.get("model")
+    known = read_header(folder)["given"]
+    before, data_now, model = known.get("data"), now["data"], known.get("model")
+    if (before is None) != (data_now is None):
+        which = "a data set by name" if before is None else f"data of your own, with x {before['x']}"
+        raise FLError(f"{folder} holds a run on {which}: resume it with that, or start a new run")
+    for part in (*before, *data_now) if before else ():
+        if (was := before.get(part)) != (is_now := data_now.get(part)):
+            how = (
+                "of the same shapes, and with other values"
+                if part == "sha256"
+                else f"{part} was {was}, and is {is_now}"
+            )
+            raise FLError(f"{folder} holds a run on other data: {how}")
     if (model is None) != (now["model"] is None):
         which = "a model by name" if model is None else f"the model {model['class']}, given"
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
@@ -221,15 +219,3 @@ def _read(folder: Path, best: bool = False) -> tuple[dict[str, State], dict[str,
     parts = unflatten(tensors)
     kept = unflatten(parts.pop(_BEST, {}))
     return kept if best else parts, header
-
-
-def _check_data(folder: Path, known: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    if known == now:
-        return
-    if known is None or now is None:
-        which = "a data set by name" if known is None else f"data of your own, with x {known['x']}"
-        raise FLError(f"{folder} holds a run on {which}: resume it with that, or start a new run")
-    part = next(name for name in (*known, *now) if known.get(name) != now.get(name))
-    if part == "sha256":
-        raise FLError(f"{folder} holds a run on other data: of the same shapes, and with other values")
-    raise FLError(f"{folder} holds a run on other data: {part} was {known.get(part)}, and is {now.get(part)}")

@@ -40,7 +40,7 @@ def _attack_success(context: RoundContext) -> float | None:
     options, fed = context.config.attack, context.fed
     if not fed.attack or options.kind != "trigger":
         return None
-    predict = partial(context.algorithm.predict, context.server, client=None)
+    predict = partial(context.algorithm.predict, context.server)
     return evaluate.attack_success(fed, predict, triggered(options, fed.data), options.target)
 
 

@@ -25,10 +25,8 @@ _LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far
 _SAMPLES = 2**14  # in one piece of the clients' samples
 
 
-class Tally(NamedTuple):
-    """The predictions of models, still on their device: nothing has waited for them yet.
-
-    For text every token is a sample.
+class _Tally(NamedTuple):
+    """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
 
     Attributes:
         loss: float64 [N]. right: [N], whether the most likely class is the label's.
@@ -69,7 +67,7 @@ def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: 
         yield predict(some).flatten(0, -2), labels.flatten()
 
 
-def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[int]) -> Tally:
+def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[int]) -> _Tally:
     loss, predicted, every = [], [], []
     for logits, labels in pieces:
         loss.append(F.cross_entropy(logits.double(), labels, reduction="none"))
@@ -77,10 +75,10 @@ def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[
         every.append(labels)
     loss, predicted, labels = map(torch.cat, (loss, predicted, every))
     kept = (None, None) if text else (predicted, labels)
-    return Tally(loss, predicted == labels, *kept, tuple(sizes))
+    return _Tally(loss, predicted == labels, *kept, tuple(sizes))
 
 
-def _scores(tallies: Sequence[Tally]) -> list[list[dict[str, float]]]:
+def _scores(tallies: Sequence[_Tally]) -> list[list[dict[str, float]]]:
     """The scores of each client of each tally, as `score` returns them; waits for the device once."""
     columns = iter(download([t for tally in tallies for t in tally[:4] if t is not None]))
     result = []
@@ -149,22 +147,20 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """
     if not cohort.clients:
         return {}
-    text = fed.data.text
-
-    states, reported = per_client(cohort.states), fed.reported_classes(cohort.clients)
+    text, states, reported = fed.data.text, per_client(cohort.states), fed.reported_classes(cohort.clients)
 
     def sums(row: int) -> Tensor:
-        client, model, held = cohort.clients[row], cohort.models[row], reported[row]
+        client, model, classes = cohort.clients[row], cohort.models[row], reported[row]
         state = states[row] | fed.statistics(states[row], model, fed.clients.train[client])
-        total = torch.zeros(3, dtype=torch.float64, device=held.device)
+        total = torch.zeros(3, dtype=torch.float64, device=classes.device)
         predict = partial(fed.predict, state, model=model)
         for logits, labels in _pieces(predict, fed.data.test_x, fed.data.test_y, fed.data.classes):
             counts = [(logits.argmax(1) == labels).sum()]
             if text:
                 counts.append(F.cross_entropy(logits.double(), labels, reduction="sum"))
             else:
-                own = held[labels]
-                among = logits.masked_fill(~held, -torch.inf).argmax(1) == labels
+                own = classes[labels]
+                among = logits.masked_fill(~classes, -torch.inf).argmax(1) == labels
                 counts += [(among & own).sum(), own.sum()]
             total[: len(counts)] += torch.stack([count.double() for count in counts])
         return total

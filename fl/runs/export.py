@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,14 +18,17 @@ from fl.base.files import replacing
 from fl.data import Dataset
 from fl.models.custom_model import Model
 from fl.runs import checkpoint
-from fl.runs.folder import load_model
+from fl.runs.folder import is_last_best, load_model
 from fl.runs.run import Run
 from fl.settings import Config
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 
+_PLAIN = ("pt", "safetensors")
+_FORMATS = (*_PLAIN, "pt2", "onnx")
 
-class OfPixels(nn.Module):
+
+class _OfPixels(nn.Module):
     """A model that takes images as the data set holds them (uint8), and normalises them itself."""
 
     def __init__(self, model: nn.Module, data: Dataset) -> None:
@@ -86,13 +88,13 @@ def export(
     """
     path = Path(file)
     kind = format or path.suffix.removeprefix(".")
-    if kind not in _WRITERS:
+    if kind not in _FORMATS:
         raise FLError(
-            f"{path}: unknown format {kind!r}: there are {', '.join(_WRITERS)}; name the file so, or give one"
+            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one"
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
-    plain = kind in ("pt", "safetensors")
+    plain = kind in _PLAIN
     if pixels and plain:
         raise FLError(f"a state dict ({kind}) holds weights alone: --pixels is for pt2 and onnx")
     if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
@@ -105,45 +107,52 @@ def export(
         net = copy.deepcopy(trained).cpu()
     else:
         folder = Path(trained)
-        net = _of_run(folder, client, best, model, dataset)
+        if client is None:
+            net = load_model(folder, model, best=best)
+        else:
+            net = client_model(folder, client, model, dataset, best=best)
         if example is None and not plain:
             example = checkpoint.read_parts(folder, model=model)[0].example(2)
         if pixels:
             data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
-            net, example = OfPixels(net, data), example.to(torch.uint8)
+            net, example = _OfPixels(net, data), example.to(torch.uint8)
     if example is None and not plain:
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
-    content = _WRITERS[kind](net.eval(), example)
+    content = _content(kind, net.eval(), example)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
-def _of_run(folder: Path, client: int | None, best: bool, model: Model | None, dataset: Dataset | None) -> nn.Module:
-    """Load the model of a run folder."""
-    if client is None:
-        return load_model(folder, model, best=best)
-    if best:
-        raise FLError("--best is for the deployed model: leave it out, or --client")
-    return client_model(folder, client, model, dataset)
-
-
-def client_model(folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None) -> nn.Module:
+def client_model(
+    folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
+) -> nn.Module:
     """Load the model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is
     needed.
 
     Args:
         model, dataset: those of your own that the run was given, if it was.
+        best: that of the best evaluated round, for a run with --keep-best.
 
-    Raises FLError if it predicts with none, or with the sum of several, and for a model or data of another run.
+    Raises FLError if it predicts with none, or with the sum of several, for a model or data of another run, and if
+    the run has not kept that of its best round.
     """
     run = _built(folder, model, dataset)
-    fed = run.fed
+    fed, server = run.fed, run.server
+    if best and not is_last_best(folder):
+        parts = checkpoint.read_best(folder).parts
+        deployed = not (run.algorithm.models or run.algorithm.personalize)  # which all clients predict with
+        if not deployed and (lacking := [part for part, state in server.items() if state and part not in parts]):
+            raise FLError(
+                f"{folder} has stored the deployed model of its best round, and not {', '.join(lacking)}, which its "
+                "clients predict with: leave --best or --client out"
+            )
+        server = {part: parts.get(part, {}) for part in server}
     if not 0 <= client < len(fed.clients):
         raise FLError(f"--client {client}: {folder} has clients 0 to {len(fed.clients) - 1}")
-    used = [level for level in run.algorithm.client_models(run.server).levels if level.used[client] >= 0]
+    used = [level for level in run.algorithm.client_models(server).levels if level.used[client] >= 0]
     if len(used) != 1:
         raise FLError(
             f"--client {client}: in {run.config.algorithm[0]} it predicts with {len(used)} models, whose logits are "
@@ -163,59 +172,29 @@ def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:
     return Run.prepare(replace(Config.read(folder), device="cpu"), folder, True, dataset, model)
 
 
-def _state(net: nn.Module) -> dict[str, Tensor]:
-    values = net.state_dict()
-    return dict(zip(values, host_copies(list(values.values()))))
-
-
-def _pt(net: nn.Module, example: Tensor | None) -> bytes:
+def _content(kind: str, net: nn.Module, example: Tensor | None) -> bytes:
+    """The bytes of a file in a format."""
     buffer = io.BytesIO()
-    torch.save(_state(net), buffer)
-    return buffer.getvalue()
-
-
-def _safetensors(net: nn.Module, example: Tensor | None) -> bytes:
-    return serialise(_state(net), metadata={"format": "pt"})
-
-
-def _pt2(net: nn.Module, example: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(_program(net, example), buffer)
-    return buffer.getvalue()
-
-
-def _onnx(net: nn.Module, example: Tensor) -> bytes:
-    program = _program(net, example)
-    made = _quietly("onnx", net, lambda: torch.onnx.export(program, dynamo=True, verbose=False))
-    return made.model_proto.SerializeToString()
-
-
-def _program(net: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Trace the model as a program for any number of samples."""
-    shapes = ({0: torch.export.Dim("batch")},)
-    with torch.no_grad():
-        return _quietly("a program", net, lambda: torch.export.export(net, (example,), dynamic_shapes=shapes))
-
-
-def _quietly(what: str, net: nn.Module, make: Callable):
-    """Call `make` without its warnings; an error names the model."""
+    if kind in _PLAIN:
+        values = net.state_dict()
+        values = dict(zip(values, host_copies(list(values.values()))))
+        if kind == "safetensors":
+            return serialise(values, metadata={"format": "pt"})
+        torch.save(values, buffer)
+        return buffer.getvalue()
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            return make()
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            shapes = ({0: torch.export.Dim("batch")},)  # any number of samples
+            program = torch.export.export(net, (example,), dynamic_shapes=shapes)
+            if kind == "onnx":
+                return torch.onnx.export(program, dynamo=True, verbose=False).model_proto.SerializeToString()
+            torch.export.save(program, buffer)
+            return buffer.getvalue()
     except Exception as error:  # of the many passes of a compiler
         raise FLError(
-            f"{type(net).__name__} cannot be written as {what}: {first_line(error)}; pt and safetensors hold weights"
+            f"{type(net).__name__} cannot be written as {kind}: {first_line(error)}; pt and safetensors hold weights"
         ) from None
     finally:
         logging.disable(level)
-
-
-_WRITERS: dict[str, Callable[[nn.Module, Tensor | None], bytes]] = {
-    "pt": _pt,
-    "safetensors": _safetensors,
-    "pt2": _pt2,
-    "onnx": _onnx,
-}
-"""From a format to what makes the content of a file: (module, an input) -> bytes."""

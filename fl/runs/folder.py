@@ -7,7 +7,6 @@ what each architecture of a fleet costs, and which clients have it.
 import csv
 import itertools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,9 @@ from fl.models.init import Start
 from fl.runs import checkpoint, metrics
 from fl.settings import Config
 from fl.settings.config import plain
-from surgery import State
 from zoo import Spec
 
 INITIAL, ARCHITECTURES = "start.safetensors", "architectures.csv"
-COLUMNS = ("width", "depth", "parameters", "macs", "bytes_down", "bytes_up", "count", "malicious", "clients")
 _FORMAT = "start-1"
 _log = logging.getLogger("fl")
 
@@ -45,7 +42,13 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
     table that does not belong to it.
     """
     if not (folder / checkpoint.FILE).exists():
-        _check_none_lost(folder)
+        table = folder / metrics.FILE
+        done = len(metrics.read(table)) if table.exists() else 0
+        if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
+            raise FLError(
+                f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
+                "under another --name"
+            )
         return algorithm.init(), 0
     server, done = checkpoint.restore(folder, algorithm.init(), spec)
     check_intact(folder, config)
@@ -57,14 +60,22 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
 def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     """Raise FLError for a checkpoint of other settings than these, or beside another table than its own.
 
-    Rounds of the table after the checkpoint are not looked at.
+    Settings that only one of two versions of this package has are not compared, nor are rounds of the table after the
+    checkpoint.
 
     Args:
         table: whether to look at that.
     """
     header = checkpoint.read_header(folder)
     try:
-        check_unchanged(header["settings"], config, folder)
+        for flag, value in fixed(config).items():
+            if (before := header["settings"].get(flag, value)) != value:
+                was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before, value))
+                why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
+                raise FLError(
+                    f"{folder} was trained with --{flag} {was}, and now it is {now}{why}: put {was} back into "
+                    f"{folder / 'config.yaml'}, or start a new run"
+                )
         if table:
             metrics.check_rows(folder / metrics.FILE, header["round"], header["rows"])
     except FLError:
@@ -111,32 +122,6 @@ def fixed(config: Config) -> dict[str, Any]:
     if config.keep_best or config.patience:
         free.discard("eval-every")
     return {flag: plain(setting.value) for flag, setting in settings.items() if flag not in free}
-
-
-def check_unchanged(before: Mapping[str, Any], config: Config, folder: Path) -> None:
-    """Raise FLError for a setting that is not what it was when the checkpoint was written.
-
-    Settings that only one of two versions of this package has are not compared.
-    """
-    for flag, value in fixed(config).items():
-        if flag in before and before[flag] != value:
-            was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before[flag], value))
-            why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
-            raise FLError(
-                f"{folder} was trained with --{flag} {was}, and now it is {now}{why}: put {was} back into "
-                f"{folder / 'config.yaml'}, or start a new run"
-            )
-
-
-def _check_none_lost(folder: Path) -> None:
-    """Raise FLError if a folder without a checkpoint must have had one, since enough rounds were done for it."""
-    table = folder / metrics.FILE
-    done = len(metrics.read(table)) if table.exists() else 0
-    if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
-        raise FLError(
-            f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
-            "under another --name"
-        )
 
 
 def save_initial_weights(folder: Path, start: Start) -> None:
@@ -192,40 +177,37 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
     for k, kind in enumerate(fleet.architectures):
         owners = [client for client, own in enumerate(fleet.owned) if own == k]
         weight = sum(tensor.nbytes for tensor in surgery.state(kind.model).values())
-        rows.append(
-            {
-                "width": brief(kind.spec.width, "-") if kind.spec else "",
-                "depth": brief(kind.spec.depth, "-") if kind.spec else "",
-                "parameters": sum(p.numel() for p in kind.model.parameters()),
-                "macs": flops(kind.model, fed.data) // 2,
-                "bytes_down": weight,
-                "bytes_up": weight,
-                "count": len(owners),
-                "malicious": len(bad.intersection(owners)),
-                "clients": " ".join(map(str, owners)),
-            }
-        )
+        row = {
+            "width": brief(kind.spec.width, "-") if kind.spec else "",
+            "depth": brief(kind.spec.depth, "-") if kind.spec else "",
+            "parameters": sum(p.numel() for p in kind.model.parameters()),
+            "macs": flops(kind.model, fed.data) // 2,
+            "bytes_down": weight,
+            "bytes_up": weight,
+            "count": len(owners),
+            "malicious": len(bad.intersection(owners)),
+            "clients": " ".join(map(str, owners)),
+        }
+        rows.append(row)
     return sorted(rows, key=lambda row: (row["parameters"], row["width"], row["depth"]))
 
 
 def save_architectures(fed: Federation, folder: Path) -> None:
-    """Write architectures.csv into a run folder, or compare it with the one that is there already.
-
-    Raises:
-        FLError: if these differ, since a run that is resumed must keep its architectures.
+    """Write architectures.csv into a run folder; FLError if there is another already, since a run that is resumed must
+    keep its architectures.
     """
-    rows = architecture_rows(fed)
-    if (folder / ARCHITECTURES).exists():
-        with open(folder / ARCHITECTURES, newline="") as file:
-            before = list(csv.DictReader(file))
-        if before != [{key: str(value) for key, value in row.items()} for row in rows]:
-            raise FLError(
-                f"{folder / ARCHITECTURES} gives the clients other architectures than the settings do now: restore the "
-                "content of --architectures.file (or, if malicious clients took the largest model when the run began, "
-                "write `architecture: largest` under `attack:` in its config.yaml), or start a new run"
-            )
+    path, rows = folder / ARCHITECTURES, architecture_rows(fed)
+    if not path.exists():
+        write_csv(path, list(rows[0]), (list(row.values()) for row in rows))
         return
-    write_csv(folder / ARCHITECTURES, COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
+    with open(path, newline="") as file:
+        before = list(csv.DictReader(file))
+    if before != [{key: str(value) for key, value in row.items()} for row in rows]:
+        raise FLError(
+            f"{path} gives the clients other architectures than the settings do now: restore the content of "
+            "--architectures.file (or, if malicious clients took the largest model when the run began, write "
+            "`architecture: largest` under `attack:` in its config.yaml), or start a new run"
+        )
 
 
 def load_model(folder: str | Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
@@ -247,16 +229,19 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)
-    spec, state = checkpoint.read_model(folder, model, best=best and not _is_last_best(folder))
+    spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
     net = models.create(torch.Generator(), spec)
+    named = net.state_dict(keep_vars=True)
+    there = {id(tensor): state[name] for name, tensor in named.items() if name in state}
+    tied = {name: there[id(tensor)] for name, tensor in named.items() if name not in state and id(tensor) in there}
     try:
-        net.load_state_dict(state | _tied(net, state))
+        net.load_state_dict(state | tied)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
     return net.eval()
 
 
-def _is_last_best(folder: Path) -> bool:
+def is_last_best(folder: Path) -> bool:
     """Say whether the best evaluated round of a run is the one of its checkpoint.
 
     Raises FLError if it is another, whose model was not kept.
@@ -268,10 +253,3 @@ def _is_last_best(folder: Path) -> bool:
     if best["round"] not in (header["round"], header["best"]):
         raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")
     return best["round"] == header["round"]
-
-
-def _tied(net: nn.Module, state: State) -> State:
-    """Return the tensors of a model that a state has under another of their names."""
-    own = net.state_dict(keep_vars=True)
-    known = {id(tensor): state[name] for name, tensor in own.items() if name in state}
-    return {name: known[id(tensor)] for name, tensor in own.items() if name not in state and id(tensor) in known}

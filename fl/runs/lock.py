@@ -24,23 +24,20 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
-    """Keep a run folder to this process for as long as the block lasts; make it unless a run is resumed.
+    """Lock a run folder for as long as the block lasts; make it unless a run is resumed.
 
     A new folder that is empty at the end, as after settings that were refused, is deleted again.
 
     Raises FLError for a folder that another process works in, cannot be made, or (not resuming) has something in it. An
     empty one is taken: that is what a process leaves that was killed before it had written its settings.
     """
-    if resume:
-        if not folder.is_dir():
-            raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
-        with folder_lock(folder):
-            yield
-        return
-    made = _make(folder)
+    if resume and not folder.is_dir():
+        raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
+    made = [] if resume else _make(folder)
     try:
         with folder_lock(folder):
-            check_unused(folder)
+            if not resume:
+                _check_unused(folder)
             yield
     finally:
         for one in made:
@@ -48,8 +45,14 @@ def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
                 one.rmdir()
 
 
-def check_unused(folder: Path) -> None:
-    """Raise FLError if there is such a folder, and something in it."""
+def is_unused(folder: Path) -> bool:
+    """Whether there is no such folder, or an empty one."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(one.name == FILE or is_leftover(one.name) for one in folder.iterdir())
+
+
+def _check_unused(folder: Path) -> None:
     if is_unused(folder):
         return
     if (folder / SETTINGS).exists() or (folder / "sweep.yaml").exists():
@@ -60,17 +63,10 @@ def check_unused(folder: Path) -> None:
     )
 
 
-def is_unused(folder: Path) -> bool:
-    """Whether there is no such folder, or an empty one."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and all(one.name == FILE or is_leftover(one.name) for one in folder.iterdir())
-
-
 def _make(folder: Path) -> list[Path]:
     """Make a folder; returns those that there were not, the innermost first."""
     try:
-        check_unused(folder)
+        _check_unused(folder)
         made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except FLError:
@@ -84,12 +80,12 @@ def _make(folder: Path) -> list[Path]:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder for as long as the block lasts.
 
-    The lock is `flock` on a file in the folder. The system releases it when the process dies, however it dies, so that
-    a lock never outlives its owner; the file itself goes away at the end, or with the next owner. So do the temporary
-    files of a process that was killed while it wrote. Where the file system has no locks, a warning says so.
+    The lock is `flock` on a file in the folder, which the system releases when the process dies, however it dies. The
+    file goes away at the end, or with the next process; so do temporary files of a process that was killed while it
+    wrote. Where the file system has no locks, a warning says so.
 
-    Raises FLError if another process works in the folder, the folder cannot be written to, or something else has the
-    lock's name there.
+    Raises FLError if another process works in the folder, the folder cannot be written to, or something else than a
+    file has the lock's name there.
     """
     path = folder / FILE
     with writing(path):
@@ -115,82 +111,56 @@ def is_locked(folder: Path) -> bool:
     ...     inside, is_locked(Path(folder))
     (True, False)
     """
-    if fcntl is None:
-        return False
     try:
         handle = _open(folder / FILE, os.O_RDONLY)
     except (OSError, FLError):  # nobody has worked there, or it cannot be read
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who ask do not see each other
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who ask do not see each other
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(handle)  # which releases it at once
     return False
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open the lock's file.
-
-    Raises FLError if a link, a pipe or the like is there: writing the owner into it would destroy what it leads to.
-    """
-    try:
-        handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR) or path.is_symlink():
-            raise _strange(path) from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise _strange(path)
-    return handle
-
-
-def _strange(path: Path) -> FLError:
-    kind = "a link" if path.is_symlink() else "no regular file"
-    return FLError(f"{path} is {kind}, and a process that works in the folder would write to it: delete {path}")
+    """Open the lock's file; FLError if a link, a pipe or the like is there: writing would destroy what it leads to."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            kind = "a link" if path.is_symlink() else "no regular file"
+            raise FLError(f"{path} is {kind}, and a process that works in the folder would write to it: delete {path}")
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _take(path: Path) -> int:
-    """Take the lock, and return the file descriptor that holds it."""
+    """Take the lock, write this process into its file, and return the file descriptor that has it."""
     while True:
         handle = _open(path, os.O_RDWR | os.O_CREAT)
         try:
-            if not _lock(handle, path) or _is_at(handle, path):
+            _lock(handle, path.parent)
+            if os.path.samestat(os.fstat(handle), path.stat()):
                 os.ftruncate(handle, 0)
                 os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return handle
+        except FileNotFoundError:
+            pass
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # its last owner has deleted the file since it was opened
+        os.close(handle)  # the process that had it has deleted the file since it was opened
 
 
-def _lock(handle: int, path: Path) -> bool:
-    """Whether the lock is held now; False where there are no locks."""
+def _lock(handle: int, folder: Path) -> None:
     try:
         if fcntl is None:
             raise OSError(errno.ENOSYS, "this system has no flock")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
-        raise FLError(f"{path.parent} is in use by {owner}: wait until it has ended, or stop it") from None
+        raise FLError(f"{folder} is in use by {owner}: wait until it has ended, or stop it") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        _log.warning(
-            f"warning: {path.parent} cannot be locked ({error.strerror}): make sure that no other process works in it"
-        )
-        return False
-    return True
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    """Whether the path still leads to the open file."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+        _log.warning(f"warning: {folder} cannot be locked ({error.strerror}): make sure that no other process is there")

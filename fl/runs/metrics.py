@@ -1,6 +1,7 @@
 """metrics.csv, one row a round, and clients.csv, one row a client and evaluated round."""
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -47,7 +48,7 @@ class Metrics:
         _append(self.path, [[row.get(name, "") for name in self.columns]])
 
 
-def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None) -> list[Row]:
+def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
     """Read the rows of an interrupted run's metrics.csv that a resumed run keeps. Nothing is written.
 
     Args:
@@ -58,10 +59,9 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None)
     Raises:
         FLError: for a table that lacks rounds, or has a column that is no metric.
     """
-    rows = check_rows(path, done, known=None)
     due = {name: column.due for name, column in columns().items()}
-    if wanted is not None:
-        rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
+    rows = check_rows(path, done, known=None)
+    rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
     if strange := [name for row in rows for name in row if name not in due]:
         raise FLError(
             f"{path} has a column {strange[0]!r}, which is no metric of this run: put back the table that the run left"
@@ -70,14 +70,11 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]] | None = None)
 
 
 class ClientTable:
-    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
-
-    It is not written if clients hold nothing out.
+    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round. It is
+    not written if clients hold nothing out.
 
     Args:
-        folder: the run folder.
-        fed: its clients hold samples out.
-        rows: the rows of an earlier, interrupted run that metrics.csv keeps. Other rounds are dropped.
+        rows: those of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
 
     Raises:
         FLError: unless the table has all rounds that were evaluated.
@@ -87,8 +84,7 @@ class ClientTable:
         self.path, self.parts = folder / CLIENTS, held_out(fed)
         if not self.parts:
             return
-        sizes = [parts.sizes.tolist() for parts in (fed.clients.train, fed.clients.valid, fed.clients.test)]
-        self.sizes = list(zip(*sizes))
+        self.sizes = list(zip(*(getattr(fed.clients, part).sizes.tolist() for part in ("train", "valid", "test"))))
         whats = ("accuracy", "loss", "f1" if fed.data.y.ndim == 1 else "perplexity")
         scores = [f"{part}_{what}" for part in self.parts for what in whats]
         columns = ["client", "round", "train", "valid", "test", *scores]
@@ -107,11 +103,8 @@ class ClientTable:
         """Append the scores of a round; they are empty if it was not evaluated."""
         if scores:
             values = zip(*(map(dict.values, scores[part]) for part in self.parts))
-            lines = [
-                [client, number, *sizes, *(value for part in parts for value in part)]
-                for client, (sizes, parts) in enumerate(zip(self.sizes, values, strict=True))
-            ]
-            _append(self.path, lines)
+            lines = zip(range(len(self.sizes)), self.sizes, values, strict=True)
+            _append(self.path, [[k, number, *sizes, *itertools.chain(*parts)] for k, sizes, parts in lines])
 
 
 def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
@@ -124,20 +117,12 @@ def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
 def checksums(rows: Sequence[Row]) -> list[str]:
     """Compute a text for each row that changes with its numbers, other than the seconds, which differ from run to run.
 
-    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `Metrics`.
+    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `kept`.
     """
-    due = {name: column.due for name, column in columns().items()}
-
-    def one(row: Row) -> str:
-        parts = {part: {k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)}
-        parts["round"].pop("seconds", None)
-        return " ".join(_checksum(part) for part in parts.values())
-
-    return [one(row) for row in rows]
-
-
-def _checksum(part: Row) -> str:
-    return f"{zlib.crc32(json.dumps(part, sort_keys=True).encode()):08x}" if part else ""
+    due = {name: column.due for name, column in columns().items()} | {"seconds": None}
+    parts = [[{k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)] for row in rows]
+    texts = [[json.dumps(part, sort_keys=True).encode() if part else b"" for part in row] for row in parts]
+    return [" ".join(f"{zlib.crc32(text):08x}" if text else "" for text in row) for row in texts]
 
 
 def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
@@ -204,12 +189,12 @@ def read(path: Path) -> list[Row]:
     Raises FLError for any other file, and for rounds that are there twice or in another order.
     """
     rows = _rows(path)
-    for number, row in enumerate(rows):
-        if number and row["round"] <= rows[number - 1]["round"]:
-            twice = any(row["round"] == other["round"] for other in rows[:number])
+    rounds = [row["round"] for row in rows]
+    for before, number in itertools.pairwise(rounds):
+        if number <= before:
             raise FLError(
-                f"{path} has round {row['round']} {'twice' if twice else 'out of order'}, as if two processes had "
-                "written it, so its numbers are not those of one run: train again"
+                f"{path} has round {number} {'twice' if rounds.count(number) > 1 else 'out of order'}, as if two "
+                "processes had written it, so its numbers are not those of one run: train again"
             )
     return rows
 

@@ -21,8 +21,7 @@ from fl.runs.assembly import build, resolve_inputs
 from fl.runs.folder import load_initial_weights
 from fl.runs.lock import SETTINGS, open_run_folder
 from fl.runs.logs import OnRound, require, watched
-from fl.runs.rounds import check_ranks_agree, measured_round, rounds, sync_server
-from fl.runs.run import Run
+from fl.runs.run import Run, check_ranks_agree, measured_round, rounds, sync_server
 from fl.settings import Config
 
 AT_START = [leave_coverage]
@@ -47,9 +46,9 @@ def simulate(
     methods with models on levels leave structure.json and structure.png, those with clients of different architectures
     architectures.csv and (where these keep their places) coverage.png.
 
-    A run that was interrupted at any moment, by Ctrl-C or for good, is continued with `resume`, and ends as it would
-    have without the interruption: bit for bit on a CPU with the same backend and as many threads, on a GPU as far as
-    its kernels are deterministic.
+    A run that was interrupted at any moment is continued with `resume`, and ends as it would have without the
+    interruption: bit for bit on a CPU with the same backend and as many threads, on a GPU as far as its kernels are
+    deterministic.
 
     Under torchrun every process calls this with the same arguments: the first writes the folder, and all return the
     summary.
@@ -96,8 +95,9 @@ def _lead(
             try:
                 check_ranks_agree(run)
             except FLError:  # also where another rank is lost before the first round
-                if not resume:
-                    _empty(folder)
+                for one in () if resume else folder.iterdir():
+                    if one.is_file() and one.name != lock.FILE:
+                        one.unlink()
                 raise
             for write in AT_START:
                 write(run)
@@ -168,10 +168,3 @@ def _terminable() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGTERM, before)
     if told:
         raise Terminated
-
-
-def _empty(folder: Path) -> None:
-    """Delete what a run that was refused has written into its new folder."""
-    for one in folder.iterdir():
-        if one.is_file() and one.name != lock.FILE:
-            one.unlink()

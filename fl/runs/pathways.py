@@ -12,7 +12,6 @@ from torch.func import functional_call
 import zoo
 from fl import models
 from fl.algorithms import ALGORITHMS
-from fl.algorithms.method import Method
 from fl.base import tensors
 from fl.base.errors import FLError
 from fl.federation import client_models
@@ -75,12 +74,23 @@ class Pathways:
             y: labels [N], of text the next token of each [N, T].
             epsilon: the least gain of a level.
         """
-        self._check_new(x, y)
+        if self.kinds == ("personal",):
+            raise FLError("a new client can be given no model: all models are personal")
+        if not len(x) or len(x) != len(y):
+            raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
+        if self.spec.tokens is None and not x.is_floating_point():
+            raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
+        low, high, classes = int(y.min()), int(y.max()), self.spec.num_classes
+        if classes and not 0 <= low <= high < classes:
+            raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}")
         total, used, best, chosen = torch.zeros(()), 0, 0.0, []
         for at, (kind, level) in enumerate(zip(self.kinds, self.levels)):
             known = [] if kind == "personal" else level.used[level.used >= 0].unique().tolist()
             offers = {k: total + self._call(level.state(k), x) for k in known}
-            losses = {k: self._loss(logits / (used + 1 if self.mean else 1), y) for k, logits in offers.items()}
+            losses = {
+                k: F.cross_entropy((out / (used + 1 if self.mean else 1)).double().flatten(0, -2), y.flatten()).item()
+                for k, out in offers.items()
+            }
             k = min(losses, key=losses.get, default=-1)
             if k >= 0 and (at == 0 or best - losses[k] > epsilon):
                 total, used, best = offers[k], used + 1, losses[k]
@@ -91,17 +101,6 @@ class Pathways:
             level._replace(used=torch.cat([level.used, torch.tensor([k])])) for level, k in zip(self.levels, chosen)
         ]
         return self.clients - 1
-
-    def _check_new(self, x: Tensor, y: Tensor) -> None:
-        if self.kinds == ("personal",):
-            raise FLError("a new client can be given no model: all models are personal")
-        if not len(x) or len(x) != len(y):
-            raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
-        if self.spec.tokens is None and not x.is_floating_point():
-            raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
-        low, high, classes = int(y.min()), int(y.max()), self.spec.num_classes
-        if classes and not 0 <= low <= high < classes:
-            raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}")
 
     def save(self, path: str | Path) -> None:
         """Write everything into one safetensors file, atomically; `load` is the inverse."""
@@ -124,34 +123,21 @@ class Pathways:
         Raises FLError for the folder of another method, for another model, and for what cannot be read.
         """
         path = Path(path)
-        return cls._from_run(path, model) if path.is_dir() else cls._from_file(path, model)
-
-    @classmethod
-    def _from_run(cls, folder: Path, model: Model | None) -> "Pathways":
-        config = Config.read(folder)
-        name, known = ",".join(config.algorithm), _methods()
+        if not path.is_dir():
+            found, state = tensors.read(path, _FORMAT)
+            parts = checkpoint.unflatten(found)
+            levels = [Level(stored := parts[str(at)], stored.pop("")) for at in range(len(parts))]
+            spec = checkpoint.spec_of(path, state["spec"], state["own"], model)
+            return cls(spec, state["kinds"], levels, state["mean"])
+        config = Config.read(path)
+        name, known = ",".join(config.algorithm), {n: method for n, method in ALGORITHMS.items() if method.pathways}
         if name not in known:
-            raise FLError(f"{folder} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
+            raise FLError(f"{path} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
         if config.norm == "static_batch" or config.model == "transformer_masked":
-            raise FLError(f"{folder}: for a model with static batch norms, or of masked text, use fl.load_model")
-        spec, server = checkpoint.read_parts(folder, model=model)
+            raise FLError(f"{path}: for a model with static batch norms, or of masked text, use fl.load_model")
+        spec, server = checkpoint.read_parts(path, model=model)
         kinds, used = known[name].pathways(getattr(config, name, known[name].options), server)
         return cls(spec, kinds, used.levels, used.mean)
 
-    @classmethod
-    def _from_file(cls, path: Path, model: Model | None) -> "Pathways":
-        found, state = tensors.read(path, _FORMAT)
-        parts = checkpoint.unflatten(found)
-        levels = [Level(held := parts[str(at)], held.pop("")) for at in range(len(parts))]
-        return cls(checkpoint.spec_of(path, state["spec"], state["own"], model), state["kinds"], levels, state["mean"])
-
     def _call(self, state: State, x: Tensor) -> Tensor:
         return functional_call(self._model, state, (x,))
-
-    def _loss(self, logits: Tensor, y: Tensor) -> float:
-        return F.cross_entropy(logits.double().flatten(0, -2), y.flatten()).item()
-
-
-def _methods() -> dict[str, Method]:
-    """The methods whose clients have pathways, by name."""
-    return {name: method for name, method in ALGORITHMS.items() if method.pathways}

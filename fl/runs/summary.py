@@ -86,7 +86,12 @@ def describe(summary: dict) -> str:
     own = ""
     if chosen:
         which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
-        own = f"\nclients' own test data in round {chosen['round']}{which}: {_own(chosen)} (± over clients)"
+        scores = f"accuracy {chosen['local_test_accuracy']} ± {chosen['local_test_std']}, " + (
+            f"macro-F1 {chosen['local_test_f1']} ± {chosen['local_test_f1_std']}"
+            if "local_test_f1" in chosen
+            else f"perplexity {chosen['local_test_perplexity']}"
+        )
+        own = f"\nclients' own test data in round {chosen['round']}{which}: {scores} (± over clients)"
     if "failed" in summary:
         own += f"\ntraining has failed: {summary['failed']}; start a new run with a smaller --lr, or a --clip such as 1"
     if stopped := summary.get("stopped"):
@@ -98,29 +103,19 @@ def describe(summary: dict) -> str:
     )
 
 
-def _own(chosen: dict[str, str]) -> str:
-    """Write means and spreads over clients of the scores on their own test data."""
-    accuracy = f"accuracy {chosen['local_test_accuracy']} ± {chosen['local_test_std']}"
-    if "local_test_f1" in chosen:
-        return f"{accuracy}, macro-F1 {chosen['local_test_f1']} ± {chosen['local_test_f1_std']}"
-    return f"{accuracy}, perplexity {chosen['local_test_perplexity']}"
-
-
 def advice(config: Config, folder: Path) -> str:
     """Write where the results lie and what to try next."""
-    where, several = shlex.quote(str(folder)), len(config.runs()) > 1
-    patient = " --patience 0" if _out_of_patience(config, folder) else ""
-    lines = {
-        "results": f"{where}/",
-        "figure": f"{where}/{'comparison.png' if several else 'curves.png'}",
-        "train on": f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}",
-        "compare": "" if several or config.algorithm[0] in methods_of("heterogeneous") else _comparison(config),
-        "settings": f"{program('run')} --help",
-    }
-    if not lines["compare"]:
-        del lines["compare"]
-    if config.lr_schedule != "constant" or config.joining or config.leaving:  # more rounds would change these
-        del lines["train on"]
+    where, runs = shlex.quote(str(folder)), config.runs()
+    several = len(runs) > 1
+    lines = {"results": f"{where}/", "figure": f"{where}/{'comparison.png' if several else 'curves.png'}"}
+    if not (config.lr_schedule != "constant" or config.joining or config.leaving):  # more rounds would change these
+        tables = [folder / run_name(one) / FILE for one in runs] if several else [folder / FILE]
+        left = [evaluations_since_best(read(path)) < config.patience for path in tables if path.exists()]
+        patient = " --patience 0" if config.patience and not all(left) else ""
+        lines["train on"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
+    if not several and config.algorithm[0] not in methods_of("heterogeneous") and (others := _comparison(config)):
+        lines["compare"] = others
+    lines["settings"] = f"{program('run')} --help"
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
 
 
@@ -145,12 +140,3 @@ def _comparison(config: Config) -> str:
             texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
             words += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
     return " ".join(words)
-
-
-def _out_of_patience(config: Config, folder: Path) -> bool:
-    """Whether a run in the folder would not train on with more rounds, since its --patience is used up."""
-    runs = config.runs()
-    tables = [folder / FILE] if len(runs) == 1 else [folder / run_name(one) / FILE for one in runs]
-    return config.patience > 0 and any(
-        evaluations_since_best(read(path)) >= config.patience for path in tables if path.exists()
-    )

@@ -17,7 +17,7 @@ from fl.figures import curves as plot
 from fl.figures import style
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions
-from fl.runs.metrics import Metrics, kept, read
+from fl.runs.metrics import Metrics, read
 from fl.settings import Config
 
 
@@ -38,16 +38,16 @@ def fake_run(folder, accuracies, **settings):
 
 @pytest.mark.drawn
 def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
-    folders = [
-        fake_run(tmp_path / "a", [0.1, 0.5], algorithm=("fedavg",), seeds=(0,)),
-        fake_run(tmp_path / "b", [0.2, 0.7], algorithm=("fedavg",), seeds=(1,)),
-        fake_run(tmp_path / "c", [0.3, 0.8], algorithm=("fedmr",)),
-        fake_run(tmp_path / "d", [0.3, 0.9], algorithm=("fedmr",), fedmr=FedMROptions(segment_fraction=0.5)),
-    ]
+    """Those of one command in its order of methods."""
+    (tmp_path / "config.yaml").write_text(Config(algorithm=("fedmr", "fedavg")).to_yaml())
+    fake_run(tmp_path / "a", [0.1, 0.5], algorithm=("fedavg",), seeds=(0,))
+    fake_run(tmp_path / "b", [0.2, 0.7], algorithm=("fedavg",), seeds=(1,))
+    fake_run(tmp_path / "c", [0.3, 0.8], algorithm=("fedmr",))
+    fake_run(tmp_path / "d", [0.3, 0.9], algorithm=("fedmr",), fedmr=FedMROptions(segment_fraction=0.5))
     out = tmp_path / "figure.png"
-    assert compare.main([*map(str, folders), "--out", str(out)]) == 0
+    assert compare.main([str(tmp_path), "--out", str(out)]) == 0
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:4]]
-    assert rows == ["fedavg", "fedmr segment_fraction=0.0", "fedmr segment_fraction=0.5"]
+    assert rows == ["fedmr segment_fraction=0.0", "fedmr segment_fraction=0.5", "fedavg"]
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
@@ -61,20 +61,6 @@ def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     assert "90.00 ± 0.00" in row  # best
 
 
-def test_runs_of_one_command_keep_its_order(tmp_path):
-    names = ("nefl", "fedfa", "heterofl")
-    (tmp_path / "config.yaml").write_text(Config(algorithm=names).to_yaml())
-    for name in sorted(names):
-        fake_run(tmp_path / f"{name}-seed0", [0.5], algorithm=(name,))
-    assert [run.config.algorithm[0] for run in groups.find_runs([tmp_path])] == list(names)
-
-
-def test_settings_that_differ_are_in_the_label(tmp_path):
-    for i, alpha in enumerate((0.1, 0.5)):
-        fake_run(tmp_path / str(i), [0.5], algorithm=("fedavg",), alpha=alpha)
-    assert list(groups.group(groups.find_runs([tmp_path]))) == ["fedavg alpha=0.1", "fedavg alpha=0.5"]
-
-
 def test_curves_use_the_rounds_that_all_seeds_measured():
     runs = [[{"round": 1, "loss": 1.0}, {"round": 2, "loss": 2.0}], [{"round": 2, "loss": 4.0}]]
     rounds, mean, std = plot.mean_and_std(runs, "loss")
@@ -83,26 +69,19 @@ def test_curves_use_the_rounds_that_all_seeds_measured():
 
 
 @pytest.mark.drawn
-def test_what_cannot_be_compared_is_refused(tmp_path):
-    run = fake_run(tmp_path / "a", [0.5])
+def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
+    run, out = fake_run(tmp_path / "a", [0.5]), str(tmp_path / "f.png")
+    for against, lacking in (("traffic", "bytes"), ("macs", "macs")):
+        assert compare.main([str(run), "--out", out, "--against", against]) == 2
+        assert f"a/metrics.csv does not have the {lacking} of every round" in capsys.readouterr().err
+    with pytest.raises(FLError, match="no evaluated round"):
+        groups.find_runs([fake_run(tmp_path / "none", [])])
     fake_run(tmp_path / "twin", [0.6])
     with pytest.raises(FLError, match="same settings and seed"):
         groups.group(groups.find_runs([run, tmp_path / "twin"]))
     assert len(groups.find_runs([run, run])) == 1  # the same folder twice is one run
     assert compare.main([str(run), "--out", str(tmp_path / "figure.svg")]) == 0
     assert "<svg" in (tmp_path / "figure.svg").read_text()
-
-
-def test_metrics_survive_a_cut_off_line_and_drop_later_rounds(tmp_path):
-    path = tmp_path / "metrics.csv"
-    metrics = Metrics(path)
-    for number in (1, 2, 3):
-        metrics.add({"round": number, "seconds": 0.1, "train_loss": 1 / 3})
-    path.write_text(path.read_text()[:-20])
-    assert [row["round"] for row in read(path)] == [1, 2]
-    rows = Metrics(path, kept(path, 1)).rows
-    assert rows == [{"round": 1, "seconds": 0.1, "train_loss": 1 / 3}]
-    assert read(path) == rows
 
 
 def own_run(folder, accuracies, losses, more=(), **settings):
@@ -168,7 +147,7 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
     for seed in (0, 1):
         more = [traffic(1e6, (1 + seed) * 1e6), traffic(1e6, 1e6, peers=3e6)]
         folder = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,))
-        Metrics(folder / "metrics.csv", kept(folder / "metrics.csv", 2)).add(
+        Metrics(folder / "metrics.csv", read(folder / "metrics.csv")).add(
             {"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)}
         )
     own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes
@@ -217,12 +196,6 @@ def test_curves_against_traffic_and_time(tmp_path, drawn):
 
     assert compare.main([str(tmp_path), "--out", str(out), "--against", "seconds"]) == 0
     assert {tuple(line.get_xdata()) for line in drawn[1].axes[0].lines} == {(2.0, 4.0)}
-
-
-def test_traffic_that_was_not_counted_is_told(tmp_path, capsys):
-    folder = fake_run(tmp_path / "old", [0.5])
-    assert compare.main([str(folder), "--out", str(tmp_path / "f.png"), "--against", "traffic"]) == 2
-    assert "old/metrics.csv does not have the bytes" in capsys.readouterr().err
 
 
 def marks(axis):
@@ -287,12 +260,6 @@ def test_deviations_of_accuracies_end_at_0_and_100_percent(tmp_path):
     assert 1 < high < 1.03
 
 
-def test_a_run_without_an_evaluated_round_says_so(tmp_path):
-    run = fake_run(tmp_path / "a", [])
-    with pytest.raises(FLError, match="no evaluated round"):
-        groups.find_runs([run])
-
-
 def mac_run(folder, accuracies, macs=2e12, **settings):
     """Two clients of four a round, which takes 2 s and 3 MB of a participant; what is None is not evaluated."""
     rows = []
@@ -302,21 +269,11 @@ def mac_run(folder, accuracies, macs=2e12, **settings):
     return left_by(folder, rows, **{"algorithm": ("fedfa",), "clients": 4, "participants": 2} | settings)
 
 
-def test_curves_against_the_macs_of_all_clients(tmp_path, drawn, capsys):
-    folder = mac_run(tmp_path / "a", [0.1, 0.2, 0.3])
-    compare.compare([folder], tmp_path / "f.png", "macs")
-    axis = drawn[0].axes[0]
-    assert axis.lines[0].get_xdata().tolist() == pytest.approx([4, 12, 24])  # 2 clients with 2, 4 and 6 each
-    assert axis.get_xlabel() == "TMAC of all clients, forward passes only"
-
-    mac_run(tmp_path / "old", [0.1], macs=None, seeds=(1,))
-    assert compare.main([str(tmp_path), "--against", "macs", "--out", str(tmp_path / "g.png")]) == 2
-    assert "old/metrics.csv does not have the macs of every round" in capsys.readouterr().err
-
-
 def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
     """Up to the first round that was evaluated and had it, also if it was lost again."""
-    mac_run(tmp_path / "a0", [0.1, 0.7, 0.3])
+    compare.compare([mac_run(tmp_path / "a0", [0.1, 0.7, 0.3])], tmp_path / "f.png", "macs")
+    assert drawn[0].axes[0].lines[0].get_xdata().tolist() == pytest.approx([4, 12, 24])  # 2 clients, 2, 4 and 6 each
+    assert drawn[0].axes[0].get_xlabel() == "TMAC of all clients, forward passes only"
     mac_run(tmp_path / "a1", [0.8, None, 0.9], seeds=(1,))
     mac_run(tmp_path / "b0", [0.1, 0.69999], algorithm=("nefl",))
     mac_run(tmp_path / "b1", [None, None, 0.9], algorithm=("nefl",), seeds=(1,))
@@ -368,18 +325,7 @@ def test_local_accuracy_and_the_attack_have_columns(tmp_path, drawn):
     assert "local" not in compare.compare([tmp_path], tmp_path / "f.png")
 
 
-def test_a_table_that_is_too_wide_goes_on_below(tmp_path):
-    own_run(tmp_path / "a", [0.1], [1.0], [{"models_own_accuracy": 0.5} | traffic(1e6, 1e6)], algorithm=("fedfa",))
-    found = groups.group(groups.find_runs([tmp_path]))
-    usual, named = groups.table(found), groups.table({80 * "x": found["fedfa"]})
-    above, below = named.split("\n\n")
-    both = [cells(a) + cells(b)[1:] for a, b in zip(above.splitlines(), below.splitlines(), strict=True)]
-    assert both[0] == cells(usual.splitlines()[0])
-    assert both[1][1:] == cells(usual.splitlines()[1])[1:]
-    assert max(map(len, named.splitlines())) <= 160 < sum(len(part.splitlines()[0]) for part in (above, below))
-
-
-def test_labels_name_attacks_defences_and_architectures(tmp_path):
+def test_labels_name_what_differs_and_was_given(tmp_path):
     """As the flags are written; architectures only of methods whose clients may differ in them."""
     few, many = ArchitectureOptions(widths=(0.5,)), ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
     for name, settings in {
@@ -387,15 +333,17 @@ def test_labels_name_attacks_defences_and_architectures(tmp_path):
         "b": {"defence": Defence("median")},
         "c": {"architectures": few},
         "d": {"architectures": many},
+        "e": {"algorithm": ("fedavg",)},
+        "f": {"algorithm": ("fedavg",), "participation": 0.5, "seeds": (1,)},
     }.items():
         mac_run(tmp_path / name, [0.5], **settings)
-    labels = list(groups.group(groups.find_runs([tmp_path / "a", tmp_path / "b"])))
-    assert labels == ["fedfa attack.share=0.2 defence.rule=mean", "fedfa attack.share=0.0 defence.rule=median"]
-    labels = list(groups.group(groups.find_runs([tmp_path / "c", tmp_path / "d"])))
-    assert labels == [
-        "fedfa architectures.widths=0.5 architectures.choose=zico",
-        "fedfa architectures.widths=0.5,1.0 architectures.choose=cycle",
-    ]
-    mac_run(tmp_path / "e", [0.5], algorithm=("fedavg",))
-    assert list(groups.group(groups.find_runs([tmp_path / "c", tmp_path / "e"]))) == ["fedfa", "fedavg"]
-    assert not any(one.group == "architectures" for one in Config(algorithm=("fedavg",)).settings())
+    for names, labels in {
+        "ab": ["fedfa attack.share=0.2 defence.rule=mean", "fedfa attack.share=0.0 defence.rule=median"],
+        "cd": [
+            "fedfa architectures.widths=0.5 architectures.choose=zico",
+            "fedfa architectures.widths=0.5,1.0 architectures.choose=cycle",
+        ],
+        "ce": ["fedfa", "fedavg"],
+        "ef": ["fedavg participants=2", "fedavg participation=0.5"],
+    }.items():
+        assert list(groups.group(groups.find_runs([tmp_path / name for name in names]))) == labels

@@ -121,7 +121,6 @@ REFUSED = [
     ("export RUN nowhere/model.pt", "there is no folder"),
     ("export RUN model.pt --pixels", "weights alone"),
     ("export RUN model.pt --client 4", "has clients 0 to 3"),
-    ("export RUN model.pt --client 1 --best", "--best is for the deployed model"),
     ("analysis similarity", "give run folders, or an untrained --model"),
     ("analysis similarity nowhere --out taken.png", "nowhere"),
     ("analysis similarity nowhere --depth 2", "are for --model"),

@@ -25,8 +25,8 @@ from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
-from fl.runs.rounds import rounds as play
 from fl.runs.run import Run
+from fl.runs.run import rounds as play
 from fl.settings.command_line import parse
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"

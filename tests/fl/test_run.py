@@ -7,7 +7,6 @@ from fl_flags import OF_METHOD, TINY
 from safetensors.torch import load_file
 
 import fl
-import zoo
 from fl import run as cli
 from fl.base.rng import Rng
 from fl.runs import checkpoint
@@ -59,8 +58,6 @@ def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
 
 def test_intervals_are_kept(tmp_path, monkeypatch):
     """Evaluations and checkpoints come when they are due, and in the last round."""
-    from fl.runs import checkpoint
-
     saved, original = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a, **k: (saved.append(a[2]), original(*a, **k)))
     folder = run(tmp_path, "--rounds", 7, "--eval-every", 3, "--eval-client-models-every", 2, "--checkpoint-every", 4)
@@ -99,12 +96,9 @@ class Stop:
         monkeypatch.setattr(Federation, "train", stopping(Federation.train))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "participants"), [("fedavg", 1), ("fedmr", 2), ("femam", 2), ("fedfa", 2)]
-)  # tests/fl/test_contract.py resumes runs of every method
-def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm, participants):
-    flags = ("--algorithm", algorithm, "--participants", participants, "--eval-client-models-every", 2)
-    flags += tuple(OF_METHOD.get(algorithm, ()))
+@pytest.mark.parametrize("algorithm", ["fedmr", "femam"])  # tests/fl/test_contract.py resumes runs of every method
+def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm):
+    flags = ("--algorithm", algorithm, "--eval-client-models-every", 2, *OF_METHOD.get(algorithm, ()))
     whole = run(tmp_path, *flags, name="whole")
     with monkeypatch.context() as patch:
         Stop(patch, 3)
@@ -112,53 +106,6 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, c
     assert "--resume" in capsys.readouterr().out
     assert [row["round"] for row in read(broken / "metrics.csv")] == [1, 2]
     assert json.loads((broken / "summary.json").read_text())["complete"] is False
-    assert cli.main(["--resume", str(broken)]) == 0
-    assert_equal_runs(whole, broken)
-
-
-@pytest.mark.parametrize("mine", ["none", "one that notes it", "one that ends"])
-def test_sigterm_saves_as_ctrl_c_does_beside_a_handler_of_the_user(tmp_path, monkeypatch, capsys, mine):
-    noted, before = [], signal.getsignal(signal.SIGTERM)
-
-    def handler(number, frame):
-        noted.append(number)
-        if mine == "one that ends":
-            raise SystemExit(7)
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL if mine == "none" else handler)
-    try:
-        with monkeypatch.context() as patch:
-            Stop(patch, 3, signum=signal.SIGTERM)
-            if mine == "one that ends":
-                with pytest.raises(SystemExit, match="7"):
-                    run(tmp_path, name="broken")
-            else:
-                run(tmp_path, name="broken", code=143)
-                assert "--resume" in capsys.readouterr().out
-        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_DFL if mine == "none" else handler)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert noted == ([] if mine == "none" else [signal.SIGTERM])
-    config, broken = Config.read(tmp_path / "broken"), tmp_path / "broken"
-    assert checkpoint.read_header(broken)["round"] == 2
-    assert cli.main(["--resume", str(broken)]) == 0
-    assert len(read(broken / "metrics.csv")) == config.rounds
-
-
-def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        Stop(monkeypatch, 2, signum=signal.SIGTERM)
-        run(tmp_path, name="whole")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_ctrl_c_in_the_first_round_can_be_resumed(tmp_path, monkeypatch):
-    whole = run(tmp_path, name="whole")
-    with monkeypatch.context() as patch:
-        Stop(patch, 1)
-        broken = run(tmp_path, name="broken", code=130)
     assert cli.main(["--resume", str(broken)]) == 0
     assert_equal_runs(whole, broken)
 
@@ -191,19 +138,6 @@ def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path
     assert not torch.equal(federations["fedmr-seed0"].clients[0].train, federations["fedmr-seed1"].clients[0].train)
 
 
-def test_unnamed_runs_never_meet(tmp_path):
-    for _ in range(2):
-        run(tmp_path, "--rounds", 1, name=None)
-    first = Config.from_yaml((next(tmp_path.iterdir()) / "config.yaml").read_text()).title()
-    assert {path.name for path in tmp_path.iterdir()} == {first, f"{first}-2"}
-
-
-def test_recipes_are_overridden_field_by_field(tmp_path):
-    assert cli.main(["digits", *TINY, "--lr", "0.05", "--out", str(tmp_path), "--name", "a"]) == 0
-    config = Config.read(tmp_path / "a")
-    assert (config.lr, config.clients, config.alpha) == (0.05, 4, 0.5)
-
-
 def test_a_share_of_participants(tmp_path, capsys):
     assert [Config(clients=30, participation=share).cohort() for share in (0.1, 1.0, 0.01)] == [3, 30, 1]
     assert Config(clients=30, participants=1).cohort() == 1
@@ -219,28 +153,6 @@ def test_a_share_of_participants(tmp_path, capsys):
     assert "a share of the clients is --participation" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_trained_model_can_be_taken_out(tmp_path, monkeypatch):
-    folder = run(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr("fl.data.load", None)  # without its data set
-        model = fl.load_model(folder)
-    data = fl.build(Config.read(folder))[0].data
-    with torch.no_grad():
-        accuracy = (model(data.normalise(data.test_x)).argmax(1) == data.test_y).double().mean().item()
-    assert accuracy == read(folder / "metrics.csv")[-1]["accuracy"]
-
-
-def test_a_folder_with_another_model_is_named(tmp_path):
-    folder = run(tmp_path)
-    spec = zoo.Spec("cnn", image_size=8)
-    server = {"global": zoo.create("cnn", image_size=8, width=0.5).state_dict()}
-    checkpoint.save(folder, server, 1, spec, {})
-    with pytest.raises(fl.FLError, match="holds another model"):
-        fl.load_model(folder)
-    with pytest.raises(fl.FLError, match="no part called 'statistics'"):
-        checkpoint.save(folder, {**server, "statistics": {}}, 1, spec, {})
-
-
 def snapshot(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -251,36 +163,6 @@ def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
         folder = run(tmp_path, code=2)
     assert "error: out of memory: use a smaller --batch-size" in capsys.readouterr().err
     assert cli.main(["--resume", str(folder)]) == 0
-
-
-def test_an_existing_folder_is_not_touched(tmp_path, capsys):
-    folder = run(tmp_path)
-    before = snapshot(tmp_path)
-    run(tmp_path, code=2)
-    run(tmp_path, "--algorithm", "fedavg,fedmr", code=2)
-    assert f"{folder} exists already" in capsys.readouterr().err
-    assert snapshot(tmp_path) == before
-
-
-def test_settings_cannot_change_on_the_way(tmp_path, capsys):
-    folder = run(tmp_path)
-    before = snapshot(tmp_path)
-    for flags, message in (
-        (["--lr", "0.5"], "--lr cannot change"),
-        (["--seeds", "3"], "--seeds cannot change"),
-        (["--rounds", "2"], "has done 4 rounds"),
-    ):
-        assert cli.main(["--resume", str(folder), *flags]) == 2
-        assert message in capsys.readouterr().err
-    assert cli.main(["fashion-mnist", "--resume", str(folder)]) == 2
-    assert snapshot(tmp_path) == before
-
-
-def test_the_rounds_of_a_schedule_are_fixed(tmp_path, capsys):
-    folder = run(tmp_path, "--lr-schedule", "cosine", "--max-parallel-clients", "1")
-    assert "--resume" not in capsys.readouterr().out
-    assert cli.main(["--resume", str(folder), "--rounds", "9"]) == 2
-    assert "--rounds cannot change: --lr-schedule cosine" in capsys.readouterr().err
 
 
 def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
@@ -313,15 +195,6 @@ def test_names_of_earlier_versions_say_what_they_are_now(text, said):
         Config.from_yaml(text)
 
 
-def test_several_runs_are_not_one(tmp_path):
-    folder = run(tmp_path, "--seeds", "0,1", "--rounds", 1)
-    with pytest.raises(fl.FLError, match="several runs"):
-        fl.load_model(folder)
-    with pytest.raises(fl.FLError, match=r"config\.runs"):
-        fl.build(Config(seeds=(0, 1)))
-    assert Config.read(folder / "fedmr-seed1").name == "fedmr-seed1"
-
-
 def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):
     folder = run(tmp_path, "--algorithm", "fedavg,indep", "--rounds", 1)
     assert cli.main(["--resume", str(folder)]) == 0
@@ -336,13 +209,6 @@ def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
     few = ["--clients", 20, "--participants", 2, "--alpha", 0.01, "--min-samples", 10, "--samples", 300]
     run(tmp_path, *few, "--algorithm", "fedavg,fedprox", "--rounds", 1)
     assert caplog.text.count("in none of 200 draws") == 2
-
-
-def test_a_refused_resume_of_a_comparison_changes_nothing(tmp_path):
-    folder = run(tmp_path, "--seeds", "0,1")
-    before = snapshot(folder)
-    assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 2
-    assert snapshot(folder) == before
 
 
 def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
@@ -366,3 +232,61 @@ def test_help_shows_every_setting(capsys):
     for flag in ("--fedmr.stage1-rounds", "--text.tokens", "--text.vocabulary", "--text.length"):
         assert flag in text
     assert "fashion-mnist" in text
+
+
+def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
+    """By a run of the same name, by one without a name, and by a resumed one with other settings."""
+    title = Config.read(run(tmp_path, "--rounds", 1, name="a")).title()
+    several = run(tmp_path, "--seeds", "0,1", "--rounds", 2, name="b")
+    cosine = run(tmp_path, "--rounds", 1, "--lr-schedule", "cosine", name="c")
+    assert f"--resume {cosine}" not in capsys.readouterr().out
+    before = snapshot(tmp_path)
+    for flags, message in (
+        ([*TINY, "--out", tmp_path, "--name", "a"], f"{tmp_path / 'a'} exists already"),
+        ([*TINY, "--algorithm", "fedavg,fedmr", "--out", tmp_path, "--name", "a"], "exists already"),
+        (["--resume", tmp_path / "a", "--lr", "0.5"], "--lr cannot change"),
+        (["--resume", tmp_path / "a", "--seeds", "3"], "--seeds cannot change"),
+        (["--resume", several, "--rounds", "1"], "has done 2 rounds"),
+        (["--resume", cosine, "--rounds", "9"], "--rounds cannot change: --lr-schedule cosine"),
+        (["fashion-mnist", "--resume", tmp_path / "a"], "leave the recipe out"),
+    ):
+        assert cli.main([*map(str, flags)]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(fl.FLError, match="several runs"):
+        fl.load_model(several)
+    with pytest.raises(fl.FLError, match=r"config\.runs"):
+        fl.build(Config(seeds=(0, 1)))
+    assert Config.read(several / "fedmr-seed1").name == "fedmr-seed1"
+    assert snapshot(tmp_path) == before
+    for _ in range(2):
+        run(tmp_path, "--rounds", 1, name=None)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c", title, f"{title}-2"}
+
+
+@pytest.mark.parametrize("mine", ["none", "one that notes it", "one that ends", "ignored"])
+def test_sigterm_saves_as_ctrl_c_does_beside_a_handler_of_the_user(tmp_path, monkeypatch, capsys, mine):
+    noted = []
+
+    def handler(number, frame):
+        noted.append(number)
+        if mine == "one that ends":
+            raise SystemExit(7)
+
+    now = {"none": signal.SIG_DFL, "ignored": signal.SIG_IGN}.get(mine, handler)
+    before, broken = signal.signal(signal.SIGTERM, now), tmp_path / "broken"
+    try:
+        with monkeypatch.context() as patch:
+            Stop(patch, 3, signum=signal.SIGTERM)
+            if mine == "one that ends":
+                with pytest.raises(SystemExit, match="7"):
+                    run(tmp_path, name="broken")
+            else:
+                run(tmp_path, name="broken", code=0 if mine == "ignored" else 143)
+                assert f"--resume {broken}" in capsys.readouterr().out
+        assert signal.getsignal(signal.SIGTERM) is now
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert noted == [signal.SIGTERM] * mine.startswith("one")
+    assert checkpoint.read_header(broken)["round"] == (4 if mine == "ignored" else 2)
+    assert cli.main(["--resume", str(broken)]) == 0
+    assert len(read(broken / "metrics.csv")) == 4

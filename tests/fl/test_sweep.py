@@ -15,9 +15,9 @@ from fl.analysis.groups import Run, find_runs
 from fl.base.errors import FLError
 from fl.figures import sweep as sweep_figures
 from fl.figures.style import COLORS
-from fl.runs.many_runs import Sweep
 from fl.runs.metrics import read, selected
 from fl.settings import Config
+from fl.sweep import Sweep
 
 QUICK = [*TINY, "--rounds", "2", "--backend", "loop"]
 
@@ -228,12 +228,6 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     assert f"`python -m fl.sweep --resume {broken}`" in capsys.readouterr().err
 
 
-def test_what_the_last_value_cannot_have_is_told_before_the_first_trains(tmp_path, capsys):
-    assert sweep.main(["min-samples", "5,900", *TINY, "--out", str(tmp_path), "--name", "a"]) == 2
-    assert "900" in capsys.readouterr().err
-    assert not (tmp_path / "a").exists()
-
-
 @pytest.mark.parametrize(
     ("option", "values", "found"),
     [
@@ -274,26 +268,6 @@ def test_a_sweep_survives_being_written(tmp_path):
             Sweep.read(tmp_path)
 
 
-def test_recipes_are_swept():
-    made, _, resumed = sweep.command(["lr", "0.1,0.2", "pydoc", "--rounds", "3", "--name", "a"])
-    assert (made.config.dataset, made.config.rounds, made.option, resumed) == ("pydoc", 3, "lr", False)
-    assert [one.lr for runs in made.runs(Path("a")).values() for one in runs.values()] == [0.1, 0.2]
-
-
-def test_help_names_the_option_first(capsys):
-    with pytest.raises(SystemExit) as end:
-        sweep.main(["participants", "--help"])
-    assert end.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for part in (
-        "python -m fl.sweep OPTION VALUE,VALUE,...",
-        "dashed reference",
-        "--fedmr.stage1-rounds",
-        "fashion-mnist",
-    ):
-        assert part in text
-
-
 def test_a_value_that_diverges_is_left_out_and_the_others_go_on(tmp_path, caplog, capsys):
     folder = swept(tmp_path, "lr", "0.02,1e20,0.05", "--algorithm", "fedavg", code=1)
     assert "lr=1e%2B20" in caplog.text or "lr=1e20" in caplog.text
@@ -306,61 +280,6 @@ def test_a_value_that_diverges_is_left_out_and_the_others_go_on(tmp_path, caplog
     assert "fedavg-seed0: training diverged: in round 1 loss or weights of every client" in said
     assert swept(tmp_path, "lr", "1e20,1e21", "--algorithm", "fedavg", name="all", code=1)
     assert "error: training diverged" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.drawn
-def test_attacks_are_swept_with_every_method(tmp_path, drawn):
-    flags = ["--algorithm", "fedfa,fedavg", "--rounds", "1", "--participants", "4", "--samples", "200"]
-    folder = swept(tmp_path, "attack.share", "0,0.25,0.5", *flags, "--attack.kind", "trigger")
-    assert names(folder) == {f"attack.share={v}/{m}-seed0" for v in ("0", "0.25", "0.5") for m in ("fedfa", "fedavg")}
-    runs = {run.folder.parent.name: run for run in find_runs([folder]) if run.config.algorithm == ("fedfa",)}
-    assert [run.config.attack.share for run in runs.values()] == [0, 0.25, 0.5]
-    clean, some, attacked = (run.rows[-1] for run in runs.values())
-    assert len({clean["loss"], some["loss"], attacked["loss"]}) == 3
-    head, *lines = (folder / "sweep.txt").read_text().splitlines()
-    assert "attack %" in head
-    assert [line.split()[:2] for line in lines[::2]] == [[f"attack.share={v}", "fedfa"] for v in ("0", "0.25", "0.5")]
-
-    curves, ends = drawn
-    assert [axis.get_title() for axis in curves.axes] == [f"attack.share = {v}" for v in ("0", "0.25", "0.5")]
-    accuracy, success = ends.axes
-    beside = 0.5 * 0.02  # of fedavg's
-    assert accuracy.lines[0].get_xdata() == pytest.approx([0, 0.25, 0.5], abs=beside)
-    assert accuracy.lines[0].get_ydata().tolist() == [run.rows[-1]["accuracy"] for run in runs.values()]
-    assert success.get_ylabel() == "images with the trigger\ntaken for its class"
-    assert success.lines[0].get_xdata() == pytest.approx([0.25, 0.5], abs=beside)
-    assert success.lines[0].get_ydata().tolist() == [some["attack_success"], attacked["attack_success"]]
-    assert {text.get_text() for text in ends.legends[0].get_texts()} == {"fedfa", "fedavg"}
-
-
-@pytest.mark.parametrize(
-    ("option", "values", "flags"),
-    [
-        ("attack.amplify", "1,20", ["--attack.share", "0.2"]),
-        ("masked-loss", "false,true", []),
-    ],
-)
-def test_what_all_methods_read_is_swept_with_all(option, values, flags):
-    made, _, _ = sweep.command([option, values, "--algorithm", "fedavg,fedfa", *flags, "--name", "a"])
-    runs = made.runs(Path("a"))
-    assert list(runs) == [(value, method) for value in values.split(",") for method in ("fedavg", "fedfa")]
-    group, _, name = option.replace("-", "_").rpartition(".")
-    for (text, _), members in runs.items():
-        for config in members.values():
-            config.check()
-            assert str(getattr(getattr(config, group) if group else config, name)).lower() in (text, f"{text}.0")
-
-
-def test_architectures_are_swept_with_methods_that_mix_them():
-    flags = ["--algorithm", "fedavg,fedfa,nefl", "--name", "a"]
-    made, _, _ = sweep.command(["architectures.widths", "1/0.5,1", *flags])
-    runs = made.runs(Path("a"))
-    assert list(runs) == [("1", "fedfa"), ("1", "nefl"), ("0.5,1", "fedfa"), ("0.5,1", "nefl"), ("", "fedavg")]
-    for (text, _), members in runs.items():
-        for config in members.values():
-            config.check()
-            assert config.architectures.widths == ((0.5, 1.0) if text == "0.5,1" else (1.0,))
 
 
 def test_numbers_stand_at_their_own_place():
@@ -393,3 +312,41 @@ def test_values_of_methods_do_not_hide_each_other_nor_names_of_values_each_other
     assert all(4 < abs(x - y) < 12 for x, y in zip(a, b, strict=True))
     assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "0.01", "", "0.1", "1"]
     assert axis.get_xticks().tolist() == [float(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("command", "runs", "check"),
+    [
+        ("lr 0.1,0.2 pydoc --rounds 3", "0.1 0.2", lambda one: one.lr),
+        ("participants 3,4 fashion-mnist", "3 4", lambda one: one.cohort()),  # whose recipe names a share
+        ("attack.amplify 1,20 --algorithm fedavg,fedfa --attack.share 0.2", "1 20", lambda one: one.attack.amplify),
+        ("masked-loss false,true --algorithm fedavg,fedfa", "false true", lambda one: one.masked_loss),
+        (
+            "architectures.widths 1/0.5,1 --algorithm fedfa,nefl,fedavg",
+            "1 0.5,1",
+            lambda one: ",".join(f"{width:g}" for width in one.architectures.widths),
+        ),
+    ],
+)
+def test_every_method_that_reads_the_option_has_all_values(command, runs, check):
+    made, _, resumed = sweep.command([*command.split(), "--name", "a"])
+    assert not resumed
+    found, last = made.runs(Path("a")), made.config.algorithm[-1:] * ("architectures" in command)
+    methods = [name for name in made.config.algorithm if name not in last]
+    assert list(found) == [*((value, m) for value in runs.split() for m in methods), *(("", m) for m in last)]
+    for (text, _), members in found.items():
+        for config in members.values():
+            config.check()
+            assert not text or str(check(config)).lower() in (text, f"{text}.0")
+
+
+def test_what_cannot_be_swept_is_told_before_anything_trains(tmp_path, capsys):
+    assert sweep.main(["min-samples", "5,900", *TINY, "--out", str(tmp_path), "--name", "a"]) == 2
+    assert "900" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(SystemExit) as end:
+        sweep.main(["participants", "--help"])
+    assert end.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "python -m fl.sweep OPTION VALUE,VALUE,..." in text
+    assert "--fedmr.stage1-rounds" in text

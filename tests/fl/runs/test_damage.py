@@ -234,6 +234,8 @@ def test_a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp_path, dat
     simulate(CONFIG, folder, dataset=data)
     spec, server = checkpoint.read_parts(folder)
     server.pop("statistics", None)
+    with pytest.raises(fl.FLError, match="no part called 'statistics'"):
+        checkpoint.save(folder, {**server, "statistics": {}}, 1, spec, {})
     checkpoint.save(folder, server, 1, spec, {})
     whole = (folder / TABLE).read_bytes()
     cells(renamed)(folder / TABLE, {})

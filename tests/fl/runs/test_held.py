@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fl import FLError
-from fl.base.files import replacing, write_text
+from fl.base.files import write_text
 from fl.runs import lock
 from fl.runs.lock import open_run_folder
 
@@ -133,19 +133,6 @@ def test_an_output_that_is_full_is_told_to_be_the_output(tmp_path):
     assert done.returncode == 2
     said = "error: the output cannot be written (No space left on device): send it to a place with room\n"
     assert done.stderr == said
-
-
-def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path, monkeypatch):
-    write_text(tmp_path / "a", "old")
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    match = r"a cannot be written \(No space left on device\): make room on that disk"
-    with pytest.raises(FLError, match=match), replacing(tmp_path / "a") as temporary:
-        temporary.write_text("new")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
 @pytest.mark.parametrize(("make", "kind"), [(lambda lock, file: lock.symlink_to(file), "a link"),

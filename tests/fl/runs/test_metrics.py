@@ -3,7 +3,7 @@ import pytest
 from fl import FLError
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from fl.runs.metrics import Metrics, columns, read
+from fl.runs.metrics import Metrics, read
 
 
 def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -13,21 +13,6 @@ def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path
         metrics.add({"round": 2, "drift": 0.5})
     assert [row["round"] for row in metrics.rows] == [1]
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "train_loss": 2.0}]
-
-
-def test_a_method_that_is_put_in_brings_its_columns(tmp_path, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "fedavg", Method(fedavg.make, columns={"drift": float, "phase": int}))
-    metrics = Metrics(tmp_path / "metrics.csv")
-    metrics.add({"round": 1, "drift": 1, "phase": 3.0})
-    (row,) = read(tmp_path / "metrics.csv")
-    assert row == {"round": 1, "drift": 1.0, "phase": 3}
-    assert (type(row["drift"]), type(row["phase"])) == (float, int)
-
-
-def test_columns_of_methods_come_before_those_of_clients():
-    names = list(columns())
-    assert names[0] == "round"
-    assert names.index("server_step") < names.index("level") < names.index("local_valid_accuracy")
 
 
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
