@@ -11,7 +11,7 @@ from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_ser
 from fl.deploy.messages import NodeMessage, from_raw, raw
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 from fl.runs import checkpoint
 
 SMALL = {"clients": 4, "participants": 3, "rounds": 2, "local_epochs": 1, "samples": 80, "width": 0.1}
@@ -42,7 +42,7 @@ class Direct:
     def nodes(self):
         return [f"node-{number}" for number in reversed(range(len(self.clients)))]
 
-    def ask(self, requests, timeout, limits):
+    def ask(self, requests, timeout, limit):
         self.requests += [request for _, request in requests]
         answers = []
         for place, request in requests:
@@ -111,8 +111,8 @@ FAULTS = {
     "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
     "an old round": (said(round=0), "answers for round 0"),
     "another client": (lambda a: said(client=a.header["client"] + 1)(a), "answers for client 2"),  # of client 1
-    "another request": (said(ticket="00"), "answers another request"),
-    "another kind": (said(kind="here"), "instead of a trained model"),
+    "another request": (said(ticket="00"), "answers for ticket 00"),
+    "another kind": (said(kind="here"), "answers for kind here"),
     "samples": (said(samples=10**9), "trained on 1000000000 samples"),
     "no header": (lambda a: a._replace(header=[]), "no table of names"),
     "a header of other types": (said(round="1"), "round is a str"),

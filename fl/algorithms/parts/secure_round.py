@@ -2,7 +2,6 @@
 
 import logging
 import random
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,11 +47,10 @@ class SecureRecombination(NamedTuple):
         """
         if self.fed.remote:
             return self.fed.remote.recombine(update, message, clients, self, rng)
-        began, stack = time.perf_counter(), to_bytes(update.received, self.pieces)
+        stack = to_bytes(update.received, self.pieces)
         models = {client: model for client, model, size in zip(clients, stack, update.sizes) if size}
         outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})
-        seconds = time.perf_counter() - began
-        return recombined(update, message["model"], clients, self.pieces, outcome, rng.round, seconds)
+        return recombined(update, message["model"], clients, self.pieces, outcome, rng.round)
 
 
 def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
@@ -94,7 +92,6 @@ def recombined(
     pieces: Sequence[Segment],
     outcome: Outcome,
     round: int,
-    seconds: float,
 ) -> ClientUpdate:
     """What the server receives by an exchange that is over, see `SecureRecombination`."""
     kept = [k for k, client in enumerate(clients) if client in outcome.models]
@@ -113,7 +110,7 @@ def recombined(
     )
     model = update.metrics["bytes_down"]  # the message was the model
     metrics = traffic.more(update.metrics, model, down, up - update.metrics["bytes_up"])  # instead of the bare models
-    metrics |= {"bytes_peers": peers, "secure_seconds": seconds}
+    metrics |= {"bytes_peers": peers, "secure_seconds": outcome.seconds}
     return update._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 

@@ -34,7 +34,16 @@ def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("flags", [["--nodes", "0"], ["--participants", "9"], ["--algorithm", "fedmr,fedavg"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--nodes", "0"],
+        ["--participants", "9"],
+        ["--algorithm", "fedmr,fedavg"],
+        ["--attack.share", "0.5"],
+        ["--eval-client-models-every", "1"],
+    ],
+)
 def test_it_refuses_what_cannot_be_run(flags, tmp_path, capsys):
     assert main(["--folder", str(tmp_path / "new"), "--only", "app", *flags]) == 2
     assert capsys.readouterr().err.startswith("error: ")
@@ -49,11 +58,10 @@ def test_nodes_on_one_machine_share_its_cores(tmp_path, monkeypatch):
 
 
 def test_progress_follows_the_run_folder(tmp_path, capsys):
-    follow = local.Follow(tmp_path, 4)
-    follow()
-    (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")
-    follow()
-    follow.close()
+    with local.progress(tmp_path, 4) as look:
+        look()
+        (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")
+        look()
     said = capsys.readouterr().err
     assert "waiting for the nodes" in said
     assert "2/4" in said

@@ -121,7 +121,7 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fl.deploy.flower.packed", lambda request: None)
         patch.setattr("flwr.app.Message", lambda *words, **more: None)
-        (answer,), _ = link.ask([(1, NodeMessage({"kind": "update"}, {}))], 1.0, [2**20])
+        (answer,), _ = link.ask([(1, NodeMessage({"kind": "update"}, {}))], 1.0, 2**20)
     assert "more than" in answer
     assert Grid._runtime_client.fetched < 5
 

@@ -12,7 +12,7 @@ from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 from fl.deploy.store import Store
 
 slow = pytest.mark.slow
@@ -43,7 +43,6 @@ def test_what_a_disk_has_altered_is_not_taken(tmp_path):
     for call in (
         lambda: store.read(7, 11),
         lambda: Store(tmp_path / "kept").level("a" * 64, {}),
-        lambda: Store(None).level("a" * 64, {}),
         lambda: read_node(node_folder(tmp_path, 1)),
         lambda: read_server(tmp_path / SERVER),
     ):

@@ -12,7 +12,7 @@ import fl
 from fl.algorithms.femam import FeMAMOptions
 from fl.deploy.folders import read_node
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 
 LEVELS = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(2, 2))
 
@@ -105,7 +105,7 @@ def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     """At the end of the second level client 1 is not asked: it stays in its cluster."""
     options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), min_gain=100.0)  # all others leave
     nodes, test = dealt(config(options), tmp_path / "data")
-    mute = lambda client, round, answer: "" if client == 1 and answer.header["kind"] == "judged" else answer  # noqa: E731
+    mute = lambda client, round, answer: "" if client == 1 and answer.header["kind"] == "judge" else answer  # noqa: E731
     wanted = config(options, rounds=2, participants=4)
     serve(Direct(nodes, mute), wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
     assert (tensors(tmp_path / "run")["structure/pathways"][1] >= 0).tolist() == [False, True, False, False]

@@ -10,7 +10,7 @@ from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
 from fl.deploy.messages import NodeMessage
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 from fl.models.architectures import ArchitectureOptions
 
 slow = pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
     for header, reason in (
         ({"kind": "open"}, "does not know what to do with 'open'"),
         ({}, "lacks kind"),
-        ({"kind": "update"}, "lacks config"),
+        ({"kind": "update"}, "lacks client"),
     ):
         with pytest.raises(FLError, match=reason):
             node.answer(NodeMessage(header, {}))

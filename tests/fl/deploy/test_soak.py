@@ -8,7 +8,7 @@ import torch
 from fl_nodes import FAULTS, Direct, dealt, same, settings, tensors
 
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 
 SHARE = 0.2
 
