@@ -61,9 +61,8 @@ class SecretExchange:
 
         outcome = self._server.run(self.keys, carry)
         interrupted = list(outcome.excluded.values()).count(INTERRUPTED)  # they were there until another one was lost
-        reasons = [f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items()]
-        did = "took part in secure recombination to its end"
-        remote.nodes.require_quorum(len(outcome.models) or interrupted, len(clients), did, rng.round, reasons)
+        left, did = len(outcome.models) or interrupted, "took part in secure recombination to its end"
+        remote.nodes.require_quorum(left, len(clients), did, rng.round, outcome.reasons)
         new = recombined(update, self._starts, clients, self._step.pieces, outcome, rng.round)
         # whose piece is infinite or not a number nobody knows: the model that it is in is not used
         fine = finite_rows(new.states, self._starts).tolist()
