@@ -39,7 +39,7 @@ class Processes(Direct):
         return answered
 
 
-def run(root, spoil=None, config=CONFIG):
+def run(root, spoil=lambda client, round, answer: answer, config=CONFIG):
     nodes, test = dealt(config, root / "data")
     link = Processes(nodes, spoil)
     return serve(link, config, root / "run", test, Waiting(start=0, nodes=3)), link
