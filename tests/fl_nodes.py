@@ -37,8 +37,8 @@ class Direct:
         before, after: (round) -> None, called when requests are sent and when all nodes have answered.
     """
 
-    def __init__(self, nodes, spoil=lambda c, r, a: a, notes=(), before=lambda r: None, after=lambda r: None):
-        self.clients, self.spoil, self.notes, self.requests = nodes, spoil, notes, []
+    def __init__(self, nodes, spoil=lambda c, r, a: a, before=lambda r: None, after=lambda r: None):
+        self.clients, self.spoil, self.requests = nodes, spoil, []
         self.before, self.after = before, after
 
     def nodes(self):
@@ -57,7 +57,7 @@ class Direct:
                 answer = str(error)
             answers.append(self.spoil(node.number, round, answer))
         self.after(round)
-        return answers, list(self.notes) if requests[0][1].header["kind"] == "update" else []
+        return answers, []
 
 
 def dealt(config, root: Path, budgets=None):
