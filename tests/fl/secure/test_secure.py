@@ -284,6 +284,16 @@ def keeps_what_it_gave(self):
     return parcels
 
 
+def doubles_its_own(self, got):
+    """In the last repeat, the givers get copies of its own pieces, which it uploads as well."""
+    mine = dict(self._model)
+    returned = Client._give_back(self, got)
+    if self.phase < 4:
+        return returned
+    self._model |= mine
+    return [(to, number, mine.get(number, blob)) for to, number, blob in returned]
+
+
 @pytest.mark.parametrize(
     "liar",
     [
@@ -294,6 +304,7 @@ def keeps_what_it_gave(self):
         in_the_upload(lambda parcels: [(to, n + 9, blob) for to, n, blob in parcels]),
         in_the_upload(lambda parcels: parcels[1:]),
         in_the_upload(lambda parcels: [(1, n, blob) for _, n, blob in parcels]),
+        type("Doubler", (Client,), {"_give_back": doubles_its_own}),
         type("Keeper", (Client,), {"_give": keeps_what_it_gave}),
         type("Silent", (Client,), {"_give_back": lambda self, got: []}),
     ],
