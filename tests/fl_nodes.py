@@ -11,7 +11,7 @@ from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_ser
 from fl.deploy.messages import NodeMessage, from_raw, raw
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 from fl.runs import checkpoint
 
 SMALL = {"clients": 4, "participants": 3, "rounds": 2, "local_epochs": 1, "samples": 80, "width": 0.1}
@@ -34,16 +34,20 @@ class Direct:
 
     Args:
         spoil: (client, round, answer) -> what arrives in its place: an answer, or why there is none.
+        before, after: (round) -> None, called when requests are sent and when all nodes have answered.
     """
 
-    def __init__(self, nodes, spoil=None, notes=()):
-        self.clients, self.spoil, self.notes, self.requests = nodes, spoil or (lambda c, r, a: a), notes, []
+    def __init__(self, nodes, spoil=lambda c, r, a: a, before=lambda r: None, after=lambda r: None):
+        self.clients, self.spoil, self.requests = nodes, spoil, []
+        self.before, self.after = before, after
 
     def nodes(self):
         return [f"node-{number}" for number in reversed(range(len(self.clients)))]
 
-    def ask(self, requests, timeout, limits):
+    def ask(self, requests, timeout, limit):
+        round = requests[0][1].header.get("round", 0)
         self.requests += [request for _, request in requests]
+        self.before(round)
         answers = []
         for place, request in requests:
             node = self.clients[int(place.removeprefix("node-"))]
@@ -51,8 +55,9 @@ class Direct:
                 answer = travelled(node.answer(travelled(request)))
             except FLError as error:
                 answer = str(error)
-            answers.append(self.spoil(node.number, request.header.get("round", 0), answer))
-        return answers, list(self.notes) if requests[0][1].header["kind"] == "update" else []
+            answers.append(self.spoil(node.number, round, answer))
+        self.after(round)
+        return answers, []
 
 
 def dealt(config, root: Path, budgets=None):
@@ -63,11 +68,11 @@ def dealt(config, root: Path, budgets=None):
     return nodes, read_server(root / SERVER)
 
 
-def deployed(config, root: Path, spoil=None, waiting=Waiting(start=0), notes=(), budgets=None):
+def deployed(config, root: Path, spoil=lambda c, r, a: a, budgets=None):
     """The server's tensors after a run with nodes."""
     nodes, test = dealt(config, root / "data", budgets)
-    link = Direct(nodes, spoil, notes)
-    serve(link, config, root / "remote", test, waiting._replace(nodes=config.clients))
+    link = Direct(nodes, spoil)
+    serve(link, config, root / "remote", test, Waiting(start=0, nodes=config.clients))
     return tensors(root / "remote"), link
 
 
@@ -84,37 +89,34 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def nan(answer):
-    name = next(iter(answer.tensors))
-    return answer._replace(tensors={**answer.tensors, name: torch.full_like(answer.tensors[name], torch.nan)})
+def first(change):
+    """A fault of the first tensor of an answer; None: it is missing."""
 
+    def spoil(answer):
+        (name, tensor), *others = answer.tensors.items()
+        return answer._replace(tensors={**({name: change(tensor)} if change else {}), **dict(others)})
 
-def reshaped(answer):
-    name = next(iter(answer.tensors))
-    return answer._replace(tensors={**answer.tensors, name: answer.tensors[name][None]})
+    return spoil
 
 
 def said(**header):
     return lambda answer: answer._replace(header={**answer.header, **header})
 
 
-def without(answer):
-    return answer._replace(tensors=dict(list(answer.tensors.items())[1:]))
-
-
 FAULTS = {
     "no answer": (lambda answer: "no answer within 5 s", "no answer within 5 s"),
-    "NaN": (nan, "infinite or not a number"),
-    "shape": (reshaped, "has the shape"),
-    "dtype": (lambda a: a._replace(tensors={k: t.double() for k, t in a.tensors.items()}), "is torch.float64, and"),
-    "architecture": (without, "is missing: another architecture"),
+    "NaN": (first(lambda tensor: torch.full_like(tensor, torch.nan)), "infinite or not a number"),
+    "shape": (first(lambda tensor: tensor[None]), "has the shape"),
+    "dtype": (first(lambda tensor: tensor.double()), "is torch.float64, and"),
+    "architecture": (first(None), "is missing: another architecture"),
     "method": (lambda a: a._replace(tensors={**a.tensors, "state/extra": torch.zeros(1)}), "was not asked for"),
     "an old round": (said(round=0), "answers for round 0"),
     "another client": (lambda a: said(client=a.header["client"] + 1)(a), "answers for client 2"),  # of client 1
-    "another request": (said(ticket="00"), "answers another request"),
-    "another kind": (said(kind="here"), "instead of a trained model"),
+    "another request": (said(ticket="00"), "answers for ticket 00"),
+    "another kind": (said(kind="here"), "answers for kind here"),
     "samples": (said(samples=10**9), "trained on 1000000000 samples"),
     "no header": (lambda a: a._replace(header=[]), "no table of names"),
     "a header of other types": (said(round="1"), "round is a str"),
     "no loss": (lambda a: a._replace(tensors={k: t for k, t in a.tensors.items() if k != "loss"}), "loss is"),
+    "too many operations": (said(flops=1 << 63), "computed 9223372036854775808 operations"),
 }

@@ -13,7 +13,8 @@ from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.base.settings import flag_in
 from fl.deploy.folders import SERVER, deal_out
-from fl.deploy.local import Follow, deployment, require, share_of_cores, write_app, write_keys
+from fl.deploy.local import deployment, progress, require, share_of_cores, write_app, write_keys
+from fl.deploy.remote import check_settings
 from fl.runs.folder import new_folder
 from fl.runs.summary import describe
 from fl.settings import Config
@@ -40,11 +41,10 @@ def _main(argv: list[str]) -> int:
     if resumed:
         raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
     if not (config.participation or "participants" in map(flag_in, flags)):
-        flags = [*flags, "--participants", str(min(Config().participants, options.nodes))]
-        config = replace(config, participants=min(Config().participants, options.nodes))
+        participants = min(Config().participants, options.nodes)
+        flags, config = [*flags, "--participants", str(participants)], replace(config, participants=participants)
     config.check()
-    if len(config.runs()) > 1:
-        raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
+    check_settings(config)
     if options.only in ("keys", None):
         require()
     root = Path(options.folder or new_folder(replace(config, name=None), "deploy")).resolve()
@@ -55,7 +55,18 @@ def _main(argv: list[str]) -> int:
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):
-        write_app(root / "app", _settings(options, flags, root, threads))
+        settings = {
+            "flags": shlex.join(flags),
+            "folder": str(root / "run"),
+            "data": str(root / "data"),
+            "server-data": str(root / "data" / SERVER),
+            "nodes": options.nodes,
+            "quorum": options.quorum,
+            "round-timeout": options.round_timeout,
+            "start-timeout": options.start_timeout,
+            "threads": threads,
+        }
+        write_app(root / "app", settings)
     if options.only:
         print(f"written: {root / options.only}")
         return 0
@@ -65,17 +76,18 @@ def _main(argv: list[str]) -> int:
             f"thread{'s' * (threads > 1)} each; logs and data are in {root}",
             flush=True,
         )
-        run, follow = running.run(root / "app"), Follow(root / "run", config.rounds)
-        try:
-            status = running.wait(run, float("inf"), follow)
-        finally:
-            follow.close()
+        run = running.run(root / "app")
+        with progress(root / "run", config.rounds) as look:
+            status = running.wait(run, meanwhile=look)
         log = running.log(run)
     write_text(root / "run.log", log)
-    said = {kind: [line for line in log.splitlines() if line.startswith(f"{kind}: ")] for kind in ("warning", "error")}
-    print("\n".join(said["warning"]), end="\n" * bool(said["warning"]), file=sys.stderr)
+    warnings, errors = (
+        [line for line in log.splitlines() if line.startswith(kind)] for kind in ("warning: ", "error: ")
+    )
+    for line in warnings:
+        print(line, file=sys.stderr)
     if status != "finished:completed":
-        reason = said["error"][-1].removeprefix("error: ") if said["error"] else f"see {root / 'run.log'}"
+        reason = errors[-1].removeprefix("error: ") if errors else f"see {root / 'run.log'}"
         raise FLError(f"the run ended as {status}: {reason}")
     print(describe(json.loads((root / "run" / "summary.json").read_text())))
     print(f"run folder: {root / 'run'}")
@@ -97,21 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", action="append", metavar="NAME", help="with --only keys: the SuperLink's name")
     return parser
-
-
-def _settings(options: argparse.Namespace, flags: Sequence[str], root: Path, threads: int) -> dict:
-    """Return the run config, see `fl.deploy.settings.RunSettings`."""
-    return {
-        "flags": shlex.join(flags),
-        "folder": str(root / "run"),
-        "data": str(root / "data"),
-        "server-data": str(root / "data" / SERVER),
-        "nodes": options.nodes,
-        "quorum": options.quorum,
-        "round-timeout": options.round_timeout,
-        "start-timeout": options.start_timeout,
-        "threads": threads,
-    }
 
 
 if __name__ == "__main__":

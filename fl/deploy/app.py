@@ -1,10 +1,12 @@
 """The ServerApp and the ClientApp of `flwr run`. `fl.deploy.local.write_app` writes the folder that it is given.
 
-The run config has the keys of `fl.deploy.settings.RunSettings`. A node's config has `partition-id`, and may have `data`
-(its folder) and `width` and `depth`, or `budget`.
+The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder) and
+`width` and `depth`, or `budget`.
 """
 
+import dataclasses
 import shlex
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,8 +18,7 @@ from fl.deploy.flower import Grid, GridLink, Message, answered
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
-from fl.deploy.settings import RunSettings
+from fl.deploy.remote import serve
 from fl.runs.summary import describe
 from fl.settings.command_line import parse
 
@@ -25,12 +26,57 @@ Context: TypeAlias = Any
 """`flwr.app.Context`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What a run on real clients is told beside the settings of training: the keys of Flower's run config, with dashes
+    for underscores.
+
+    >>> RunSettings.of({"round-timeout": 30}).round_timeout
+    30
+    """
+
+    flags: str = ""
+    """the settings of training, as on the command line of `run`"""
+    folder: str = "runs/flower"
+    """the run folder, on the server; a run that is in it already goes on"""
+    data: str = "data"
+    """the folder with the data folders of server and nodes, for machines that have no other"""
+    server_data: str = ""
+    """the server's data folder [data/server]"""
+    nodes: int = 1
+    """nodes that have to be there before the first round"""
+    quorum: int = 1
+    """clients of a round that have to answer; with fewer the run stops, and can be gone on with"""
+    round_timeout: float = 600.0
+    """seconds that the server waits for the answers of a round"""
+    start_timeout: float = 120.0
+    """seconds that the server waits for the nodes before the first round"""
+    threads: int = 0
+    """CPU threads of a node; 0: as many as PyTorch takes"""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "RunSettings":
+        """From Flower's run config. Raises FLError for a value that a key cannot have."""
+        values = {}
+        for field in dataclasses.fields(cls):
+            key = field.name.replace("_", "-")
+            if key not in config:
+                continue
+            value = values[field.name] = config[key]
+            number = type(field.default) in (int, float)
+            if isinstance(value, bool) or not isinstance(value, (int, float) if number else str):
+                raise FLError(f"the run config's {key} is {value!r}: give a {type(field.default).__name__}")
+            if number and value < 0:
+                raise FLError(f"the run config's {key} is {value}: give 0 or more")
+        return cls(**values)
+
+
 def server_app() -> Any:
     """The `flwr.serverapp.ServerApp` that trains with the nodes, and leaves a run folder."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
-    app.main()(_server)
+    app.main()(_train)
     return app
 
 
@@ -44,7 +90,7 @@ def client_app() -> Any:
     return app
 
 
-def _server(grid: Grid, context: Context) -> None:
+def _train(grid: Grid, context: Context) -> None:
     settings = RunSettings.of(context.run_config)
     try:
         config, _ = parse(shlex.split(settings.flags))
@@ -58,16 +104,16 @@ def _server(grid: Grid, context: Context) -> None:
 
 
 def _answer(message: Message, context: Context) -> Message:
-    return answered(message, lambda request: _of(context).answer(request))
+    return answered(message, lambda request: _node_of(context).answer(request))
 
 
-def _of(context: Context) -> Node:
-    settings, mine = RunSettings.of(context.run_config), context.node_config
-    if "partition-id" not in mine:
+def _node_of(context: Context) -> Node:
+    settings, given = RunSettings.of(context.run_config), context.node_config
+    if "partition-id" not in given:
         raise FLError("the node's config has no partition-id: give --node-config 'partition-id=0' (1, 2, ...)")
-    number = int(mine["partition-id"])
-    folder = Path(str(mine["data"])) if "data" in mine else node_folder(Path(settings.data), number)
-    budget = {name: _numbers(mine[name]) for name in ("width", "depth", "budget") if name in mine}
+    number = int(given["partition-id"])
+    folder = Path(str(given["data"])) if "data" in given else node_folder(Path(settings.data), number)
+    budget = {name: _numbers(given[name]) for name in ("width", "depth", "budget") if name in given}
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     return _node(number, folder, tuple(budget.items()))
 

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from fl.base.errors import FLError
@@ -17,6 +18,7 @@ _KIND = "layer-surgery"
 """How tensors are written (`Array.stype`): their bytes as they lie in memory, which nothing has to unpickle."""
 _PAUSE = 0.05  # seconds between two looks for answers, at first
 _LONGEST = 0.5
+_NAMES = 1 << 20  # bytes of the names of an answer's pieces
 _LATE = 64  # requests without an answer that are still looked after, to say whose answer came late
 
 
@@ -66,56 +68,54 @@ class GridLink:
         return list(self._grid.get_node_ids())
 
     def ask(
-        self, requests: Sequence[tuple[int, NodeMessage]], timeout: float, limits: Sequence[int]
+        self, requests: Sequence[tuple[int, NodeMessage]], timeout: float, limit: int
     ) -> tuple[list[NodeMessage | str], list[tuple[int, str]]]:
         """See `fl.deploy.nodes.Link`."""
         from flwr.app import Message
 
-        sent: dict[str, int] = {}
-        answers: list[NodeMessage | str | None] = [None] * len(requests)
-        notes: list[tuple[int, str]] = []
+        answers: list[NodeMessage | str] = [f"no answer within {timeout:g} s"] * len(requests)
+        waiting: dict[str, int] = {}  # by Flower's name of a message: the position of its request
         for k, (node, request) in enumerate(requests):
             kind = "query" if request.header["kind"] == "hello" else "train"
             # Flower throws answers away that come after their time; until then a late one is still seen, and named
             message = Message(
                 packed(request), node, kind, ttl=2 * timeout + 60, group_id=str(request.header.get("round"))
             )
-            (found,) = list(self._grid.push_messages([message])) or [None]
-            if found is None:
+            (name,) = list(self._grid.push_messages([message])) or [None]
+            if name is None:
                 answers[k] = "Flower did not take the request to it"
             else:
-                sent[found] = k
-        end, pause, seen = time.monotonic() + timeout, _PAUSE, set()
-        while True:
-            for name in [name for name in sent if answers[sent[name]] is None]:
-                for reply in self._pull(name, limits[sent[name]]):
-                    if name in seen:
-                        notes.append((requests[sent[name]][0], "answered twice, and the first answer counts"))
-                    else:
-                        seen.add(name)
-                        answers[sent[name]] = _read(reply, limits[sent[name]])
-            if all(answer is not None for answer in answers) or time.monotonic() >= end:
+                waiting[name] = k
+        notes, end, pause = [], time.monotonic() + timeout, _PAUSE
+        while waiting:
+            for name, k in list(waiting.items()):
+                if replies := self._pull(name, limit):
+                    del waiting[name]
+                    answers[k] = _read(replies[0], limit)
+                    if len(replies) > 1:
+                        notes.append((requests[k][0], "answered twice, and the first answer counts"))
+            if not waiting or time.monotonic() >= end:
                 break
             time.sleep(min(pause, max(0.0, end - time.monotonic())))
             pause = min(_LONGEST, pause * 1.2)
         notes += self._late()
-        for name, k in sent.items():
-            if answers[k] is None:
-                node, request = requests[k]
-                self._open[name] = (node, f"round {request.header.get('round', 0)}")
+        for name, k in waiting.items():
+            node, request = requests[k]
+            self._open[name] = (node, f"round {request.header.get('round', 0)}")
         for name in list(self._open)[:-_LATE]:
             del self._open[name]
-        return [f"no answer within {timeout:g} s" if one is None else one for one in answers], notes
+        return answers, notes
 
     def _late(self) -> list[tuple[int, str]]:
+        """Which answers to earlier requests came since."""
         notes = []
         for name, (node, asked) in list(self._open.items()):
-            if list(self._pull(name, 0)):
+            if self._pull(name, 0):
                 del self._open[name]
                 notes.append((node, f"its answer of {asked} came late and is not used"))
         return notes
 
-    def _pull(self, name: str, limit: int) -> Iterable[Message | str]:
+    def _pull(self, name: str, limit: int) -> list[Message | str]:
         """The answers to one request; at most so many bytes of them are read."""
         try:
             with bounded(self._grid, limit):
@@ -128,37 +128,32 @@ class TooLong(Exception):
     """An answer that is longer than what may be read of it."""
 
 
-class bounded:
-    """While it lasts, a grid reads no more than so many bytes of answers, and raises TooLong for more.
+@contextmanager
+def bounded(grid: Grid, limit: int) -> Iterator[None]:
+    """Within it, a grid reads no more than so many bytes of answers, and raises TooLong for more.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
     them. A grid within one process has them already, and `unpacked` refuses them.
     """
+    client = getattr(grid, "_runtime_client", None)
+    if client is None:
+        yield
+        return
+    fetch, read = client.PullObject, 0
 
-    _MORE = 1 << 20  # for the names of the pieces
+    def counted(request: Any) -> Any:
+        nonlocal read
+        if read > limit + _NAMES:
+            raise TooLong(_too_long(read, limit, "more than "))
+        response = fetch(request)
+        read += len(response.object_content)
+        return response
 
-    def __init__(self, grid: Grid, limit: int) -> None:
-        self._client = getattr(grid, "_runtime_client", None)
-        self._limit = limit
-
-    def __enter__(self) -> None:
-        if self._client is None:
-            return
-        fetch, read = self._client.PullObject, 0
-
-        def counted(request: Any) -> Any:
-            nonlocal read
-            if read > self._limit + self._MORE:
-                raise TooLong(_too_long(read, self._limit, "more than "))
-            response = fetch(request)
-            read += len(response.object_content)
-            return response
-
-        self._client.PullObject = counted
-
-    def __exit__(self, *_: Any) -> None:
-        if self._client is not None:
-            del self._client.PullObject  # the class has it
+    client.PullObject = counted
+    try:
+        yield
+    finally:
+        del client.PullObject  # the class has it
 
 
 def _read(reply: Message | str, limit: int) -> NodeMessage | str:

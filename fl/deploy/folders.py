@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fl import data
 from fl.base import tensors as files
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.federation.attack import AttackOptions
 from fl.partition import Split, hold_out
 from fl.settings import Config
 
@@ -35,13 +35,12 @@ def save_node(folder: Path, dataset: Dataset, split: Split) -> None:
         split: which samples the node trains on, validates on and tests on, as indices into the training part.
     """
     index = torch.cat(list(split))
-    sizes = [len(part) for part in split]
-    _write(folder, dataset, {"x": dataset.x[index], "y": dataset.y[index]}, sizes)
+    _write(folder, dataset, dataset.x[index], dataset.y[index], [len(part) for part in split])
 
 
 def save_server(folder: Path, dataset: Dataset) -> None:
     """Write the test set, which is all that the server has."""
-    _write(folder, dataset, {"x": dataset.test_x, "y": dataset.test_y}, [0, 0, len(dataset.test_y)])
+    _write(folder, dataset, dataset.test_x, dataset.test_y, [0, 0, len(dataset.test_y)])
 
 
 def read_node(folder: Path) -> tuple[Dataset, Split]:
@@ -49,26 +48,22 @@ def read_node(folder: Path) -> tuple[Dataset, Split]:
 
     Raises FLError, which names the file, if it cannot be read.
     """
-    x, y, said = _read(folder)
-    train, valid, _ = said["sizes"]
-    everything = torch.arange(len(y))
-    split = Split(everything[:train], everything[train : train + valid], everything[train + valid :])
-    return _dataset(x, y, x[:1], y[:1], said), split
+    x, y, header = _read(folder)
+    split = Split(*torch.arange(len(y)).split(header["sizes"]))
+    return Dataset(data.GIVEN, x, y, x[:1], y[:1], header["classes"], header["top"]), split
 
 
 def read_server(folder: Path) -> Dataset:
     """What `save_server` wrote: a data set whose training part is its first sample."""
-    x, y, said = _read(folder)
-    return _dataset(x[:1], y[:1], x, y, said)
+    x, y, header = _read(folder)
+    return Dataset(data.GIVEN, x[:1], y[:1], x, y, header["classes"], header["top"])
 
 
 def deal_out(config: Config, root: Path) -> None:
     """Write the folders of a server and of all clients, who get what they have in a simulation of these settings.
 
-    Raises FLError if there is something in the folder, and for malicious clients.
+    Raises FLError if there is something in the folder.
     """
-    if config.attack != AttackOptions():
-        raise FLError("--attack simulates malicious clients: with real ones leave it out")
     if root.exists() and any(root.iterdir()):
         raise FLError(f"{root} exists already: choose another folder for the nodes' data")
     rng = Rng(config.seeds[0])
@@ -80,24 +75,21 @@ def deal_out(config: Config, root: Path) -> None:
         save_node(node_folder(root, client), dataset, split)
 
 
-def _write(folder: Path, dataset: Dataset, tensors: dict[str, torch.Tensor], sizes: list[int]) -> None:
-    if not len(tensors["y"]):
+def _write(folder: Path, dataset: Dataset, x: Tensor, y: Tensor, sizes: list[int]) -> None:
+    if not len(y):
         raise FLError(f"{folder} would get no samples: give it some, or leave it out")
     folder.mkdir(parents=True, exist_ok=True)
-    said = {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}
-    files.write(folder / FILE, _FORMAT, tensors, said)
+    files.write(
+        folder / FILE, _FORMAT, {"x": x, "y": y}, {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}
+    )
 
 
-def _read(folder: Path) -> tuple[torch.Tensor, torch.Tensor, dict]:
+def _read(folder: Path) -> tuple[Tensor, Tensor, dict]:
     path = folder / FILE
     if not path.exists():
         raise FLError(
             f"{path} is not there: write the data of server and nodes with `layer-surgery deploy --only data`, or a "
             "node's own with fl.deploy.folders.save_node"
         )
-    tensors, said = files.read(path, _FORMAT)
-    return tensors["x"], tensors["y"], said
-
-
-def _dataset(x: torch.Tensor, y: torch.Tensor, test_x: torch.Tensor, test_y: torch.Tensor, said: dict) -> Dataset:
-    return Dataset(data.GIVEN, x, y, test_x, test_y, said["classes"], said["top"])
+    tensors, header = files.read(path, _FORMAT)
+    return tensors["x"], tensors["y"], header

@@ -6,6 +6,7 @@ Each process is the command that a user types on a machine of its own: docs/guid
 import datetime
 import ipaddress
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from tqdm import tqdm
 
 from fl.base.errors import FLError
 from fl.base.files import write_text
+from fl.deploy.folders import node_folder
 from fl.runs.metrics import FILE, read
 
 _APP = '''"""The ServerApp and the ClientApp of layer-surgery."""
@@ -65,7 +67,7 @@ def write_app(folder: Path, values: Mapping[str, Any]) -> None:
     """Write the folder that `flwr run` takes: a pyproject.toml with the run config, and a few lines of Python.
 
     Args:
-        values: the run config, see `fl.deploy.settings.RunSettings`.
+        values: the run config, see `fl.deploy.app.RunSettings`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]  # TOML writes these as JSON does
@@ -90,7 +92,7 @@ def write_keys(folder: Path, nodes: int, hosts: Sequence[str] = ("127.0.0.1", "l
             return x509.IPAddress(ipaddress.ip_address(host))
         return x509.DNSName(host)
 
-    def private(name: str, content: bytes) -> None:
+    def write(name: str, content: bytes) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).touch(mode=0o600)
         (folder / name).write_bytes(content)
@@ -98,18 +100,20 @@ def write_keys(folder: Path, nodes: int, hosts: Sequence[str] = ("127.0.0.1", "l
     folder.mkdir(parents=True, exist_ok=True)
     key, now, day = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC), datetime.timedelta(1)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, hosts[0])])
-    serial, names = x509.random_serial_number(), x509.SubjectAlternativeName(list(map(alternative, hosts)))
-    builder = x509.CertificateBuilder(name, name, key.public_key(), serial, now - day, now + 365 * day)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    certificate = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
-    pem, bare = serialization.Encoding.PEM, serialization.NoEncryption()
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + 365 * day)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([alternative(host) for host in hosts]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, ssh, bare = serialization.Encoding.PEM, serialization.Encoding.OpenSSH, serialization.NoEncryption()
     for file in ("ca.crt", "server.pem"):
-        private(file, certificate.public_bytes(pem))
-    private("server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, bare))
+        write(file, certificate.public_bytes(pem))
+    write("server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, bare))
     for number in range(nodes):
-        own, ssh = ec.generate_private_key(ec.SECP384R1()), serialization.Encoding.OpenSSH
-        private(f"node-{number}", own.private_bytes(pem, serialization.PrivateFormat.OpenSSH, bare))
-        private(f"node-{number}.pub", own.public_key().public_bytes(ssh, serialization.PublicFormat.OpenSSH))
+        key = ec.generate_private_key(ec.SECP384R1())
+        write(f"node-{number}", key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, bare))
+        write(f"node-{number}.pub", key.public_key().public_bytes(ssh, serialization.PublicFormat.OpenSSH))
 
 
 @dataclass
@@ -138,16 +142,16 @@ class Deployment:
 
     def run(self, app: Path, *words: str) -> str:
         """Start an app as `flwr run` does, given more words; return the run's id."""
-        said = json.loads(self.flwr("run", str(app), "here", "--format", "json", *words))
-        if "run-id" not in said:
-            raise FLError(f"Flower did not start {app}: {said.get('error-message', said)}")
-        return str(said["run-id"])
+        answer = json.loads(self.flwr("run", str(app), "here", "--format", "json", *words))
+        if "run-id" not in answer:
+            raise FLError(f"Flower did not start {app}: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
 
     def log(self, run: str) -> str:
         """Return what the run's ServerApp has printed, such as the outcome of a round in which something went wrong."""
         return self.flwr("log", run, "here", "--show")
 
-    def wait(self, run: str, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> str:
+    def wait(self, run: str, timeout: float = math.inf, meanwhile: Callable[[], None] = lambda: None) -> str:
         """Wait until the run is over, and return its status, such as "finished:completed".
 
         Args:
@@ -158,12 +162,11 @@ class Deployment:
         """
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            meanwhile()
             if self.processes["superlink"].poll() is not None:
                 raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}")
-            said = json.loads(self.flwr("ls", "here", "--run-id", run, "--format", "json"))
-            if (status := str(said["runs"][0]["status"])).startswith("finished"):
-                meanwhile()
+            answer = json.loads(self.flwr("ls", "here", "--run-id", run, "--format", "json"))
+            meanwhile()
+            if (status := str(answer["runs"][0]["status"])).startswith("finished"):
                 return status
             time.sleep(0.5)
         raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`")
@@ -175,13 +178,11 @@ class Deployment:
             flags: in place of those for TLS and node authentication.
         """
         keys = self.root / "keys"
-        flags = flags or (
-            *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
-            *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
-            *("--database", str(self.root / "superlink.db")),
-        )
-        words = ("flower-superlink", "--port", str(self.port), "--disable-runtime-dependency-installation")
-        self._start("superlink", *words, *flags)
+        secured = ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
+        secured += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"]
+        secured += ["--database", self.root / "superlink.db"]
+        words = ["flower-superlink", "--port", self.port, "--disable-runtime-dependency-installation"]
+        self._start("superlink", *words, *(flags or secured))
         end = time.monotonic() + 120
         while time.monotonic() < end and self.processes["superlink"].poll() is None:
             with suppress(OSError), create_connection(("127.0.0.1", self.port), timeout=1):
@@ -189,19 +190,17 @@ class Deployment:
             time.sleep(0.1)
         raise FLError(f"the SuperLink did not start: see {self.root / 'superlink.log'}")
 
-    def register(self, number: int) -> None:
-        """Tell the SuperLink a node's public key: others are turned away."""
-        self.flwr("supernode", "register", str(self.root / "keys" / f"node-{number}.pub"), "here")
-
-    def start_node(self, number: int, **config: Any) -> None:
-        """Start a SuperNode with its own data folder."""
-        said = {"partition-id": number, "data": str(self.root / "data" / f"node-{number}"), **config}
+    def start_node(self, number: int) -> None:
+        """Start a SuperNode with its own data folder, whose public key the SuperLink knows."""
+        keys, config = (
+            self.root / "keys",
+            {"partition-id": number, "data": str(node_folder(self.root / "data", number))},
+        )
         self._start(
             f"node-{number}",
-            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())),
-            *("--root-certificates", str(self.root / "keys" / "ca.crt")),
-            *("--auth-supernode-private-key", str(self.root / "keys" / f"node-{number}")),
-            *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())),
+            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),
+            *("--root-certificates", keys / "ca.crt", "--auth-supernode-private-key", keys / f"node-{number}"),
+            *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())),
         )
 
     def stop(self, name: str, kill: bool = False) -> None:
@@ -215,19 +214,18 @@ class Deployment:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def _start(self, name: str, *words: str) -> None:
+    def _start(self, name: str, *words: object) -> None:
         with open(self.root / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(words, env=self.env, stdout=log, stderr=log, start_new_session=True)
+            self.processes[name] = subprocess.Popen(
+                [str(word) for word in words], env=self.env, stdout=log, stderr=log, start_new_session=True
+            )
 
 
 @contextmanager
-def deployment(
-    root: Path, nodes: int, budgets: Sequence[Mapping[str, Any]] = (), threads: int = 0
-) -> Iterator[Deployment]:
+def deployment(root: Path, nodes: int, threads: int = 0) -> Iterator[Deployment]:
     """Run a SuperLink and registered SuperNodes, whose data lie in the folder, for as long as the block lasts.
 
     Args:
-        budgets: what each node reports of the model that it can afford; see `fl.deploy.node.Node`.
         threads: of the CPU for each process; 0: as many as PyTorch takes.
     """
     write_keys(root / "keys", nodes)
@@ -235,8 +233,8 @@ def deployment(
         running.env |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
         running.start_superlink()
         for number in range(nodes):
-            running.register(number)
-            running.start_node(number, **(budgets[number] if budgets else {}))
+            running.flwr("supernode", "register", str(root / "keys" / f"node-{number}.pub"), "here")
+            running.start_node(number)
         yield running
 
 
@@ -264,30 +262,20 @@ def processes(root: Path, connection: str) -> Iterator[Deployment]:
             running.stop(name)
 
 
-class Follow:
-    """A progress bar of the rounds of a run on this machine, to be called again and again while the run goes on.
+@contextmanager
+def progress(folder: Path, rounds: int) -> Iterator[Callable[[], None]]:
+    """A progress bar of a run in whose folder another process writes; yields what looks for new rounds."""
+    with tqdm(total=rounds, unit="round", desc="waiting for the nodes", dynamic_ncols=True) as bar:
 
-    Args:
-        folder: of the run, in which another process writes.
-        rounds: of the whole run.
-    """
+        def look() -> None:
+            rows = read(folder / FILE) if (folder / FILE).exists() else []
+            if len(rows) > bar.n:
+                accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+                bar.set_description_str("training", refresh=False)
+                bar.set_postfix_str(f"accuracy {accuracies[-1]:.2%}" if accuracies else "", refresh=False)
+                bar.update(len(rows) - bar.n)
 
-    def __init__(self, folder: Path, rounds: int) -> None:
-        self._path = folder / FILE
-        self._bar = tqdm(total=rounds, unit="round", desc="waiting for the nodes", dynamic_ncols=True)
-
-    def __call__(self) -> None:
-        """Look for new rounds."""
-        rows = read(self._path) if self._path.exists() else []
-        if len(rows) > self._bar.n:
-            accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
-            self._bar.set_description_str("training", refresh=False)
-            self._bar.set_postfix_str(f"accuracy {accuracies[-1]:.2%}" if accuracies else "", refresh=False)
-            self._bar.update(len(rows) - self._bar.n)
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
+        yield look
 
 
 def share_of_cores(processes: int) -> int:

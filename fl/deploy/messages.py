@@ -1,7 +1,8 @@
 """What server and nodes send each other: plain numbers and tensors. Nothing in it is ever unpickled."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,6 @@ DTYPES = {
     )
 }
 """Those that travel, by name."""
-
-Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class InvalidMessage(FLError):
@@ -71,33 +70,26 @@ def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     return tree
 
 
-def check_tensors(tensors: Mapping[str, Tensor], expected: Shapes, start: Mapping[str, Tensor]) -> None:
-    """Raise InvalidMessage unless tensors have the expected names, shapes, dtypes, and are finite where the start is.
+def check_tensors(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
+    """Raise InvalidMessage unless tensors have the names, shapes and dtypes of the start, and are finite where it is.
 
-    >>> w = {"w": torch.zeros(2)}
-    >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, shapes(w), w)
+    >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
     Traceback (most recent call last):
     fl.deploy.messages.InvalidMessage: w holds a number that is infinite or not a number
     """
-    if missing := [name for name in expected if name not in tensors]:
+    if missing := [name for name in start if name not in tensors]:
         raise InvalidMessage(f"{missing[0]} is missing: another architecture, or another method's state")
-    if strange := [name for name in tensors if name not in expected]:
+    if strange := [name for name in tensors if name not in start]:
         raise InvalidMessage(f"{strange[0]} was not asked for: another architecture, or another method's state")
-    for name, (shape, dtype) in expected.items():
+    for name, before in start.items():
         tensor = tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise InvalidMessage(f"{name} has the shape {list(tensor.shape)}, and {list(shape)} was sent")
-        if tensor.dtype != dtype:
-            raise InvalidMessage(f"{name} is {tensor.dtype}, and {dtype} was sent")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            before = start.get(name)  # a mask of -inf, for example, is as it should be
-            if before is None or not (tensor.isfinite() | ~before.isfinite()).all():
-                raise InvalidMessage(f"{name} holds a number that is infinite or not a number")
-
-
-def shapes(state: Mapping[str, Tensor]) -> Shapes:
-    """What `check_tensors` compares with."""
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+        if tensor.shape != before.shape:
+            raise InvalidMessage(f"{name} has the shape {list(tensor.shape)}, and {list(before.shape)} was sent")
+        if tensor.dtype != before.dtype:
+            raise InvalidMessage(f"{name} is {tensor.dtype}, and {before.dtype} was sent")
+        # where the start is not finite, the answer need not be: a mask of -inf, for example
+        if tensor.is_floating_point() and not (tensor.isfinite() | ~before.isfinite().cpu()).all():
+            raise InvalidMessage(f"{name} holds a number that is infinite or not a number")
 
 
 def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
@@ -112,9 +104,9 @@ def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[s
     return header
 
 
-def whole(values: Any, least: int = 0) -> bool:
-    """Whether this is a list of whole numbers, none below the least."""
-    return isinstance(values, list) and all(type(value) is int and value >= least for value in values)
+def are_counts(values: Any) -> bool:
+    """Whether this is a list of whole numbers, none below 0."""
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -124,20 +116,17 @@ def raw(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def from_raw(data: bytes, dtype: str, shape: Iterable[int]) -> Tensor:
+def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
     """The inverse of `raw`. Raises InvalidMessage for a dtype that does not travel, and bytes of another number.
 
     >>> from_raw(raw(torch.tensor([1.0, 2.0])), "float32", [2])
     tensor([1., 2.])
     """
     shape = list(shape)
-    if dtype not in DTYPES or not whole(shape):
+    if dtype not in DTYPES or not are_counts(shape):
         raise InvalidMessage(f"a tensor of dtype {dtype!r} and shape {shape!r} is none")
-    numbers = 1
-    for n in shape:
-        numbers *= n
-    if len(data) != numbers * DTYPES[dtype].itemsize:
+    if len(data) != math.prod(shape) * DTYPES[dtype].itemsize:
         raise InvalidMessage(f"a tensor of {dtype} {shape} came in {len(data)} bytes")
-    if not numbers:
+    if not data:
         return torch.empty(shape, dtype=DTYPES[dtype])
     return torch.frombuffer(bytearray(data), dtype=DTYPES[dtype]).view(shape)

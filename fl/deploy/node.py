@@ -1,23 +1,20 @@
 """What a node does: it says what it has, and trains the model that it is sent on its own data."""
 
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.additive import Cache, Validation
 from fl.algorithms.parts.secure_round import to_bytes
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, fields, flat, nested
-from fl.deploy.messages import whole as whole_numbers
-from fl.deploy.secret import frames, packed
+from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, nested
+from fl.deploy.secret import as_frames, as_tensors
 from fl.deploy.store import Store
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
@@ -44,26 +41,21 @@ class Node:
         data: its samples; the test part is not used.
         split: which of them it trains on, validates on and tests on.
         budget: what it says of the model that it can afford: some of "width", "depth" and "budget".
-        folder: where it keeps what is its own from round to round; None: nowhere, for methods that keep nothing.
+        folder: where it keeps what is its own from round to round.
     """
 
     number: int
     data: Dataset
     split: Split
-    budget: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
-    _made: tuple[Any, Any] = (None, None)
-    _algorithm: Algorithm | None = None
-    _validation: Validation | None = None
+    budget: Mapping[str, Any]
+    folder: Path
 
     def __post_init__(self) -> None:
         self._store = Store(self.folder)
+        self._key: dict[str, Any] = {}  # of what `_open` made for an earlier request
 
     def answer(self, request: NodeMessage) -> NodeMessage:
-        """What it sends back.
-
-        Raises FLError, which says why, for what it cannot do.
-        """
+        """What it sends back. Raises FLError, which says why, for what it cannot do."""
         kind = fields(request.header, {"kind": str})["kind"]
         if kind not in _KINDS:
             raise InvalidMessage(
@@ -72,10 +64,10 @@ class Node:
         return _KINDS[kind](self, request)
 
     def _hello(self, request: NodeMessage) -> NodeMessage:
-        self._store.hold(None)  # of a run that was killed
+        self._store.drop_exchange()  # of a run that was killed
         data, (train, valid, test) = self.data, self.split
         header = {
-            "kind": "here",
+            "kind": "hello",
             "client": self.number,
             "sizes": [len(train), len(valid), len(test)],
             "sample": [str(data.x.dtype).removeprefix("torch."), *data.x.shape[1:]],
@@ -92,155 +84,149 @@ class Node:
 
     def _update(self, request: NodeMessage) -> NodeMessage:
         """Run the method's client function, keep the client's own state, and send the rest."""
-        wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool}
-        asked, fed, tensors = self._opened(request, wanted)
-        algorithm, rng, keeps = self._method(asked, fed), Rng(asked["seed"], asked["round"]), asked["keeps"]
-        message, own = _row(nested(tensors, "message")), self._own(tensors, keeps, fed)
+        wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool, "secure": (dict, type(None))}
+        asked, tensors = self._open(request, wanted)
+        keeps, own = asked["keeps"], self._own(tensors, asked["keeps"])
+        received = nested(tensors, "message")
+        message = _row(received)
         if asked["list"]:
-            message["model"] = [nested(tensors, "message")["model"]]
-        message["levels"] = self._levels(tensors, asked["levels"], fed)
+            message["model"] = [received["model"]]
+        message["levels"] = self._levels(tensors, asked["levels"])
         self._store.forget([digest for digest in asked["levels"] if digest])
-        fed.meter.read()
+        self._fed.meter.read()
         try:
-            update = algorithm.client(message, own, [self.number], rng)
+            update = self._algorithm.client(message, own, [self.number], Rng(asked["seed"], asked["round"]))
         except Diverged:
-            raise InvalidMessage("training diverged: loss or weights became infinite or not a number") from None
-        if not update.sizes[0]:
+            update = None
+        if update is None or not update.sizes[0]:
             raise InvalidMessage("training diverged: loss or weights became infinite or not a number")
         if keeps is not None:
             new = update.own or own
             check_names(own, new)
             kept = {name: tensor[0] for name, tensor in new.items()}
             self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
-        if "secure" in request.header:
-            sent = self._join(request, update.received)
+        if asked["secure"]:
+            sent = self._join(asked["secure"], update.received)
         else:
             sent = flat(per_client(update.received)[0] if update.received else {}, "state")
-        return self._answer("updated", asked, {**sent, "loss": update.loss[0]}, flops=int(fed.meter.read()))
+        return self._answer(asked, {**sent, "loss": update.loss[0]}, flops=int(self._fed.meter.read()))
 
-    def _join(self, request: NodeMessage, states: Stack) -> dict[str, torch.Tensor]:
+    def _join(self, secure: dict[str, Any], states: Stack) -> dict[str, torch.Tensor]:
         """Keep the trained model for an exchange in secret; returns a public key."""
-        wanted = {"pieces": list, "server": str, "repeats": int}
-        secure = fields(fields(request.header, {"secure": dict})["secure"], wanted)
+        fields(secure, {"pieces": list, "server": str, "repeats": int})
         names = sorted(name for piece in secure["pieces"] for name in piece)
         if names != sorted(states) or len(secure["server"]) != 64 or secure["repeats"] < 1:
             raise InvalidMessage("the pieces of the request are not those of the model")
         (pieces,) = to_bytes(states, secure["pieces"])
         client = Client(self.number, pieces, bytes.fromhex(secure["server"]), secure["repeats"])
-        self._store.hold(client.dump())
+        self._store.keep_exchange(client.dump())
         return {"public": torch.tensor(list(client.public), dtype=torch.uint8)}
 
     def _exchange(self, request: NodeMessage) -> NodeMessage:
         """Take part in a phase of an exchange in secret."""
-        asked = fields(request.header, {"client": int, "seed": int, "round": int, "ticket": str, "phase": int})
-        if asked["client"] != self.number:
-            raise InvalidMessage(f"it is client {self.number}, and was asked for client {asked['client']}")
-        kept = self._store.held()
+        asked = self._addressed(request, {"phase": int})
+        kept = self._store.exchange()
         try:
-            client = Client.load(kept, self._choices(Rng(asked["seed"], asked["round"])))
+            client = Client.load(kept)
         except (ValueError, KeyError, TypeError):
             raise InvalidMessage("what it kept for this exchange is damaged") from None
-        self._store.hold(None)  # whoever cannot go on is left out, and needs it no more
-        envelopes = client.step(asked["phase"], frames(request.tensors))
+        self._store.drop_exchange()  # whoever cannot go on is left out, and needs it no more
+        envelopes = client.step(asked["phase"], as_frames(request.tensors))
         if not client.finished:
-            self._store.hold(client.dump())
-        to, tensors = packed(envelopes)
-        return self._answer("exchanged", asked, tensors, to=to)
-
-    def _choices(self, rng: Rng) -> random.Random | None:
-        """The source of the client's choices in an exchange: the operating system, which no server can know."""
-        return None
+            self._store.keep_exchange(client.dump())
+        to = [envelope.recipient for envelope in envelopes]
+        return self._answer(asked, as_tensors([envelope.frame for envelope in envelopes]), to=to)
 
     def _score(self, request: NodeMessage) -> NodeMessage:
         """Say how well the models that this client predicts with do on its own held-out samples."""
         wanted = {"parts": list, "mean": bool, "keeps": (dict, type(None)), "levels": list}
-        asked, fed, tensors = self._opened(request, wanted)
-        states = [level.state(0) for level in self._levels(tensors, asked["levels"], fed)]
-        algorithm, own = self._method(asked, fed), self._own(tensors, asked["keeps"], fed)
-        if algorithm.personalize:
+        asked, tensors = self._open(request, wanted)
+        states = [level.state(0) for level in self._levels(tensors, asked["levels"])]
+        own = self._own(tensors, asked["keeps"])
+        if self._algorithm.personalize:
             rng = Rng(asked["seed"], asked["round"])
-            made = algorithm.personalize(_row(states[0]) if states else own, own, [self.number], rng)
+            made = self._algorithm.personalize(_row(states[0]) if states else own, own, [self.number], rng)
             states = [{name: tensor[0] for name, tensor in made.items()}]
         elif own:
             states.append({name: tensor[0] for name, tensor in own.items()})
+        fed = self._fed
         model = fed.fleet[self.number].model if fed.fleet else fed.model
         alone = Federation(model, fed.data, [self.split], 1, fed.local)
         levels = [Level([state], torch.zeros(1, dtype=torch.int64)) for state in states]
         scores = score_clients(alone, lambda: ClientModels(levels, asked["mean"]))
-        return self._answer("scored", asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
+        return self._answer(asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
 
     def _judge(self, request: NodeMessage) -> NodeMessage:
         """Say what this client's validation samples say of levels."""
         wanted = {"what": str, "mean": bool, "levels": list, "more": list, "keeps": (dict, type(None))}
-        asked, fed, tensors = self._opened(request, wanted)
+        asked, tensors = self._open(request, wanted)
         if asked["what"] not in ("losses", "accuracies"):
             raise InvalidMessage(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
-        levels, more = self._levels(tensors, asked["levels"], fed), []
+        levels, more = self._levels(tensors, asked["levels"]), []
         for number, kind in enumerate(asked["more"]):
             state = nested(tensors, f"more{number}")
             if kind == "own":
-                state = {name: tensor[0] for name, tensor in self._own(tensors, asked["keeps"], fed).items()}
-            more.append(self._level(state, fed) if kind else None)
+                state = {name: tensor[0] for name, tensor in self._own(tensors, asked["keeps"]).items()}
+            more.append(self._level(state) if kind else None)
         if self._validation is None:
-            self._validation = Validation(fed, Cache(fed), asked["mean"])
+            self._validation = Validation(self._fed, Cache(self._fed), asked["mean"])
         values = getattr(self._validation, asked["what"])(levels, more)[:, self.number]
-        return self._answer("judged", asked, {}, values=values.tolist())
+        return self._answer(asked, {}, values=values.tolist())
 
-    def _levels(self, tensors: dict[str, torch.Tensor], digests: list, fed: Federation) -> list[Level]:
+    def _levels(self, tensors: dict[str, torch.Tensor], digests: list) -> list[Level]:
         """The models of this client on some levels; those with a digest stay here, and may have come before."""
         found = []
         for number, digest in enumerate(digests):
             state = nested(tensors, f"level{number}")
-            if digest:
-                state = self._store.level(str(digest), state)
-            found.append(self._level(state, fed))
+            found.append(self._level(self._store.level(str(digest), state) if digest else state))
         return found
 
-    def _level(self, state: State, fed: Federation) -> Level:
+    def _level(self, state: State) -> Level:
         """A level on which only this client has a model, or (for an empty state) nobody."""
-        used = torch.full((len(fed.clients),), -1)
+        used = torch.full((len(self._fed.clients),), -1)
         if state:
             used[self.number] = 0
-        device = fed.data.x.device
-        return Level([{name: tensor.to(device) for name, tensor in state.items()}], used)
+        return Level([self._on_device(state)], used)
 
-    def _opened(
-        self, request: NodeMessage, more: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Federation, dict[str, torch.Tensor]]:
-        """The header of a request about models, this node's part of the federation, and the tensors."""
-        wanted = {"config": str, "method": str, "model": dict, "fleet": (dict, type(None)), "clients": int}
-        wanted |= {"participants": int, "client": int, "batch": int, "seed": int, "round": int}
-        asked = fields(request.header, {**wanted, "ticket": str, **more})
-        if asked["client"] != self.number:
-            raise InvalidMessage(f"the request is for client {asked['client']}, and this is client {self.number}")
-        key = {name: asked[name] for name in ("config", "model", "fleet", "clients", "participants", "batch")}
-        if self._made[0] != key:
-            self._made, self._algorithm, self._validation = (key, self._federation(**key)), None, None
-        fed = self._made[1]
-        device = fed.data.x.device
-        tensors = {name: tensor.to(device) for name, tensor in request.tensors.items()}
-        return asked, fed, tensors
-
-    def _method(self, asked: dict[str, Any], fed: Federation) -> Algorithm:
-        if self._algorithm is None:
-            self._algorithm = make_algorithm(Config.from_yaml(asked["config"]), fed)
-        return self._algorithm
-
-    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None, fed: Federation) -> Stack:
+    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
         """What this client has kept [1, ...]: the version that the request names, or the start that came with it; empty
         for methods whose clients keep nothing.
         """
         if keeps is None:
             return {}
         fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
-        if not whole_numbers(keeps["needed"]):
+        if not are_counts(keeps["needed"]):
             raise InvalidMessage("the versions that are still needed are no numbers")
         found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "own")
-        return _row({name: tensor.to(fed.data.x.device) for name, tensor in found.items()})
+        return _row(self._on_device(found))
 
-    def _answer(self, kind: str, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> NodeMessage:
-        header = {"kind": kind, "client": self.number, "samples": len(self.split.train), **more}
-        return NodeMessage(header | {name: asked[name] for name in ("round", "seed", "ticket")}, tensors)
+    def _on_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self._fed.data.x.device) for name, tensor in tensors.items()}
+
+    def _addressed(self, request: NodeMessage, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The header of a request to this client, with further fields."""
+        wanted = {"client": int, "seed": int, "round": int, "ticket": str}
+        asked = fields(request.header, {**wanted, **more})
+        if asked["client"] != self.number:
+            raise InvalidMessage(f"the request is for client {asked['client']}, and this is client {self.number}")
+        return asked
+
+    def _open(self, request: NodeMessage, more: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The header and the tensors of a request about models; makes this node's part of the federation for it."""
+        made_of = {"config": str, "model": dict, "fleet": (dict, type(None)), "clients": int, "participants": int}
+        made_of["batch"] = int
+        asked = self._addressed(request, {**made_of, **more})
+        key = {name: asked[name] for name in made_of}
+        if self._key != key:
+            self._fed = self._federation(**key)
+            self._algorithm = make_algorithm(Config.from_yaml(asked["config"]), self._fed)
+            self._validation: Validation | None = None
+            self._key = key
+        return asked, self._on_device(request.tensors)
+
+    def _answer(self, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> NodeMessage:
+        same = {name: asked[name] for name in ("kind", "client", "round", "ticket")}
+        return NodeMessage({**same, "samples": len(self.split.train), **more}, tensors)
 
     def _federation(
         self, config: str, model: dict, fleet: dict | None, clients: int, participants: int, batch: int
@@ -267,7 +253,7 @@ class Node:
         if fleet:
             fields(fleet, {"specs": list, "owned": list})
             kinds = [_spec(one) for one in fleet["specs"]]
-            if not whole_numbers(fleet["owned"]) or max(fleet["owned"]) >= len(kinds):
+            if not are_counts(fleet["owned"]) or max(fleet["owned"]) >= len(kinds):
                 raise InvalidMessage("the architectures of the clients are not numbered")
             architectures = make_fleet(net, spec, [kinds[k] for k in fleet["owned"]])
         return Federation(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fl.base.errors import FLError
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, fields, whole
+from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields
 
 _log = logging.getLogger("fl")
 
@@ -24,13 +24,13 @@ class Link(Protocol):
         """The nodes that are connected."""
 
     def ask(
-        self, requests: Sequence[tuple[Address, NodeMessage]], timeout: float, limits: Sequence[int]
+        self, requests: Sequence[tuple[Address, NodeMessage]], timeout: float, limit: int
     ) -> tuple[list[NodeMessage | str], list[tuple[Address, str]]]:
         """Send the requests and wait for the answers; an answer that cannot be used is the reason.
 
         Args:
             timeout: seconds.
-            limits: bytes of each answer that may be read.
+            limit: bytes of an answer that are read at most.
 
         Returns:
             An answer for each request, and what else came from which node: a second answer, or one to an earlier
@@ -63,37 +63,41 @@ class Nodes:
 
     Attributes:
         reported: what each client's node said of itself when it registered.
-        bytes_down, bytes_up: what the tensors of all requests and answers took so far.
     """
 
     def __init__(self, link: Link, waiting: Waiting, test: Dataset, labels: bool) -> None:
         """Wait for the nodes, and learn what they have."""
-        self._link, self._waiting, self._test, self._labels = link, waiting, test, labels
+        self._link, self._waiting, self._labels = link, waiting, labels
         self._places: dict[int, Address] = {}
-        self._strange: dict[Address, str] = {}
-        self._closed = False
+        self._refused: dict[Address, str] = {}
+        self._complete = False
+        self._data = {
+            "sample": [str(test.test_x.dtype).removeprefix("torch."), *test.test_x.shape[1:]],
+            "target": list(test.test_y.shape[1:]),
+            "classes": test.classes,
+            "top": test.top,
+        }
         self.reported: dict[int, dict[str, Any]] = {}
-        self.bytes_down = self.bytes_up = 0
         self._wait()
-        self._closed = True
+        self._complete = True
 
     def exchange(
         self,
         clients: Sequence[int],
         requests: Sequence[NodeMessage],
-        limits: Sequence[int],
+        limit: int,
         read: Callable[[int, NodeMessage], Any],
-        round: int | None,
-        what: str = "evaluation",
+        what: str,
+        round: int | None = None,
     ) -> dict[int, Any]:
         """Send each client its request and read the answers, by the clients' positions; those that could not be used
         are missing, and named in one line.
 
         Args:
-            limits: bytes of each answer.
+            limit: bytes of an answer's tensors.
             read: (position, answer) -> what it says. Raises InvalidMessage for one that cannot be used.
-            round: of the training, which needs a quorum; None: anything else, which does not.
-            what: what else.
+            what: it is, for that line.
+            round: of the training, which needs a quorum; None: anything else.
 
         Raises:
             FLError: if fewer than the quorum are left.
@@ -101,48 +105,50 @@ class Nodes:
         self._look_around(clients)
         known = [k for k, client in enumerate(clients) if client in self._places]
         sendable = [(self._places[clients[k]], requests[k]) for k in known]
-        answers, notes = ([], [])
-        if known:
-            answers, notes = self._link.ask(sendable, self._waiting.round, [limits[k] for k in known])
+        answers, notes = self._link.ask(sendable, self._waiting.round, HEADER + limit) if known else ([], [])
         came, lost = {}, {k: "its node is not connected" for k in range(len(clients)) if k not in known}
         for k, answer in zip(known, answers):
             try:
-                if isinstance(answer, str):
-                    raise InvalidMessage(answer)
+                self._check(answer, requests[k])
                 came[k] = read(k, answer)
             except InvalidMessage as error:
                 lost[k] = str(error)
-        self.bytes_down += sum(request.size for _, request in sendable)
-        self.bytes_up += sum(answer.size for answer in answers if isinstance(answer, NodeMessage))
-        self._report(clients, lost, notes, round, what)
-        return came
-
-    def quorum(self, clients: Sequence[int]) -> int:
-        """How many of these have to answer."""
-        return max(1, min(self._waiting.quorum, len(clients)))
-
-    def _report(
-        self,
-        clients: Sequence[int],
-        lost: dict[int, str],
-        notes: Sequence[tuple[Address, str]],
-        round: int | None,
-        what: str = "evaluation",
-    ) -> None:
-        """Log the outcome of a round in one line if anything went wrong; raise FLError if too few clients are left."""
-        what = what if round is None else f"round {round}"
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
-        left = len(clients) - len(lost)
-        quorum = self.quorum(clients)
-        if left < quorum and round is not None:
-            raise FLError(
-                f"round {round}: {left} of {len(clients)} clients answered, fewer than --quorum {quorum}: "
-                f"{'; '.join(reasons)}. What came before is saved: see to these nodes and go on with --resume"
-            )
+        if round is not None:
+            self.require_quorum(len(came), len(clients), "answered", round, reasons)
         if reasons:
-            _log.warning("warning: %s: %d of %d clients answered: %s", what, left, len(clients), "; ".join(reasons))
+            _log.warning(
+                "warning: %s: %d of %d clients answered: %s", what, len(came), len(clients), "; ".join(reasons)
+            )
+        return came
+
+    def require_quorum(self, left: int, of: int, did: str, round: int, reasons: Sequence[str]) -> None:
+        """Raise FLError if fewer clients of a round are left than are needed.
+
+        Args:
+            did: what those that are left did, for the message.
+            reasons: why the others are not left.
+        """
+        quorum = max(1, min(self._waiting.quorum, of))
+        if left < quorum:
+            raise FLError(
+                f"round {round}: {left} of {of} clients {did}, fewer than --quorum {quorum}: {'; '.join(reasons)}. "
+                "What came before is saved: see to these nodes and go on with --resume"
+            )
+
+    def _check(self, answer: NodeMessage | str, request: NodeMessage) -> None:
+        """Raise InvalidMessage for what is no answer to this request, by this client, on the data that it reported."""
+        if isinstance(answer, str):
+            raise InvalidMessage(answer)
+        said = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
+        for name in ("kind", "round", "client", "ticket"):
+            if said[name] != request.header[name]:
+                raise InvalidMessage(f"it answers for {name} {said[name]}, and {request.header[name]} was asked")
+        samples = self.reported[said["client"]]["sizes"][0]
+        if said["samples"] != samples:
+            raise InvalidMessage(f"it trained on {said['samples']} samples, and reported {samples} at the start")
 
     def _wait(self) -> None:
         """Until enough nodes have said what they have."""
@@ -152,11 +158,11 @@ class Nodes:
             if len(self.reported) >= wanted and set(self.reported) == set(range(len(self.reported))):
                 return
             if time.monotonic() > end:
-                strange = "".join(f"; a node was refused: {reason}" for reason in self._strange.values())
+                refused = "".join(f"; a node was refused: {reason}" for reason in self._refused.values())
                 there = ", ".join(map(str, sorted(self.reported))) or "(none)"
                 raise FLError(
                     f"after {self._waiting.start:g} s there are the nodes of clients {there}, and {wanted} are needed, "
-                    f"numbered from 0 on{strange}: start the others, or give fewer --nodes"
+                    f"numbered from 0 on{refused}: start the others, or give fewer --nodes"
                 )
             time.sleep(0.2)
 
@@ -169,54 +175,46 @@ class Nodes:
 
     def _greet(self, timeout: float) -> None:
         """Ask the nodes that are not known yet what they have."""
-        known = set(self._places.values()) | set(self._strange)
+        known = {*self._places.values(), *self._refused}
         new = [place for place in self._link.nodes() if place not in known]
         if not new:
             return
         hello = NodeMessage({"kind": "hello", "labels": self._labels}, {})
-        answers, _ = self._link.ask([(place, hello) for place in new], timeout, [HEADER] * len(new))
+        answers, _ = self._link.ask([(place, hello) for place in new], timeout, HEADER)
         for place, answer in zip(new, answers):
-            try:
-                said = self._introduced(answer)
-            except InvalidMessage as error:
-                if isinstance(answer, NodeMessage):  # silence may pass
-                    self._strange[place] = str(error)
-                    _log.warning("warning: a node is refused: %s", error)
+            if isinstance(answer, str):  # silence may pass
                 continue
-            self._places[said["client"]], self.reported[said["client"]] = place, said
+            try:
+                said = self._introduced(answer.header)
+            except InvalidMessage as error:
+                self._refused[place] = str(error)
+                _log.warning("warning: a node is refused: %s", error)
+            else:
+                self._places[said["client"]], self.reported[said["client"]] = place, said
 
-    def _introduced(self, answer: NodeMessage | str) -> dict[str, Any]:
+    def _introduced(self, header: Any) -> dict[str, Any]:
         """What a node says of itself. Raises InvalidMessage if it does not fit the test set, or what it said before."""
-        if isinstance(answer, str):
-            raise InvalidMessage(answer)
         wanted = {"kind": str, "client": int, "sizes": list, "sample": list, "target": list, "classes": int, "top": int}
-        said = fields(answer.header, {**wanted, "budget": dict})
-        client, data = said["client"], self._test
-        if said["kind"] != "here" or client < 0 or not whole(said["sizes"]) or len(said["sizes"]) != 3:
+        said = fields(header, {**wanted, "budget": dict})
+        client = said["client"]
+        if said["kind"] != "hello" or client < 0 or not are_counts(said["sizes"]) or len(said["sizes"]) != 3:
             raise InvalidMessage("it did not say which client it is and what it has")
         if not said["sizes"][0]:
             raise InvalidMessage(f"client {client} has no training samples")
         if client in self._places:
             raise InvalidMessage(f"two nodes say that they are client {client}: give each a partition-id of its own")
-        ours = [str(data.test_x.dtype).removeprefix("torch."), *data.test_x.shape[1:]]
-        for name, here in (
-            ("sample", ours),
-            ("target", list(data.test_y.shape[1:])),
-            ("classes", data.classes),
-            ("top", data.top),
-        ):
+        for name, here in self._data.items():
             if said[name] != here:
                 raise InvalidMessage(
                     f"client {client}'s data have {name} {said[name]}, and the server's test set {here}"
                 )
-        if self._labels and not (
-            whole(said.get("labels"))
-            and len(said["labels"]) == data.classes
-            and sum(said["labels"]) == said["sizes"][0]
-        ):
-            raise InvalidMessage(f"client {client} did not say how many samples of each class it has")
-        if self._closed and (client not in self.reported or said["sizes"] != self.reported[client]["sizes"]):
+        if self._labels:
+            labels = said.get("labels")
+            fits = are_counts(labels) and len(labels) == said["classes"] and sum(labels) == said["sizes"][0]
+            if not fits:
+                raise InvalidMessage(f"client {client} did not say how many samples of each class it has")
+        if self._complete and (client not in self.reported or said["sizes"] != self.reported[client]["sizes"]):
             raise InvalidMessage(f"client {client} is no client of this run, or has other data than at the start")
-        if not all(isinstance(said["budget"].get(key, 1), int | float | list) for key in said["budget"]):
+        if not all(isinstance(value, int | float | list) for value in said["budget"].values()):
             raise InvalidMessage(f"client {client}'s budget is {said['budget']}")
         return said

@@ -5,11 +5,13 @@ import hashlib
 import math
 import secrets
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.secure_round import SecureRecombination
@@ -17,10 +19,11 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy import secret
-from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw, shapes
-from fl.deploy.nodes import HEADER, Link, Nodes, Waiting
+from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw
+from fl.deploy.nodes import Link, Nodes, Waiting
+from fl.deploy.secret import SecretExchange, take_key
 from fl.federation import Federation
+from fl.federation.attack import AttackOptions
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, at_nodes
 from fl.federation.update import ClientUpdate
@@ -28,12 +31,45 @@ from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
+from fl.runs.one_run import simulate
 from fl.settings import Config
 from surgery import State, stack
 from zoo import Spec
 
 _MOST = 1 << 63  # what a node says it has measured is below this
 _START = "start."  # before the names of the state of clients that have no version yet
+
+
+def check_settings(config: Config) -> None:
+    """Raise FLError for settings that runs with clients on other machines do not have."""
+    if len(config.runs()) > 1:
+        raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
+    if config.attack != AttackOptions():
+        raise FLError("--attack simulates malicious clients: with real ones leave it out")
+    if config.eval_client_models_every:
+        raise FLError(
+            "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
+            "machines leave it out (--local-test lets the nodes evaluate their own models)"
+        )
+
+
+def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Waiting = Waiting()) -> dict:
+    """Train with the nodes behind the link and leave a run folder, or go on with the run in it; return its summary.
+
+    Rounds, run folder and checkpoint are those of a simulation.
+
+    Args:
+        config: with one algorithm and one seed; the number of clients is that of the nodes.
+        test: the server's test set, see `fl.deploy.folders.read_server`.
+
+    Raises:
+        FLError: as `fl.simulate`, if too few nodes are there, or too few answer in a round.
+    """
+    check_settings(config)
+    config = dataclasses.replace(config, dataset=data.GIVEN, pool_test_set=False, pad=0, samples=0)
+    remote = Remote(link, config, test, waiting)
+    resume = (folder / "config.yaml").exists()
+    return simulate(remote.config, folder, resume, remote.dataset, remote=remote)
 
 
 class Remote:
@@ -53,39 +89,36 @@ class Remote:
 
     federation: Federation
 
-    def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting = Waiting()) -> None:
+    def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting) -> None:
         (name,) = config.algorithm
         self.labels = ALGORITHMS[name].labels(getattr(config, name, None))
         self.nodes = Nodes(link, waiting, test, self.labels)
-        here = [self.nodes.reported[client] for client in range(len(self.nodes.reported))]
+        here = [said for _, said in sorted(self.nodes.reported.items())]
+        self._budgets = [said["budget"] for said in here]
         self.splits = _splits([said["sizes"] for said in here])
-        self.dataset = self._stand_in(test, here)
-        self.config = dataclasses.replace(config, clients=len(here), eval_client_models_every=0)
+        self.dataset = _stand_in(test, here, self.labels)
+        self.config = dataclasses.replace(config, clients=len(here))
         self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
-        self._keys: dict[int, bytes] = {}  # of the clients that are about to recombine their models in secret
+        self._secret: SecretExchange | None = None  # of the round, where clients recombine their models in secret
 
     def specs(self, space: Space) -> list[Spec] | None:
         """The architecture of each client, by the width and depth, or the budget, that its node reported."""
-        budgets = [self.nodes.reported[client]["budget"] for client in sorted(self.nodes.reported)]
-        if not any(budgets):
+        if not any(self._budgets):
             return None
-        if lacking := [client for client, budget in enumerate(budgets) if not budget]:
-            raise FLError(f"client {lacking[0]} reported no width, depth or budget, and others did: give each node one")
         specs = []
-        for client, budget in enumerate(budgets):
+        for client, budget in enumerate(self._budgets):
+            if not budget:
+                raise FLError(f"client {client} reported no width, depth or budget, and others did: give each node one")
             if "budget" in budget:
                 specs.append(largest_within(space, budget["budget"], self.config.architectures.unit))
             else:
-                row = {key: list(v) if isinstance(v, list | tuple) else v for key, v in budget.items()}
-                specs += announced(space, [row], f"what client {client} reported")
+                specs += announced(space, [budget], f"what client {client} reported")
         return specs
 
     def begin(self, fed: Federation) -> None:
         """See `RemoteClients.begin`."""
-        if fed.attack:
-            raise FLError("--attack simulates malicious clients: with real ones leave it out")
         self.federation = fed
 
     def client_states(self, start: State) -> State:
@@ -103,23 +136,24 @@ class Remote:
     ) -> tuple[ClientUpdate, State]:
         """See `RemoteClients.run`."""
         fed, secure = self.federation, next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
+        self._secret = SecretExchange(secure, message["model"]) if secure else None
         if own:
             self._snapshot(own, rng)
-        begin = secret.begin(self, secure, message, clients) if secure else {}
         models, requests, seen = [], [], {}
         for k, client in enumerate(clients):
             row = {name: _row(part, k) for name, part in message.items() if name != "levels"}
-            keeps, tensors = self._keeps(own, client) if own else (None, {})
+            keeps, tensors = self._keeps(own, client)
             levels, below = self._levels(message.get("levels", ()), client, seen)
-            header = {**self.header("update", client, rng), **begin, "keeps": keeps, "levels": levels}
+            header = {**self.header("update", client, rng), "keeps": keeps, "levels": levels}
             header["list"] = isinstance(message.get("model"), list)
+            header["secure"] = self._secret.invitation if secure else None
             requests.append(NodeMessage(header, {**tensors, **flat(row, "message"), **below}))
             models.append(row.get("model", {}))
-        sent = [{}] * len(clients) if secure else models
 
         def read(k: int, answer: NodeMessage) -> tuple[State, Tensor, bytes]:
-            answer, key = secret.key_of(answer) if secure else (answer, b"")
-            state, loss = self.trained(answer, requests[k], sent[k])
+            tensors = dict(answer.tensors)
+            key = take_key(tensors) if secure else b""
+            state, loss = self._trained(tensors, {} if secure else models[k])
             flops = fields(answer.header, {"flops": int})["flops"]
             if not 0 <= flops < _MOST:
                 raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
@@ -127,35 +161,46 @@ class Remote:
             self._has[clients[k]] = {digest for digest in requests[k].header["levels"] if digest}
             return state, loss, key
 
-        limits = [HEADER + 8 + sum(tensor.nbytes for tensor in state.values()) for state in sent]
-        came = self.nodes.exchange(clients, requests, limits, read, rng.round)
+        # beside the model there is the loss; in secret, only a key comes
+        limit = 8 + (0 if secure else max(sum(tensor.nbytes for tensor in model.values()) for model in models))
+        came = self.nodes.exchange(clients, requests, limit, read, f"round {rng.round}", rng.round)
         self._forget(clients, came)
-        self._keys = {clients[k]: key for k, (_, _, key) in came.items()}
+        if secure:
+            self._secret.keys = {clients[k]: key for k, (_, _, key) in came.items()}
         if own:
-            new = own["version"].clone()
+            version = own["version"].clone()
             for k in came:
-                new[clients[k]] = requests[k].header["keeps"]["as"]
-            own = {**own, "version": new}
-        return self._update(message, models, came, clients, bool(secure)), own
+                version[clients[k]] = requests[k].header["keeps"]["as"]
+            own = {**own, "version": version}
+        return self._update(message, models, came, clients), own
 
     def _update(
-        self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int], secure: bool
+        self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]
     ) -> ClientUpdate:
         """The update of a round; clients whose answer did not come keep their start, and have the size 0."""
         fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
         lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.x.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
-        states = [came[k][0] if k in came and not secure else model for k, model in enumerate(models)]
+        states = [came[k][0] if k in came and not self._secret else model for k, model in enumerate(models)]
         sizes = tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
         start = message.get("model", {})
         trained = states if isinstance(start, list) else stack(states) if start else {}
         return ClientUpdate(trained, loss, sizes, fed.clipped(trained, start, sizes))
 
+    def _trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
+        """(state, loss) of an answer. Raises InvalidMessage unless the state is one like the start."""
+        loss = tensors.pop("loss", None)
+        if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
+            raise InvalidMessage("its loss is infinite, not a number, or missing")
+        check_tensors(tensors, flat(start, "state"))
+        device = self.federation.data.x.device
+        return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
+
     def recombine(
         self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: SecureRecombination, rng: Rng
     ) -> ClientUpdate:
         """See `RemoteClients.recombine`."""
-        return secret.recombine(self, self._keys, update, message["model"], clients, secure, rng)
+        return self._secret.recombine(self, update, clients, rng)
 
     def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
         """See `RemoteClients.judge`."""
@@ -177,15 +222,13 @@ class Remote:
             requests.append(NodeMessage(header, tensors))
 
         def read(k: int, answer: NodeMessage) -> list[float]:
-            said = fields(answer.header, {"kind": str, "ticket": str, "values": list})
-            if said["kind"] != "judged" or said["ticket"] != requests[k].header["ticket"] or answer.tensors:
-                raise InvalidMessage("it did not answer what was asked")
-            if len(said["values"]) != len(more) or not all(map(_sound, said["values"])):
+            values = fields(answer.header, {"values": list})["values"]
+            if answer.tensors or len(values) != len(more) or not all(map(_sound, values)):
                 raise InvalidMessage("what it says of its levels are no numbers")
             self._has[k] = {digest for digest in requests[k].header["levels"] if digest}
-            return said["values"]
+            return values
 
-        came = self.nodes.exchange(clients, requests, [HEADER] * len(requests), read, None)
+        came = self.nodes.exchange(clients, requests, 0, read, "evaluation")
         self._forget(clients, came)
         silent = [math.nan] * len(more)
         return torch.tensor([came.get(k, silent) for k in clients], dtype=torch.float64).T
@@ -194,44 +237,41 @@ class Remote:
         """See `RemoteClients.score`."""
         fed, seen = self.federation, {}
         parts, clients = held_out(fed), range(len(self.splits))
-        whats = ["accuracy", "loss", "perplexity" if fed.data.text else "f1"]
+        columns = ["accuracy", "loss", "perplexity" if fed.data.text else "f1"]
         requests = [self._question(models, client, parts, seen) for client in clients]
 
         def read(k: int, answer: NodeMessage) -> dict[str, dict[str, float]]:
-            said = fields(answer.header, {"kind": str, "client": int, "ticket": str, "scores": dict})
-            wrong = said["kind"] != "scored" or said["ticket"] != requests[k].header["ticket"] or answer.tensors
-            if wrong or set(said["scores"]) != set(parts):
+            scores = fields(answer.header, {"scores": dict})["scores"]
+            if answer.tensors or set(scores) != set(parts):
                 raise InvalidMessage("it did not answer what was asked")
-            for row in said["scores"].values():
-                if not isinstance(row, dict) or list(row) != whats or not all(map(_sound, row.values())):
+            for row in scores.values():
+                if not isinstance(row, dict) or list(row) != columns or not all(map(_sound, row.values())):
                     raise InvalidMessage("its scores are no numbers")
-                if any(row[what] < 0 or row[what] > 1 for what in ("accuracy", "f1") if what in row):
+                if any(row[name] < 0 or row[name] > 1 for name in ("accuracy", "f1") if name in row):
                     raise InvalidMessage("its scores are no shares")
-            return said["scores"]
+            return scores
 
-        came = self.nodes.exchange(clients, requests, [HEADER] * len(requests), read, None)
+        came = self.nodes.exchange(clients, requests, 0, read, "evaluation")
         self._forget(clients, came)
-        silent = dict.fromkeys(whats, math.nan)
+        silent = dict.fromkeys(columns, math.nan)
         return {part: [came[k][part] if k in came else silent for k in clients] for part in parts} if came else {}
 
     def _question(self, models: ClientModels, client: int, parts: Sequence[str], seen: dict) -> NodeMessage:
         """The request that asks a node for the scores of its client's models."""
-        own, used = models.own, []
+        own, digests, sent = models.own, [], {}
         for level in models.levels:
-            if (k := int(level.used[client])) >= 0:
-                if at_nodes(level.models):
-                    own = level.models
-                else:
-                    used.append(level.state(k))
-        keeps, tensors = self._keeps(own, client) if own else (None, {})
-        digests = []
-        for number, state in enumerate(used):
-            digest = _digest(state, seen)
-            known = digest in self._has.get(client, ())
+            if (k := int(level.used[client])) < 0:
+                continue
+            if at_nodes(level.models):
+                own = level.models
+                continue
+            state = level.state(k)
+            known = (digest := _digest(state, seen)) in self._has.get(client, ())
+            sent |= {} if known else flat(state, f"level{len(digests)}")
             digests.append(digest if known else "")
-            tensors |= {} if known else flat(state, f"level{number}")
+        keeps, start = self._keeps(own, client)
         header = {**self.header("score", client, models.rng), "parts": list(parts), "mean": models.mean}
-        return NodeMessage({**header, "keeps": keeps, "levels": digests}, tensors)
+        return NodeMessage({**header, "keeps": keeps, "levels": digests}, {**start, **sent})
 
     def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
         """The digests of a client's models on finished levels, "" for none, and those of the models that its node has
@@ -242,7 +282,7 @@ class Remote:
             k = int(level.used[client])
             state = level.state(k) if k >= 0 else {}
             digests.append(_digest(state, seen) if state else "")
-            if state and digests[-1] not in self._has.get(client, ()):
+            if digests[-1] not in self._has.get(client, ()):
                 tensors |= flat(state, f"level{number}")
         return digests, tensors
 
@@ -252,10 +292,12 @@ class Remote:
             if k not in came:
                 self._has.pop(client, None)
 
-    def _keeps(self, own: State, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _keeps(self, own: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
         """Which version of its state a client takes, and under which number it keeps a new one; and the start for one
-        that has none yet.
+        that has none yet. None for methods whose clients keep nothing.
         """
+        if not own:
+            return None, {}
         run, version = int(own["run"]), int(own["version"][client])
         needed = {version, int(self._saved.get(run, own["version"])[client])} - {0}
         start = {name.removeprefix(_START): tensor for name, tensor in own.items() if name.startswith(_START)}
@@ -266,7 +308,7 @@ class Remote:
         """Remember the versions of the last checkpoint: a run that is resumed from it will ask for these."""
         run = int(own["run"])
         if run not in self._saved or (rng.round - 1) % self.config.checkpoint_every == 0:
-            self._saved = {**self._saved, run: own["version"].clone()}
+            self._saved[run] = own["version"].clone()
 
     def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:
         """What every request about models says."""
@@ -275,7 +317,6 @@ class Remote:
         return {
             "kind": kind,
             "config": self._settings,
-            "method": self.config.algorithm[0],
             "round": rng.round,
             "seed": rng.seed,
             "client": client,
@@ -287,43 +328,22 @@ class Remote:
             "ticket": secrets.token_hex(8),
         }
 
-    def trained(self, answer: NodeMessage, request: NodeMessage, start: State) -> tuple[State, Tensor]:
-        """(state, loss) of an answer. Raises InvalidMessage for one that cannot be used.
 
-        Args:
-            start: the tensors as they were sent; the answer has the same names, shapes and dtypes.
-        """
-        said = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
-        for name in ("round", "client", "ticket"):
-            if said[name] != request.header[name]:
-                if name == "ticket":
-                    raise InvalidMessage("it answers another request")
-                raise InvalidMessage(f"it answers for {name} {said[name]}, and {request.header[name]} was asked")
-        if said["kind"] != "updated":
-            raise InvalidMessage(f"it sent {said['kind']!r} instead of a trained model")
-        if said["samples"] != self.nodes.reported[said["client"]]["sizes"][0]:
-            reported = self.nodes.reported[said["client"]]["sizes"][0]
-            raise InvalidMessage(f"it trained on {said['samples']} samples, and reported {reported} at the start")
-        tensors = dict(answer.tensors)
-        loss = tensors.pop("loss", None)
-        if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
-            raise InvalidMessage("its loss is infinite, not a number, or missing")
-        before = flat(start, "state")
-        check_tensors(tensors, shapes(before), {name: tensor.cpu() for name, tensor in before.items()})
-        device = self.federation.data.x.device
-        return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
+def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -> Dataset:
+    """Data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory.
 
-    def _stand_in(self, test: Dataset, here: Sequence[dict[str, Any]]) -> Dataset:
-        """Data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory."""
-        count = sum(sum(said["sizes"]) for said in here)
-        sample, target = here[0]["sample"], here[0]["target"]
-        x = torch.zeros(1, *sample[1:], dtype=DTYPES[sample[0]]).expand(count, *sample[1:])
-        y = torch.zeros(1, *target, dtype=torch.int64).expand(count, *target)
-        if self.labels:
-            order = [torch.arange(len(said["labels"])).repeat_interleave(torch.tensor(said["labels"])) for said in here]
-            rest = torch.zeros(count - sum(map(len, order)), dtype=torch.int64)  # validation and test samples
-            y = torch.cat([*order, rest])
-        return dataclasses.replace(test, x=x, y=y)
+    Args:
+        labels: whether the labels of the training samples are as frequent as the clients'.
+    """
+    count = sum(sum(said["sizes"]) for said in reported)
+    (dtype, *sample), target = reported[0]["sample"], reported[0]["target"]
+    x = torch.zeros(1, *sample, dtype=DTYPES[dtype]).expand(count, *sample)
+    y = torch.zeros(1, *target, dtype=torch.int64).expand(count, *target)
+    if labels:
+        order = [torch.arange(len(said["labels"])).repeat_interleave(torch.tensor(said["labels"])) for said in reported]
+        rest = torch.zeros(count - sum(map(len, order)), dtype=torch.int64)  # validation and test samples
+        y = torch.cat([*order, rest])
+    return dataclasses.replace(test, x=x, y=y)
 
 
 def _splits(sizes: Sequence[Sequence[int]]) -> Splits:

@@ -20,17 +20,16 @@ from fl.base.files import replacing
 from fl.deploy.messages import InvalidMessage
 
 _STATE, _LEVEL = "state-1", "level-1"
-LOST = "a finished level that it was sent before is gone from its disk, and is sent again in the next round"
 
 
 class Store:
     """The states of one client in all runs.
 
     Args:
-        folder: on the node's disk; made when it is needed. None: the node can keep nothing.
+        folder: on the node's disk; made when it is needed.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._levels: dict[str, dict[str, Tensor]] = {}
 
@@ -69,67 +68,61 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def level(self, digest: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A finished level: written if it has come, otherwise read. Raises InvalidMessage, saying LOST, if it is
-        gone.
-        """
+        """A finished level: written if it has come, otherwise read. Raises InvalidMessage if it is gone or damaged."""
         if digest not in self._levels:
             if not (len(digest) == 64 and digest.isalnum()):
                 raise InvalidMessage(f"{digest!r} names no level")
-            if not tensors:
+            path = self._folder / "levels" / f"{digest}.safetensors"
+            if tensors:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write(path, _LEVEL, tensors, {})
+            else:
                 try:
-                    tensors, _ = files.read(self._level(digest), _LEVEL)
-                except FLError:  # gone, damaged, or there is no folder
-                    raise InvalidMessage(LOST) from None
-            elif self._folder:
-                self._level(digest).parent.mkdir(parents=True, exist_ok=True)
-                files.write(self._level(digest), _LEVEL, tensors, {})
+                    tensors, _ = files.read(path, _LEVEL)
+                except FLError:
+                    raise InvalidMessage(
+                        "a finished level that it was sent before is gone from its disk, and is sent again in the next "
+                        "round"
+                    ) from None
             self._levels[digest] = tensors
         return self._levels[digest]
 
     def forget(self, digests: Collection[str]) -> None:
         """Delete the finished levels other than these."""
         self._levels = {digest: level for digest, level in self._levels.items() if digest in digests}
-        for old in self._folder.glob("levels/*.safetensors") if self._folder else ():
+        for old in self._folder.glob("levels/*.safetensors"):
             if old.stem not in digests:
                 old.unlink(missing_ok=True)
 
-    def hold(self, exchange: bytes | None) -> None:
-        """Keep what the next request of an exchange in secret needs, which nobody else on that machine can read; None:
-        delete it.
+    def keep_exchange(self, content: bytes) -> None:
+        """Keep what the next request of an exchange in secret needs, which nobody else on that machine can read.
 
         >>> import tempfile
         >>> store = Store(Path(tempfile.mkdtemp()))
-        >>> store.hold(b"secret")
-        >>> store.held()
+        >>> store.keep_exchange(b"secret")
+        >>> store.exchange()
         b'secret'
-        >>> store.hold(None)
-        >>> store.held()
+        >>> store.drop_exchange()
+        >>> store.exchange()
         Traceback (most recent call last):
         fl.deploy.messages.InvalidMessage: it takes no part in this exchange: its keys are gone
         """
-        if exchange is None:
-            for old in self._folder.glob("*exchange*") if self._folder else ():  # and what a killed process left
-                old.unlink(missing_ok=True)
-            return
-        path = self._given() / "exchange"
+        path = self._folder / "exchange"
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "xb", opener=lambda p, flags: os.open(p, flags, 0o600)) as f:
-            f.write(exchange)
+            f.write(content)
 
-    def held(self) -> bytes:
-        """What `hold` kept. Raises InvalidMessage if it is gone."""
+    def exchange(self) -> bytes:
+        """What `keep_exchange` kept. Raises InvalidMessage if it is gone."""
         try:
-            return (self._given() / "exchange").read_bytes()
+            return (self._folder / "exchange").read_bytes()
         except OSError:
             raise InvalidMessage("it takes no part in this exchange: its keys are gone") from None
 
+    def drop_exchange(self) -> None:
+        """Delete it, and what a process left that was killed while it wrote."""
+        for old in self._folder.glob("*exchange*"):
+            old.unlink(missing_ok=True)
+
     def _run(self, run: int) -> Path:
-        return self._given() / f"{run:016x}"
-
-    def _level(self, digest: str) -> Path:
-        return self._given() / "levels" / f"{digest}.safetensors"
-
-    def _given(self) -> Path:
-        if self._folder is None:
-            raise InvalidMessage("this node has no folder in which it could keep a state of its own: give it one")
-        return self._folder
+        return self._folder / f"{run:016x}"

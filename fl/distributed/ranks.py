@@ -1,6 +1,5 @@
-"""The processes of a simulation: how they find each other, what they exchange, and how they end.
-
-All that moves does so by the process group of torch.distributed.
+"""The processes of a simulation: how they find each other, what they exchange by the process group of
+torch.distributed, and how they end.
 """
 
 import atexit
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from fl.base.console import stopped
 from fl.base.errors import FLError, Terminated
@@ -26,8 +24,7 @@ from fl.base.torch_private import tree_flatten, tree_unflatten
 TIMEOUT = timedelta(hours=2)
 """How long a rank waits for the others, who may have more to train, before it counts them as lost."""
 
-
-_SAID = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _Entry = TypeVar("_Entry")
 
 
@@ -89,14 +86,13 @@ class Ranks:
             return [mine]
         tensors, own = tree_flatten(mine)
         result = []
-        # The words go first, between CPUs: who waits for a rank that still trains does so there, where a signal or the
-        # end of that rank is noticed, and not in a kernel of a GPU.
+        # Shapes go first, between CPUs: who waits for a rank that still trains does so there, where a signal or the end
+        # of that rank is noticed, and not in a kernel of a GPU.
         for rank, (form, kinds) in enumerate(self.tell((own, [(t.dtype, t.shape) for t in tensors]))):
             lengths = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
-            if rank == self.rank:
-                data = torch.cat([torch.empty(0, dtype=torch.uint8, device=self.device), *map(self._bytes, tensors)])
-            else:
-                data = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
+            data = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
+            if rank == self.rank and tensors:
+                torch.cat([t.detach().to(self.device).reshape(-1).view(torch.uint8) for t in tensors], out=data)
             if len(data):
                 with _reaching():
                     dist.broadcast(data, rank)
@@ -104,9 +100,6 @@ class Ranks:
             found = [part.clone().view(dtype).view(shape) for part, (dtype, shape) in parts]
             result.append(mine if rank == self.rank else tree_unflatten(found, form))
         return result
-
-    def _bytes(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self.device).reshape(-1).view(torch.uint8)
 
     def shared(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
         """The entries of all rows on every rank; each rank computes those of the rows that `deal` gives it.
@@ -174,7 +167,7 @@ def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
     >>> is_one_of_several({"WORLD_SIZE": "2"})
     False
     """
-    return all(name in environment for name in _SAID) and environment["WORLD_SIZE"] != "1"
+    return all(name in environment for name in _VARIABLES) and environment["WORLD_SIZE"] != "1"
 
 
 @contextmanager
@@ -229,14 +222,17 @@ def _failed(ranks: Ranks, error: BaseException) -> int:
     """What another rank than 0 does about an error: it leaves the reason for rank 0. Returns its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return stopped(error)
-    if isinstance(error, (SystemExit, Lost)):  # the command line, which rank 0 refuses as well; or not the first to end
-        return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 2
-    known = isinstance(error, (FLError, OSError, MemoryError))
-    if not known:
+    if isinstance(error, SystemExit):  # of the command line, which rank 0 refuses as well
+        return error.code if isinstance(error.code, int) else 2
+    if isinstance(error, Lost):  # not the first to end
+        return 2
+    if isinstance(error, (FLError, OSError, MemoryError)):
+        reason = " ".join(str(error).split())
+    else:
         traceback.print_exception(error, file=sys.__stderr__)
-    said = " ".join(str(error).split()) if known else f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
     with suppress(RuntimeError):
-        _store.set(f"failed/{ranks.rank}", f"rank {ranks.rank} ({socket.gethostname()}): {said}")
+        _store.set(f"failed/{ranks.rank}", f"rank {ranks.rank} ({socket.gethostname()}): {reason}")
     return 2
 
 

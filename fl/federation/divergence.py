@@ -37,7 +37,7 @@ def drop_failed(
     # A sum is finite only if all of its terms are: this fast look at everything settles nearly every round.
     if bool((loss.isfinite() & torch.cat([_finite_sums(after) for after in stacks(states)])).all()):
         return states, tuple(sizes)
-    fine = torch.cat([_finite_rows(after, before) for after, before in zip(stacks(states), stacks(starts))])
+    fine = torch.cat([finite_rows(after, before) for after, before in zip(stacks(states), stacks(starts))])
     kept = (loss.isfinite() & fine).tolist()
     if all(kept):
         return states, tuple(sizes)
@@ -76,8 +76,12 @@ def _finite_sums(stack: Stack) -> Tensor:
     return torch.stack(sums).isfinite().all(0)
 
 
-def _finite_rows(stack: Stack, starts: Stack) -> Tensor:
-    """Whether all floating-point numbers that were finite at the start still are, for each of K entries: bool [K]."""
+def finite_rows(stack: Stack, starts: Stack) -> Tensor:
+    """Whether all floating-point numbers that were finite at the start still are, for each of K entries: bool [K].
+
+    >>> finite_rows({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
+    tensor([ True, False])
+    """
     rows = []
     for name, tensor in stack.items():
         if tensor.is_floating_point() and tensor.numel():

@@ -12,9 +12,6 @@ from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
 from fl.distributed import current, joined
 from fl.federation.clients import RemoteClients
-from fl.figures.clients import leave_structure
-from fl.figures.coverage import leave_coverage
-from fl.figures.curves import leave_curves
 from fl.models.custom_model import Model
 from fl.runs import lock
 from fl.runs.assembly import build, resolve_inputs
@@ -24,8 +21,24 @@ from fl.runs.logs import OnRound, require, watched
 from fl.runs.run import Run, check_ranks_agree, measured_round, rounds, sync_server
 from fl.settings import Config
 
-AT_START = [leave_coverage]
-AT_END = [leave_structure, leave_curves]
+
+# Figures are imported where they are drawn: matplotlib takes 0.7 s, and a node of `fl.deploy` starts for each message.
+def _draw_at_start(run: Run) -> None:
+    from fl.figures.coverage import leave_coverage
+
+    leave_coverage(run)
+
+
+def _draw_at_end(run: Run) -> None:
+    from fl.figures.clients import leave_structure
+    from fl.figures.curves import leave_curves
+
+    leave_structure(run)
+    leave_curves(run)
+
+
+AT_START = [_draw_at_start]
+AT_END = [_draw_at_end]
 """What writes figures and tables into a run folder, where the run is one for them, before the first round, and when
 training has ended or was interrupted. A line here is all that another one takes."""
 

@@ -80,21 +80,19 @@ class Client:
             raise FLError(f"client {self.address} was asked for phase {phase} after phase {self.phase}")
         if phase == 1:
             self._begin(frames)
-        elif phase % 2:
-            self._complete(self._received(frames))
         else:
             got = self._received(frames)
         self.phase = phase
-        if self.finished:
-            return self._sent([(SERVER, number, blob) for number, blob in sorted(self._model.items())])
-        return self._sent(self._give() if phase % 2 else self._give_back(got))
+        if phase % 2 == 0:
+            return self._sent(self._give_back(got))
+        if phase > 1:
+            self._complete(got)
+        return self._sent(self._upload() if self.finished else self._give())
 
     def _begin(self, frames: Sequence[bytes]) -> None:
         """Meet the cohort, and seal the own pieces, all with the same length; nothing of an earlier attempt counts."""
         if len(frames) != 1:
-            raise FLError(
-                f"client {self.address} got {len(frames)} messages at the beginning, where the server sends one"
-            )
+            raise FLError(f"client {self.address} got {len(frames)} messages at the beginning, where one is sent")
         message = self._keys.unlock(frames[0], {SERVER: self._server}, self.address)
         if message.session in self._sessions:
             raise refused(SERVER, self.address, "was sent before")
@@ -125,6 +123,9 @@ class Client:
                 raise FLError(f"client {peer} did not return to client {self.address} what it was given")
             self._model |= got[peer]
 
+    def _upload(self) -> list[tuple[int, int, bytes]]:
+        return [(SERVER, number, blob) for number, blob in self._model.items()]
+
     def _give(self) -> list[tuple[int, int, bytes]]:
         """Stage 1: give a random part of the pieces, at least one but not all, each to one random other client."""
         count, peers = len(self._pieces), list(self._peers)
@@ -150,12 +151,11 @@ class Client:
         """Tuples (recipient, number, sealed piece) as frames, in an order that does not reveal which they are."""
         random.SystemRandom().shuffle(parcels)  # not from `choices`: the order does not change the result
         publics = {**self._peers, SERVER: self._server}
-        return [
-            Envelope(
-                to, self._keys.lock(Message(self._sessions[-1], self.phase, n, self.address, to, blob), publics[to])
-            )
-            for to, n, blob in parcels
-        ]
+        envelopes = []
+        for to, number, blob in parcels:
+            message = Message(self._sessions[-1], self.phase, number, self.address, to, blob)
+            envelopes.append(Envelope(to, self._keys.lock(message, publics[to])))
+        return envelopes
 
     def dump(self) -> bytes:
         """All that it has to know in the next phase, its secret key among it."""
@@ -187,12 +187,11 @@ class Client:
                 raise ValueError("cut short")
             return data[begin - length : begin]
 
-        pieces, (server, secret) = (
-            [cut(n) for n in said["pieces"]],
-            [bytes.fromhex(said[k]) for k in ("server", "secret")],
-        )
+        pieces = [cut(length) for length in said["pieces"]]
+        server, secret = bytes.fromhex(said["server"]), bytes.fromhex(said["secret"])
         client = cls(said["address"], pieces, server, said["repeats"], choices, secret)
-        client.phase, client._sessions = said["phase"], [bytes.fromhex(session) for session in said["sessions"]]
+        client.phase = said["phase"]
+        client._sessions = [bytes.fromhex(session) for session in said["sessions"]]
         client._peers = {int(peer): bytes.fromhex(public) for peer, public in said["peers"].items()}
         client._given = {int(number): peer for number, peer in said["given"].items()}
         client._model = {number: cut(client._length + SEALED_EXTRA) for number in said["model"]}

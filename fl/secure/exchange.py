@@ -27,17 +27,19 @@ class Outcome(NamedTuple):
             exactly these clients, if they were honest. Empty if fewer than two were left, or a client was lost in the
             upload.
         excluded: the other clients, and why each is missing.
-        to_peers, to_server: bytes that each client sent.
-        from_server: bytes that the server sent to each client.
+        sent: the bytes that went from one party to another, by (sender, recipient), one of which may be SERVER.
         seconds: how long it took.
     """
 
     models: dict[int, list[bytes]]
     excluded: dict[int, str]
-    to_peers: dict[int, int]
-    to_server: dict[int, int]
-    from_server: dict[int, int]
+    sent: Mapping[tuple[int, int], int]
     seconds: float
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each client that is missing was left out, in words."""
+        return [f"client {client} is left out ({reason})" for client, reason in self.excluded.items()]
 
 
 class Server:
@@ -64,8 +66,8 @@ class Server:
 
         Raises FLError, which names the client, for uploads that are no permutation of the clients' pieces.
         """
-        began, sent, excluded = time.perf_counter(), Counter[tuple[int, int]](), {}
-        models, cohort = {}, dict(publics)
+        began, sent = time.perf_counter(), Counter[tuple[int, int]]()
+        models, excluded, cohort = {}, {}, dict(publics)
         while len(cohort) > 1 and not models:
             lost, phase, session, frames = self._attempt(cohort, carry, sent)
             if not lost:
@@ -76,12 +78,7 @@ class Server:
             cohort = {client: public for client, public in cohort.items() if client not in excluded}
         if not models:
             excluded |= dict.fromkeys(cohort, ALONE)
-        to_peers = dict.fromkeys(publics, 0)
-        for (sender, recipient), size in sent.items():
-            if SERVER not in (sender, recipient):
-                to_peers[sender] += size
-        to_server, from_server = ({c: sent[c, SERVER] for c in publics}, {c: sent[SERVER, c] for c in publics})
-        return Outcome(models, excluded, to_peers, to_server, from_server, time.perf_counter() - began)
+        return Outcome(models, excluded, sent, time.perf_counter() - began)
 
     def _attempt(
         self, cohort: Mapping[int, bytes], carry: Carrier, sent: Counter[tuple[int, int]]

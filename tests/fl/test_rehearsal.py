@@ -160,7 +160,7 @@ def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, roo
             return
         (found,) = graphs._side_by_side([group], [nullcontext()] * 4, capture)
         (expected,) = train([group], "loop")
-        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+        assert_same(found, expected)
     assert made == [3, 1, 1, 1][:room]
     assert len(caplog.records) == (room < 4)
 
@@ -178,6 +178,11 @@ def test_no_step_waits_for_the_device(pretended, make_federation, backend, preci
     assert seen.launches >= (1 if backend == "vmap" else steps)
     if backend == "graphs":  # a step is one replay; beside it only what loads and saves a client
         assert seen.launches <= steps + 10 * clients
+
+
+def assert_same(found, expected):
+    assert torch.equal(found.loss, expected.loss)
+    assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
 
 
 def one_group(make_federation, precision="float32", objective=cross_entropy, context=None, device="cuda"):
@@ -240,8 +245,7 @@ def test_clients_with_more_steps_than_a_window(pretended, make_federation, monke
         monkeypatch.setattr(graphs, "_WINDOW", size)
         graphs._KEPT.clear()
         (found,) = train([group], "graphs")
-        assert torch.equal(found.loss, expected.loss)
-        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+        assert_same(found, expected)
 
 
 def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(pretended, make_federation):
@@ -294,24 +298,10 @@ def test_a_graph_reads_the_data_that_it_was_captured_with(pretended, make_federa
         table = torch.zeros(len(data.y), 3).to("cuda")
         group = (dataclasses.replace(job, data=data, per_sample=table, objective=objective), *rest)
         found, expected = (train([group], backend)[0] for backend in ("graphs", "loop"))
-        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+        assert_same(found, expected)
         kept = weakref.ref(data), weakref.ref(table)
         del data, table, group
         assert all(one() is not None for one in kept)
-
-
-def test_two_objectives_in_turn_are_not_captured_anew(pretended, make_federation):
-    def other(call, params, context, batch):
-        return 2 * cross_entropy(call, params, context, batch)
-
-    job, *rest = one_group(make_federation)
-    groups = [(dataclasses.replace(job, objective=objective), *rest) for objective in (cross_entropy, other)]
-    for group in groups:
-        train([group], "graphs")
-    with pretended.watch() as seen:
-        for group in groups * 3:
-            train([group], "graphs")
-    assert seen.captures == 0
 
 
 def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog, monkeypatch):

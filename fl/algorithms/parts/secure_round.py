@@ -1,20 +1,20 @@
 """Secure recombination of trained models, between local training and the server's own rule."""
 
 import logging
+import math
 import random
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation import Federation, traffic
 from fl.federation.clients import Message
+from fl.federation.cohort import replace_rows
 from fl.federation.update import ClientUpdate
-from fl.secure import Outcome, exchange, require
+from fl.secure import SERVER, Outcome, exchange, require
 from surgery import Stack
 from surgery.recombine import Segment
 
@@ -48,11 +48,10 @@ class SecureRecombination(NamedTuple):
         """
         if self.fed.remote:
             return self.fed.remote.recombine(update, message, clients, self, rng)
-        began, stack = time.perf_counter(), to_bytes(update.received, self.pieces)
-        models = {client: model for client, model, size in zip(clients, stack, update.sizes) if size}
+        each = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
+        models = {client: model for client, model, size in each if size}
         outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})
-        seconds = time.perf_counter() - began
-        return recombined(update, message["model"], clients, self.pieces, outcome, rng.round, seconds)
+        return recombined(update, message["model"], clients, self.pieces, outcome, rng.round)
 
 
 def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
@@ -88,32 +87,21 @@ def choices(rng: Rng, client: int) -> random.Random:
 
 
 def recombined(
-    update: ClientUpdate,
-    starts: Stack,
-    clients: Sequence[int],
-    pieces: Sequence[Segment],
-    outcome: Outcome,
-    round: int,
-    seconds: float,
+    update: ClientUpdate, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], outcome: Outcome, round: int
 ) -> ClientUpdate:
     """What the server receives by an exchange that is over, see `SecureRecombination`."""
-    kept = [k for k, client in enumerate(clients) if client in outcome.models]
-    states = {name: start.clone() for name, start in starts.items()}
+    kept, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
     if kept:
-        opened = from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts)
-        rows = torch.tensor(kept, device=update.loss.device)
-        for name, tensor in opened.items():
-            states[name].index_copy_(0, rows, tensor)
+        states = replace_rows(starts, kept, from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts))
     sizes = tuple(size if k in kept else 0 for k, size in enumerate(update.sizes))
     if outcome.excluded:
-        lost = "; ".join(f"client {client} is left out ({reason})" for client, reason in outcome.excluded.items())
-        _log.warning("warning: round %d: secure recombination: %s", round, lost)
-    down, up, peers = (
-        sum(sent.values()) / len(clients) for sent in (outcome.from_server, outcome.to_server, outcome.to_peers)
-    )
+        _log.warning("warning: round %d: secure recombination: %s", round, "; ".join(outcome.reasons))
+    down = sum(size for (sender, _), size in outcome.sent.items() if sender == SERVER) / len(clients)
+    up = sum(size for (_, recipient), size in outcome.sent.items() if recipient == SERVER) / len(clients)
+    peers = sum(size for ends, size in outcome.sent.items() if SERVER not in ends) / len(clients)
     model = update.metrics["bytes_down"]  # the message was the model
     metrics = traffic.more(update.metrics, model, down, up - update.metrics["bytes_up"])  # instead of the bare models
-    metrics |= {"bytes_peers": peers, "secure_seconds": seconds}
+    metrics |= {"bytes_peers": peers, "secure_seconds": outcome.seconds}
     return update._replace(states=states, sizes=sizes, metrics=metrics, received=states)
 
 
@@ -128,7 +116,8 @@ def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
     """
     columns = []
     for names in pieces:
-        rows = torch.cat([_rows(models[name]) for name in names], 1).cpu().numpy()
+        flat = [models[name].detach().reshape(len(models[name]), math.prod(models[name].shape[1:])) for name in names]
+        rows = torch.cat([tensor.contiguous().view(torch.uint8) for tensor in flat], 1).cpu().numpy()
         columns.append([row.tobytes() for row in rows])
     return [list(model) for model in zip(*columns)]
 
@@ -143,19 +132,10 @@ def from_bytes(models: Sequence[Sequence[bytes]], pieces: Sequence[Segment], lik
     for number, names in enumerate(pieces):
         widths = [like[name][0].nbytes for name in names]
         data = bytearray(b"".join(model[number] for model in models))
-        device = like[names[0]].device
-        rows = torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8)
-        for name, part in zip(names, rows.view(len(models), sum(widths)).split(widths, 1)):
-            tensor = like[name]
-            flat = part.clone(memory_format=torch.contiguous_format).view(-1)  # its own memory, aligned for any dtype
-            result[name] = flat.view(tensor.dtype).view(len(models), *tensor.shape[1:]).to(tensor.device)
+        rows = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        rows = rows.to(like[names[0]].device).view(len(models), sum(widths))
+        for name, part in zip(names, rows.split(widths, 1)):
+            # memory of its own, since a view of the bytes may begin where the dtype may not
+            flat = part.clone(memory_format=torch.contiguous_format).view(-1)
+            result[name] = flat.view(like[name].dtype).view(len(models), *like[name].shape[1:])
     return result
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """[K, *S] as bytes [K, bytes of S]."""
-    return tensor.detach().reshape(-1).view(torch.uint8).view(len(tensor), -1) if tensor.numel() else _none(tensor)
-
-
-def _none(tensor: Tensor) -> Tensor:
-    return torch.empty(len(tensor), 0, dtype=torch.uint8, device=tensor.device)

@@ -12,6 +12,10 @@ from fl.deploy.__main__ import main
 from fl.deploy.folders import node_folder, read_node, read_server
 
 
+def run_config(folder):
+    return tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
 def test_it_writes_what_other_machines_need(tmp_path):
     flags = ["--nodes", "2", "--folder", str(tmp_path), "--samples", "50"]
     assert main([*flags, "--only", "data"]) == 0
@@ -19,12 +23,11 @@ def test_it_writes_what_other_machines_need(tmp_path):
     assert sum(train) == 50
     assert len(read_server(tmp_path / "data" / "server").test_y) == 360
     assert main([*flags, "--only", "app", "--algorithm", "fedmr", "--quorum", "2"]) == 0
-    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = run_config(tmp_path)
     assert config["flags"] == "--samples 50 --algorithm fedmr --participants 2"
-    assert (config["quorum"], config["nodes"]) == (2, 2)
+    assert (config["quorum"], config["nodes"], config["threads"]) == (2, 2, 0)  # other machines have their own threads
     assert main([*flags, "--only", "app", "--participation", "1"]) == 0
-    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert config["flags"] == "--samples 50 --participation 1"
+    assert run_config(tmp_path)["flags"] == "--samples 50 --participation 1"
 
 
 def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
@@ -34,26 +37,31 @@ def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("flags", [["--nodes", "0"], ["--participants", "9"], ["--algorithm", "fedmr,fedavg"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--nodes", "0"],
+        ["--participants", "9"],
+        ["--algorithm", "fedmr,fedavg"],
+        ["--attack.share", "0.5"],
+        ["--eval-client-models-every", "1"],
+    ],
+)
 def test_it_refuses_what_cannot_be_run(flags, tmp_path, capsys):
     assert main(["--folder", str(tmp_path / "new"), "--only", "app", *flags]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_nodes_on_one_machine_share_its_cores(tmp_path, monkeypatch):
+def test_nodes_on_one_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: set(range(8)))
     assert [local.share_of_cores(n) for n in (1, 3, 4, 9)] == [8, 2, 2, 1]
-    assert main(["--folder", str(tmp_path), "--only", "app"]) == 0
-    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert app["threads"] == 0  # other machines have their own
 
 
 def test_progress_follows_the_run_folder(tmp_path, capsys):
-    follow = local.Follow(tmp_path, 4)
-    follow()
-    (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")
-    follow()
-    follow.close()
+    with local.progress(tmp_path, 4) as look:
+        look()
+        (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")
+        look()
     said = capsys.readouterr().err
     assert "waiting for the nodes" in said
     assert "2/4" in said

@@ -1,11 +1,13 @@
 """Requests and answers as Flower's messages: the apps of `flwr run`, called directly and as processes of their own."""
 
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,7 +64,7 @@ def run_config(folder, algorithm="fedavg", rounds=2, **more):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("fedmr", marks=pytest.mark.slow)])
-def test_apps_give_the_result_of_the_simulator(algorithm, tmp_path, messages):
+def test_apps_give_the_result_of_the_simulator_and_name_who_answers_twice(algorithm, tmp_path, messages, caplog):
     from flwr.app import Context, RecordDict
 
     from fl.deploy.app import client_app, server_app
@@ -70,8 +72,33 @@ def test_apps_give_the_result_of_the_simulator(algorithm, tmp_path, messages):
     config = settings(algorithm, clients=3)
     deal_out(config, tmp_path / "data")
     values = run_config(tmp_path, algorithm)
-    server_app()(Grid(client_app(), values), Context(1, 0, {}, RecordDict(), values))
+    grid = Grid(client_app(), values, spoil=lambda reply: [reply] * (1 + (reply.metadata.src_node_id == 99)))
+    with caplog.at_level(logging.WARNING, "fl"):
+        server_app()(grid, Context(1, 0, {}, RecordDict(), values))
     assert same(tensors(tmp_path / "run"), simulated(config, tmp_path))
+    assert "client 2: answered twice, and the first answer counts" in caplog.text
+
+
+def test_what_comes_late_or_cannot_be_read_is_named(messages):
+    from fl.deploy.flower import GridLink, answered
+
+    def app(message, context):
+        return answered(message, lambda request: NodeMessage({"kind": "update"}, {"w": torch.zeros(8)}))
+
+    def ask(grid_link, timeout=5.0, limit=2**20):
+        (answer,), notes = grid_link.ask([(5, NodeMessage({"kind": "update", "round": 3}, {}))], timeout, limit)
+        return answer, notes
+
+    grid = Grid(app, {}, spoil=lambda reply: late.append(reply) or [])
+    link, late = GridLink(grid), []
+    assert ask(link, 0.1) == ("no answer within 0.1 s", [])
+    grid.replies["0"], grid.spoil = late, lambda reply: [reply]
+    answer, notes = ask(link)
+    assert torch.equal(answer.tensors["w"], torch.zeros(8))
+    assert notes == [(5, "its answer of round 3 came late and is not used")]
+    assert "has 50 bytes, and at most 20" in ask(link, limit=20)[0]
+    grid.push_messages = lambda messages: []
+    assert ask(link)[0] == "Flower did not take the request to it"
 
 
 def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
@@ -95,7 +122,7 @@ def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
         unpacked(RecordDict())
 
 
-def test_an_answer_that_is_too_long_is_not_read_to_its_end():
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(messages):
     from fl.deploy.flower import GridLink
 
     class Client:
@@ -103,27 +130,17 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end():
 
         def PullObject(self, request):
             self.fetched += 1
-            return type("Response", (), {"object_content": bytes(2**20)})
+            return SimpleNamespace(object_content=bytes(2**20))
 
-    class Grid:
-        _runtime_client = Client()
-
-        def get_node_ids(self):
-            return [1]
-
-        def push_messages(self, messages):
-            return ["a"]
-
-        def pull_messages(self, names):
-            return [self._runtime_client.PullObject(None) for _ in range(10_000)]
-
-    link = GridLink(Grid())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl.deploy.flower.packed", lambda request: None)
-        patch.setattr("flwr.app.Message", lambda *words, **more: None)
-        (answer,), _ = link.ask([(1, NodeMessage({"kind": "update"}, {}))], 1.0, [2**20])
+    client = Client()
+    grid = SimpleNamespace(
+        _runtime_client=client,
+        push_messages=lambda messages: ["a"],
+        pull_messages=lambda names: [client.PullObject(None) for _ in range(10_000)],
+    )
+    (answer,), _ = GridLink(grid).ask([(1, NodeMessage({"kind": "update"}, {}))], 1.0, 2**20)
     assert "more than" in answer
-    assert Grid._runtime_client.fetched < 5
+    assert client.fetched < 5
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fl_nodes import Direct, dealt, deployed, settings, simulated, tensors
+from fl_nodes import Direct, dealt, deployed, same, settings, simulated
 from safetensors.torch import load_file
 
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 from fl.deploy.store import Store
 
 slow = pytest.mark.slow
 HELD_OUT = {"local_valid": 0.1, "local_test": 0.1}
-
-
-def kept(root, client):
-    """The newest state of its own that a node has; none if it never took part."""
-    files = sorted((root / "data" / f"kept-{client}").glob("*/*.safetensors"))
-    return load_file(files[-1]) if files else None
 
 
 def scores(folder):
@@ -43,7 +37,6 @@ def test_what_a_disk_has_altered_is_not_taken(tmp_path):
     for call in (
         lambda: store.read(7, 11),
         lambda: Store(tmp_path / "kept").level("a" * 64, {}),
-        lambda: Store(None).level("a" * 64, {}),
         lambda: read_node(node_folder(tmp_path, 1)),
         lambda: read_server(tmp_path / SERVER),
     ):
@@ -52,32 +45,27 @@ def test_what_a_disk_has_altered_is_not_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ditto", *(pytest.param(name, marks=slow) for name in ("fedrep", "local", "pfedme"))]
+    "algorithm", ["ditto", "fedrep", *(pytest.param(name, marks=slow) for name in ("local", "pfedme"))]
 )
-def test_a_node_keeps_what_its_client_has_in_the_simulator(algorithm, tmp_path):
-    config = settings(algorithm, **HELD_OUT)
-    there, _ = deployed(config, tmp_path)
+def test_a_node_keeps_what_its_client_has_in_the_simulator_and_sends_none_of_it(algorithm, tmp_path):
+    config, sent = settings(algorithm, **HELD_OUT), []
+
+    def look(client, round, answer):
+        sent.extend(tensor for name, tensor in answer.tensors.items() if name.startswith("state/"))
+        return answer
+
+    there, _ = deployed(config, tmp_path, look)
     here = simulated(config, tmp_path)
     for client in range(config.clients):
-        if (mine := kept(tmp_path, client)) is None:
-            assert there["clients/version"][client] == 0
-        else:
-            assert all(torch.equal(mine[name], here[f"clients/{name}"][client]) for name in mine)
+        files = sorted((tmp_path / "data" / f"kept-{client}").glob("*/*.safetensors"))
+        mine = load_file(files[-1]) if files else {}
+        assert bool(mine) == (there["clients/version"][client] != 0)
+        assert all(torch.equal(mine[name], here[f"clients/{name}"][client]) for name in mine)
+        assert not any(a.shape == b.shape and torch.equal(a, b) for a in mine.values() for b in sent)
     shared = [name for name in there if name.startswith("global/")]
     withheld = {"local": shared, "fedrep": [f"global/{n.removeprefix('clients/')}" for n in here if "clients/" in n]}
     assert all(torch.equal(there[n], here[n]) for n in shared if n not in withheld.get(algorithm, []))
     assert scores(tmp_path / "remote") == pytest.approx(scores(tmp_path / "here"))
-
-
-@pytest.mark.parametrize("algorithm", ["fedrep", *(pytest.param(name, marks=slow) for name in ("local", "ditto"))])
-def test_the_server_never_sees_it(algorithm, tmp_path):
-    """No tensor that a node sends is one that it keeps."""
-    arrived = []
-    deployed(settings(algorithm, rounds=1), tmp_path, lambda client, round, answer: arrived.append(answer) or answer)
-    sent = [t for answer in arrived for name, t in answer.tensors.items() if name.startswith("state/")]
-    own = [tensor for client in range(4) for tensor in (kept(tmp_path, client) or {}).values()]
-    assert own
-    assert not any(a.shape == b.shape and torch.equal(a, b) for a in own for b in sent)
 
 
 @slow
@@ -101,8 +89,9 @@ def prepared(tmp_path):
     return config, nodes, test, Waiting(start=0, nodes=3)
 
 
-def states(nodes):
-    return [{path.parent.name: load_file(path) for path in sorted(node.folder.glob("*/*"))} for node in nodes]
+def newest(nodes):
+    """The state of its own that each node has; none for one that never took part."""
+    return [load_file(files[-1]) if (files := sorted(node.folder.glob("*/*.safetensors"))) else {} for node in nodes]
 
 
 def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_path):
@@ -110,23 +99,18 @@ def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_pa
     same: a node takes the version that the server names, not its newest."""
     config, nodes, test, waiting = prepared
 
-    class Interrupted(Direct):
-        def ask(self, requests, *words):
-            answers = super().ask(requests, *words)
-            if requests[0][1].header.get("round") == 2:
-                raise KeyboardInterrupt
-            return answers
+    def interrupt(round):
+        if round == 2:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        serve(Interrupted(nodes), config, tmp_path / "run", test, waiting)
+        serve(Direct(nodes, after=interrupt), config, tmp_path / "run", test, waiting)
     again = [replace(node) for node in nodes]
     serve(Direct(again), config, tmp_path / "run", test, waiting)
-    resumed = [list(one.values())[-1] for one in states(nodes)]
+    resumed = newest(nodes)
     whole = [replace(node, folder=tmp_path / f"whole-{node.number}") for node in nodes]
     serve(Direct(whole), config, tmp_path / "whole", test, waiting)
-    for mine, theirs in zip(resumed, states(whole)):
-        assert all(torch.equal(mine[name], tensor) for name, tensor in list(theirs.values())[-1].items())
-    assert {name: t for name, t in tensors(tmp_path / "run").items() if "global" in name}.keys()
+    assert all(map(same, resumed, newest(whole)))
     assert scores(tmp_path / "run") == scores(tmp_path / "whole")
 
 
@@ -137,33 +121,28 @@ def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
     lost = lambda client, round, answer: "no answer" if (client, round) == (1, 1) else answer  # noqa: E731
     serve(Direct(nodes, lost), config, tmp_path / "run", test, waiting)
 
-    class Deaf(Direct):
-        def ask(self, requests, *words):
-            kept = [one for one in requests if (one[0], one[1].header.get("round")) != ("node-1", 1)]
-            answers, notes = super().ask(kept, *words)
-            answered = iter(answers)
-            return ["no answer" if one not in kept else next(answered) for one in requests], notes
-
     absent = [replace(node, folder=tmp_path / f"absent-{node.number}") for node in nodes]
-    serve(Deaf(absent), config, tmp_path / "absent", test, waiting)
-    for mine, theirs in zip(states(nodes), states(absent)):
-        mine, theirs = list(mine.values())[-1], list(theirs.values())[-1]
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    answer = absent[1].answer
+
+    def deaf(request):
+        if request.header.get("round") == 1:
+            raise FLError("no answer")
+        return answer(request)
+
+    absent[1].answer = deaf
+    serve(Direct(absent), config, tmp_path / "absent", test, waiting)
+    assert all(map(same, newest(nodes), newest(absent)))
 
 
 def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, caplog):
     config, nodes, test, waiting = prepared
-    nodes[1].folder.mkdir()
 
-    class Burgled(Direct):
-        def ask(self, requests, *words):
-            if requests[0][1].header.get("round") == 2:
-                for path in nodes[1].folder.glob("*/*"):
-                    path.unlink()
-            return super().ask(requests, *words)
+    def burgle(round):
+        for path in nodes[1].folder.glob("*/*") if round == 2 else ():
+            path.unlink()
 
     with caplog.at_level(logging.WARNING, "fl"):
-        serve(Burgled(nodes), config, tmp_path / "run", test, waiting)
+        serve(Direct(nodes, before=burgle), config, tmp_path / "run", test, waiting)
     assert "round 2: 2 of 3 clients answered: client 1 is left out (its own state of this run is gone" in caplog.text
     assert "evaluation: 2 of 3 clients answered" in caplog.text  # and the others' scores count
     assert scores(tmp_path / "run")

@@ -10,7 +10,7 @@ from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import FLError
 from fl.deploy.messages import NodeMessage
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 from fl.models.architectures import ArchitectureOptions
 
 slow = pytest.mark.slow
@@ -90,14 +90,6 @@ def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path
     assert same(tensors(tmp_path / "run"), tensors(tmp_path / "whole"))
 
 
-def test_a_second_answer_and_a_late_one_are_named(prepared, tmp_path, caplog):
-    config, nodes, test = prepared
-    link = Direct(nodes, notes=[("node-2", "answered twice, and the first answer counts")])
-    with caplog.at_level(logging.WARNING, "fl"):
-        serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
-    assert "client 2: answered twice" in caplog.text
-
-
 def test_nodes_that_do_not_fit_are_refused(prepared, tmp_path):
     config, nodes, test = prepared
     for wrong, reason in (
@@ -114,7 +106,7 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
     for header, reason in (
         ({"kind": "open"}, "does not know what to do with 'open'"),
         ({}, "lacks kind"),
-        ({"kind": "update"}, "lacks config"),
+        ({"kind": "update"}, "lacks client"),
     ):
         with pytest.raises(FLError, match=reason):
             node.answer(NodeMessage(header, {}))

@@ -12,12 +12,13 @@ pytest.importorskip("nacl", reason="needs the extra `secure`")
 from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.parts import secure_round
 from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.deploy import node, secret
 from fl.deploy.messages import NodeMessage, raw
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
-from fl.secure import SERVER, Server
+from fl.deploy.remote import serve
+from fl.secure import SERVER, Client, Server
 
 CONFIG = settings("fedmr", fedmr=FedMROptions(secure=2), clients=3)
 
@@ -28,16 +29,17 @@ class Processes(Direct):
     """Each message is answered by a node that was just made, as in Flower's processes; what a node keeps is looked at
     after it."""
 
-    def ask(self, requests, timeout, limits):
+    def ask(self, requests, timeout, limit):
+        Processes.round = requests[0][1].header.get("round")
         self.clients = [Node(n.number, n.data, n.split, n.budget, n.folder) for n in self.clients]
-        answered = super().ask(requests, timeout, limits)
+        answered = super().ask(requests, timeout, limit)
         self.files = {n.number: n.folder / "exchange" for n in self.clients if (n.folder / "exchange").exists()}
         assert {path.stat().st_mode & 0o777 for path in self.files.values()} <= {0o600}
         self.most = max(len(self.files), getattr(self, "most", 0))
         return answered
 
 
-def run(root, spoil=None, config=CONFIG):
+def run(root, spoil=lambda client, round, answer: answer, config=CONFIG):
     nodes, test = dealt(config, root / "data")
     link = Processes(nodes, spoil)
     return serve(link, config, root / "run", test, Waiting(start=0, nodes=3)), link
@@ -45,9 +47,17 @@ def run(root, spoil=None, config=CONFIG):
 
 def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypatch):
     """Choices are drawn one after another: the sources outlive the nodes, which a node's own source has not to."""
-    sources = {}
-    own = lambda self, rng: sources.setdefault((rng, self.number), secure_round.choices(rng, self.number))  # noqa: E731
-    monkeypatch.setattr(Node, "_choices", own)
+    load, sources = Client.load, {}
+
+    def seeded(content):
+        client = load(content)
+        rng = Rng(0, Processes.round)
+        if (Processes.round, client.address) not in sources:
+            sources[Processes.round, client.address] = secure_round.choices(rng, client.address)
+        client._choices = sources[Processes.round, client.address]
+        return client
+
+    monkeypatch.setattr(Client, "load", seeded)
     _, link = run(tmp_path)
     assert same(tensors(tmp_path / "run"), simulated(CONFIG, tmp_path))
     assert (link.most, link.files) == (3, {})  # nothing is kept when all have uploaded
@@ -97,7 +107,7 @@ def silent(phase, who=(1,), rounds=(1, 2)):
     asked = {}
 
     def spoil(client, round, answer):
-        if "public" not in answer.tensors and answer.header["kind"] != "exchanged":
+        if "public" not in answer.tensors and answer.header["kind"] != "exchange":
             return answer
         asked[client, round] = asked.get((client, round), -1) + 1
         return "gone" if client in who and round in rounds and asked[client, round] >= phase else answer
@@ -123,7 +133,7 @@ def test_a_round_in_which_an_upload_is_lost_changes_nothing_and_the_next_goes_on
 
 def test_what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
     def spoil(client, round, answer):
-        if client == 1 and answer.header["kind"] == "exchanged":
+        if client == 1 and answer.header["kind"] == "exchange":
             return answer._replace(tensors={name: 255 - tensor for name, tensor in answer.tensors.items()})
         return answer
 
@@ -137,6 +147,6 @@ def test_a_node_whose_state_is_gone_or_damaged_says_so(tmp_path):
     request = NodeMessage({"kind": "exchange", "client": 0, "seed": 0, "round": 1, "ticket": "", "phase": 1}, {})
     with pytest.raises(FLError, match="its keys are gone"):
         nodes[0].answer(request)
-    nodes[0]._store.hold(b"\0" * 8 + b"{}")
+    nodes[0]._store.keep_exchange(b"\0" * 8 + b"{}")
     with pytest.raises(FLError, match="what it kept for this exchange is damaged"):
         nodes[0].answer(request)

@@ -8,7 +8,7 @@ import torch
 from fl_nodes import FAULTS, Direct, dealt, same, settings, tensors
 
 from fl.deploy.nodes import Waiting
-from fl.deploy.serve import serve
+from fl.deploy.remote import serve
 
 SHARE = 0.2
 
@@ -35,14 +35,12 @@ def test_faults_change_nothing_but_who_takes_part(tmp_path):
     waiting = Waiting(start=0, nodes=8)
     sizes = []
 
-    class Measured(Direct):
-        def ask(self, *words):
-            answers = super().ask(*words)
-            self.requests.clear()
-            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)  # resident bytes
-            return answers
+    def measure(round):
+        link.requests.clear()
+        sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)  # resident bytes
 
-    with_faults = serve(Measured(nodes, faulty), config, tmp_path / "faults", test, waiting)
+    link = Direct(nodes, faulty, after=measure)
+    with_faults = serve(link, config, tmp_path / "faults", test, waiting)
     without = serve(Direct(nodes, absent), config, tmp_path / "absent", test, waiting)
     assert with_faults["rounds"] == 200
     assert with_faults["final"]["accuracy"] == without["final"]["accuracy"]
