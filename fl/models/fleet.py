@@ -143,12 +143,13 @@ def kept_blocks(
     return kept
 
 
-def brief(values: tuple | None, between: str = ",") -> str:
-    """Write widths or depths in a few words.
+def brief(values: float | tuple | None, between: str = ",") -> str:
+    """Write a width, a depth or several in a few words.
 
-    >>> brief((0.5, 0.5)), brief((1, 2), "-"), brief(None), brief(())
-    ('0.5', '1-2', 'full', 'none')
+    >>> brief((0.5, 0.5)), brief((1, 2), "-"), brief(None), brief(()), brief(1.0)
+    ('0.5', '1-2', 'full', 'none', '1')
     """
-    if not values:
+    if values is None or values == ():
         return "full" if values is None else "none"
-    return between.join(f"{v:g}" for v in (values[:1] if len(set(values)) == 1 else values))
+    each = values if isinstance(values, tuple) else (values,)
+    return between.join(f"{v:g}" for v in (each[:1] if len(set(each)) == 1 else each))

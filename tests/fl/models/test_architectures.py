@@ -125,7 +125,7 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     config = Config(
         algorithm=("fedfa",), model="preresnet20", width=0.125, clients=4, participants=2, architectures=options
     )
-    with pytest.raises(FLError, match=r"client 1 is refused: .* depth \(2, 1, 1\) \(announced: 1, 2\)"):
+    with pytest.raises(FLError, match=r"client 1 is refused: .* depth 2-1-1 \(announced: 1, 2\)"):
         build(replace(config, architectures=replace(options, mixed=False)))
     fed, _ = build(config)
     assert (fed.spec.width[0], fed.spec.depth) == (0.125, (2, 1, 2))
@@ -141,7 +141,7 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     ("text", "message"),
     [
         ("[{width: 0.5}, {width: 0.75}]", r"client 1 is refused: .*width 0.09375 \(announced: 0.0625, 0.125\)"),
-        ("[{width: 0.5, depth: 3}, {}]", r"client 0 is refused: .*depth 3 \(announced: 1, \(2, 1, 1\)\)"),
+        ("[{width: 0.5, depth: 3}, {}]", r"client 0 is refused: .*depth 3 \(announced: 1, 2-1-1\)"),
         ("[{width: 0.5, depth: [1, 2]}, {width: 1}]", "client 0 is refused"),
         ("[{width: -1, depth: 1}, {width: 1}]", "client 0 is refused"),
         ("[{width: wide, depth: 1}, {depth: 1}]", "client 0 is refused"),
