@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -153,15 +154,7 @@ def weight_bytes(spec: zoo.Spec) -> int:
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     """Raise FLError unless training mode gives logits [2, classes] for such images. The model does not change."""
     images = spec.example(2)
-    try:
-        with torch.no_grad():
-            output = copy.deepcopy(model).train()(images)
-    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
-        reason = first_line(error)
-        shape = "x".join(map(str, images.shape[1:]))
-        raise FLError(
-            f"{custom_model.said(spec.name)} cannot take images of {shape}: {reason}; choose another model"
-        ) from None
+    output = _output(spec, model, images, "choose another model")
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
@@ -176,13 +169,20 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
             f"{custom_model.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, "
             "as in fl.simulate(..., model=...) or --model my_module:MyNet"
         )
-    if sample[1] == sample[2]:
-        return
+    if sample[1] != sample[2]:
+        images = torch.zeros(2, *sample, device=next(model.parameters()).device)
+        _output(
+            spec, model, images, "it is made for square ones; make them square, or choose another, such as resnet20"
+        )
+
+
+def _output(spec: zoo.Spec, model: nn.Module, images: torch.Tensor, way: str) -> Any:
+    """Run a copy of a model in training mode; FLError, with this way out, if that fails."""
     try:
         with torch.no_grad():
-            copy.deepcopy(model).train()(torch.zeros(2, *sample, device=next(model.parameters()).device))
+            return copy.deepcopy(model).train()(images)
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
+        shape = "x".join(map(str, images.shape[1:]))
         raise FLError(
-            f"{custom_model.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
-            f"({first_line(error)}): make them square, or choose another model, such as resnet20"
+            f"{custom_model.said(spec.name)} cannot take images of {shape}: {first_line(error)}; {way}"
         ) from None

@@ -21,7 +21,7 @@ from fl.analysis.groups import others
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.plugins import declared
-from fl.data import DATASETS, TEXTS
+from fl.data import LOADERS
 from fl.partition import KINDS, Kind
 from fl.settings.fields import DataSettings, PartitionOptions
 
@@ -204,7 +204,7 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
 
 
 def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
-    names = {"data": {*DATASETS, *TEXTS}, "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
+    names = {"data": LOADERS.keys(), "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
     known = set()
     for file in (ROOT / "fl").rglob("*.py"):
         where = file.relative_to(ROOT)
