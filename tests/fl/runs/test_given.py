@@ -245,7 +245,7 @@ def test_images_that_are_not_square():
     x, y = np.zeros((80, 1, 8, 12), np.uint8), np.arange(80) % 2
     data = fl.Dataset.from_arrays(x, y, x, y)
     config = fl.Config(**{**FEW, "samples": 0, "width": 0.25})
-    with pytest.raises(FLError, match="--model cnn is made for square images, and these are 8x12"):
+    with pytest.raises(FLError, match="--model cnn cannot take images of 1x8x12"):
         fl.build(config, data)
     fed, algorithm = fl.build(replace(config, model="resnet9"), data)
     assert algorithm.predict(algorithm.init(), fed.data.test_x, None).shape == (80, 2)
