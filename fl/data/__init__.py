@@ -91,9 +91,8 @@ def _load_custom(name: str) -> Dataset:
             "these are the settings of a run on data that were given from Python: give them again, as in "
             "fl.simulate(config, folder, resume=True, dataset=...) or fl.export(folder, file, dataset=...)"
         )
-    function = find("datasets", name)
     try:
-        found = function()
+        found = find("datasets", name)()
     except FLError:
         raise
     except (Exception, SystemExit) as error:
@@ -127,11 +126,7 @@ def is_custom(name: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Return whether the data set of this name is text.
-
-    >>> is_text("pydoc"), is_text("text:notes/a.txt"), is_text("digits")
-    (True, True, False)
-    """
+    """Return whether the data set of this name is text."""
     key, _ = _key_and_file(name)
     return key in LOADERS and LOADERS[key].text
 
@@ -157,8 +152,7 @@ def overview() -> str:
     >>> overview()[:27]
     'digits (bundled), cifar10, '
     """
-    names = {name: f"{name} (bundled)" if loader.bundled else name for name, loader in LOADERS.items()}
-    images, texts = (
-        ", ".join(names[name] for name, loader in LOADERS.items() if loader.text == text) for text in (False, True)
-    )
-    return f"{', '.join([images, *installed('datasets')])}; text: {texts}; your own: module:function"
+    names = {name: name + " (bundled)" * loader.bundled for name, loader in LOADERS.items()}
+    images = [name for key, name in names.items() if not LOADERS[key].text]
+    texts = [name for key, name in names.items() if LOADERS[key].text]
+    return f"{', '.join([*images, *installed('datasets')])}; text: {', '.join(texts)}; your own: module:function"

@@ -32,10 +32,10 @@ def checked(
     """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`."""
     x, test_x = samples("x", x), samples("test_x", test_x)
     if (x.dtype, x.shape[1:]) != (test_x.dtype, test_x.shape[1:]):
-        raise FLError(f"test_x is {_said(test_x)} and x is {_said(x)}: samples of both need one type and one shape")
+        raise FLError(f"test_x is {form(test_x)} and x is {form(x)}: samples of both need one type and one shape")
     y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
     if y.ndim != test_y.ndim:
-        raise FLError(f"y is {_said(y)} and test_y is {_said(test_y)}: give both a label a sample, or one a token")
+        raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
     tokens = y.ndim == 2
     numbered = (y, test_y, x, test_x) if tokens else (y, test_y)  # every token of a text is a class
     least, most = min(int(t.min()) for t in numbered), max(int(t.max()) for t in numbered)
@@ -72,19 +72,19 @@ def samples(name: str, value: Any) -> Tensor:
     """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
     if x.ndim == 0 or not len(x):
-        raise FLError(f"{name} has no samples: it is {_said(x)}")
+        raise FLError(f"{name} has no samples: it is {form(x)}")
     if 0 in x.shape:
-        raise FLError(f"{name} is {_said(x)}: its samples are empty")
+        raise FLError(f"{name} is {form(x)}: its samples are empty")
     if x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS and x.shape[2] > 4:
-        raise FLError(f"{name} is {_said(x)}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
+        raise FLError(f"{name} is {form(x)}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
     if x.dtype == torch.uint8:
         if x.ndim == 4:
             return x
         grey, others = f"add the axis of channels, {name}[:, None]", "images are [N, C, H, W], tables are floats"
-        raise FLError(f"{name} is {_said(x)}: {grey if x.ndim == 3 else others}")
+        raise FLError(f"{name} is {form(x)}: {grey if x.ndim == 3 else others}")
     if x.is_floating_point():
         if x.ndim == 1:
-            raise FLError(f"{name} is {_said(x)}: samples need an axis of their own, as in {name}[:, None]")
+            raise FLError(f"{name} is {form(x)}: samples need an axis of their own, as in {name}[:, None]")
         single = x.float()
         if not (finite := single.isfinite()).all():
             raise FLError(
@@ -93,7 +93,7 @@ def samples(name: str, value: Any) -> Tensor:
             )
         return single
     if x.dtype == torch.bool or x.ndim != 2:
-        raise FLError(f"{name} is {_said(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
+        raise FLError(f"{name} is {form(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
     least, most = int(x.min()), int(x.max())  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
@@ -112,14 +112,14 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
             raise FLError(
                 f"{name}[{int(unknown.nonzero()[0, 0])}] is NaN, and every sample needs a label: leave it out"
             )
-        raise FLError(f"{name} is {_said(y)}: {_whole(name, y)}")
+        raise FLError(f"{name} is {form(y)}: {_whole(name, y)}")
     tokens = not x.is_floating_point() and x.ndim == 2
     if y.ndim == 2 and not (tokens and y.shape == x.shape):
         way = f"{name}.ravel()" if y.shape[1] == 1 else f"{name}.argmax(1), if this is one-hot"
         also = f", or {list(x.shape)} with a label a token" if tokens else ""
-        raise FLError(f"{name} is {_said(y)}: labels are [N]{also}; give {way}")
+        raise FLError(f"{name} is {form(y)}: labels are [N]{also}; give {way}")
     if y.ndim not in (1, 2):
-        raise FLError(f"{name} is {_said(y)}: labels are [N]")
+        raise FLError(f"{name} is {form(y)}: labels are [N]")
     if len(y) != len(x):
         raise FLError(f"{name} has {len(y):,} labels and {other} {len(x):,} samples: give one label a sample")
     return y.long()
@@ -181,7 +181,8 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Ten
     return {name: torch.from_numpy(array.astype(np.int64)) for name, array in parts.items()}
 
 
-def _said(value: Tensor) -> str:
+def form(value: Tensor) -> str:
+    """Write the type and the shape of a tensor: uint8 [1437, 1, 8, 8]."""
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
@@ -246,7 +247,7 @@ def _stacked(name: str, part: Any, keys: tuple[str, str] | None = None) -> dict[
             x = torch.empty(len(part), *one.shape, dtype=one.dtype)
         if (one.shape, one.dtype) != (x.shape[1:], x.dtype):
             raise FLError(
-                f"{where} is {_said(one)} and {name}[0] is {_said(x[0])}: all samples need one size and one type; give "
+                f"{where} is {form(one)} and {name}[0] is {form(x[0])}: all samples need one size and one type; give "
                 "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
             )
         x[k] = one

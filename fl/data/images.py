@@ -27,14 +27,8 @@ def digits(root: Path, download: bool) -> Dataset:
 
     Source: scikit-learn's `load_digits`, the test part of UCI's "Optical Recognition of Handwritten Digits".
 
-    Args:
-        root, download: unused, since the data comes with scikit-learn.
-
     Returns:
         x uint8 [1437, 1, 8, 8], test_x [360, 1, 8, 8], 10 classes, top = 16.
-
-    >>> digits(Path(), download=False).test_x.shape
-    torch.Size([360, 1, 8, 8])
     """
     del root, download
     from sklearn.datasets import load_digits

@@ -146,9 +146,6 @@ def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int
     Args:
         limit: how many words at most, `<unk>` included; 0 for all.
         least: how often a word must occur.
-
-    >>> vocabulary_of([["b", "a", "c"], ["c"]], limit=3)
-    ('<unk>', 'c', 'a')
     """
     counts = Counter(word for document in documents for word in document)
     del counts[UNKNOWN]
@@ -162,11 +159,7 @@ def encode_words(document: Sequence[str], numbers: dict[str, int]) -> np.ndarray
 
 
 def encode_bytes(text: str) -> np.ndarray:
-    """Convert a text to the bytes of its UTF-8, int32 [n] from 0 to 255.
-
-    >>> encode_bytes("né")
-    array([110, 195, 169], dtype=int32)
-    """
+    """Convert a text to the bytes of its UTF-8, int32 [n] from 0 to 255."""
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
@@ -203,16 +196,11 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     """Load WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
 
     The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
-    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download:
-    train.txt, valid.txt and test.txt.
+    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download
+    from PyTorch's examples: train.txt, valid.txt and test.txt.
 
     Args:
-        root: the folder that holds wikitext-2/.
-        download: fetch missing files from PyTorch's examples.
         training: the part to train on; `valid` is for small experiments (`--dataset wikitext-2-valid`).
-
-    Raises:
-        FLError: for missing or damaged files.
     """
     needed = (training, "test")
     origin = f"The names {training}.txt and test.txt are accepted as well"
@@ -241,14 +229,8 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
     """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
 
-    All that a speaker says is one document, in the file's order, without the name above every speech.
-
-    Args:
-        root: the folder that holds tinyshakespeare/input.txt.
-        download: fetch it from github.com/karpathy/char-rnn if it is missing.
-
-    Raises:
-        FLError: if it is missing or damaged.
+    All that a speaker says is one document, in the file's order, without the name above every speech. It is read from
+    root/tinyshakespeare/input.txt.
     """
     file = "tinyshakespeare/input.txt"
     source = Source("Shakespeare", root, (file,))
@@ -267,9 +249,6 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
     Args:
         path: of the file; absolute, or relative to the working directory or, if it is not there, to root.
-
-    Raises:
-        FLError: if it is missing or not text.
     """
     name, file = f"text:{path}", Path(path).expanduser()
     where = Path() if file.is_file() else root
@@ -280,11 +259,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
 
 def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
-    r"""Keep every paragraph in the shortest of its texts only. How lines are broken does not matter.
-
-    >>> _unrepeated({"long": "One and\ntwo.\n\nThree.", "short": "One\nand two."})
-    {'long': 'Three.', 'short': 'One\nand two.'}
-    """
+    """Keep every paragraph in the shortest of its texts only. How lines are broken does not matter."""
     seen: set[str] = set()
     kept = {}
     for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
@@ -295,11 +270,7 @@ def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
 
 
 def _articles(text: str) -> list[str]:
-    r"""Split WikiText into its articles. Each begins with its title, ` = Title = ` between blank lines.
-
-    >>> _articles(" \n = A = \n \n a \n = b = \n \n = = C = = \n \n = D = \n \n")
-    [' \n = A = \n \n a \n = b = \n \n = = C = = \n \n', ' = D = \n \n']
-    """
+    """Split WikiText into its articles. Each begins with its title, ` = Title = ` between blank lines."""
     lines = text.splitlines(keepends=True)
     blank = [not line.strip() for line in lines]
     starts = [
