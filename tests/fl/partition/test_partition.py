@@ -192,12 +192,6 @@ def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
     assert tables.sum() == 60 * (used > 0).sum()
 
 
-def test_natural_clients_are_owners():
-    owners = torch.tensor([3, 0, 0, 3, 1, 3, 5])
-    parts = dealt(owners, "natural", 2, 2, owners=owners)
-    assert [part.tolist() for part in parts] == [[1, 2], [0, 3, 5]]
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "contiguous"])
 def test_a_partition_is_a_function_of_its_seed(kind):
     y, owners = balanced(2000), torch.arange(2000) % 40
@@ -243,39 +237,28 @@ def test_what_cannot_be_dealt_out_is_named(call, message):
 @pytest.mark.drawn
 def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
     y = balanced(1000)
-    for kind, options in (("clusters", {"clusters": (2, 5), "cluster_classes": (2, 1)}), ("iid", {})):
-        partition = deal(y, kind, 10, np.random.default_rng(0), **options)
-        table = counts(partition, y, 10)
-        assert table.sum(1).tolist() == [len(part) for part in partition.parts]
-        save(partition_map(partition, y, 10, kind), tmp_path / f"{kind}.png")
-        assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(FLError, match="figures are not written as"):
-        save(partition_map(partition, y, 10, ""), tmp_path / "a.txt")
+    partition = deal(y, "clusters", 10, np.random.default_rng(0), clusters=(2, 5), cluster_classes=(2, 1))
+    expected = [torch.bincount(y[part], minlength=10).tolist() for part in partition.parts]
+    assert counts(partition, y, 10).tolist() == expected
+    save(partition_map(partition, y, 10, "clusters"), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
+def test_pooled_data_are_tested_on_what_clients_hold_out():
     """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
-    config = Config(
-        pool_test_set=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",)
-    )
-    config.check()
+    shares = {"local_valid": 0.1, "local_test": 0.2}
+    config = Config(pool_test_set=True, samples=1500, partition="iid", algorithm=("fedavg",), **shares)
     fed, _ = build(config)
-    assert fed.clients.total == 1500
     every = torch.cat([part.samples for part in (fed.clients.train, fed.clients.valid, fed.clients.test)])
-    assert len(every.unique()) == 1500
+    assert len(every.unique()) == len(every) == fed.clients.total == 1500
     assert torch.equal(fed.data.test_x, fed.data.x[fed.clients.test.samples])
     assert torch.equal(fed.data.test_y, fed.data.y[fed.clients.test.samples])
     whole = load("digits")
-    sampled = whole.pooled().sampled(1500)
     rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
-    assert {row.tobytes() for row in sampled.x.flatten(1).numpy()} <= rows
-    assert torch.equal(sampled.x, whole.pooled().sampled(1500).x)
-    for wrong, said in (
-        ({"local_test": 0.0}, "--pool-test-set leaves no test set"),
-        ({"samples": -1}, "--samples must be 0"),
-    ):
-        with pytest.raises(FLError, match=said):
-            replace(config, **wrong).check()
+    assert {row.tobytes() for row in fed.data.x.flatten(1).numpy()} <= rows
+    assert torch.equal(fed.data.x, whole.pooled().sampled(1500).x)
+    with pytest.raises(FLError, match="--pool-test-set leaves no test set"):
+        replace(config, local_test=0.0).check()
     with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):
         whole.sampled(2000)
 
