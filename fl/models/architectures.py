@@ -188,9 +188,8 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
     for client, row in enumerate(rows):
         width, depth = (tuple(v) if isinstance(v, list) else v for v in (row.get("width", 1.0), row.get("depth")))
         try:
-            spec = space.base.scaled(width, depth)
-            space.genes(spec)
+            specs.append(space.base.scaled(width, depth))
+            space.genes(specs[-1])
         except (FLError, ValueError) as error:
             raise FLError(f"{where}: client {client} is refused: {error}") from None
-        specs.append(spec)
     return specs

@@ -70,17 +70,9 @@ def make_spec(
         if dropout is not None and "dropout" not in takes:
             raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
         return zoo.Spec(
-            name,
-            num_classes=num_classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            tokens=tokens,
-            width=width,
-            depth=depth,
-            norm=norm,
-            stem=stem,
+            name, num_classes, in_channels, image_size, tokens=tokens, width=width, depth=depth, norm=norm, stem=stem,
             dropout=dropout,
-        )
+        )  # fmt: skip
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
 
@@ -141,11 +133,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
 
 @lru_cache(maxsize=1024)
 def weight_bytes(spec: zoo.Spec) -> int:
-    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's.
-
-    >>> weight_bytes(make_spec("cnn", 10, in_channels=1, image_size=8, width=0.1))
-    11396
-    """
+    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's."""
     if spec.member.depth is None:
         return 0
     return sum(tensor.nbytes for tensor in state(spec.build(device="meta")).values())

@@ -146,11 +146,7 @@ class Space:
 
     @property
     def smallest(self) -> Spec:
-        """The candidate with the smallest of all widths and depths.
-
-        Raises:
-            FLError: if no depth is smallest in every section.
-        """
+        """The candidate with the smallest of all widths and depths; FLError if no depth is smallest everywhere."""
         spec = self._corner(min)
         if spec not in self:
             raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too")

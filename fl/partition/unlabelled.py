@@ -69,11 +69,7 @@ def _check_sizes(sizes: np.ndarray, minimum: int) -> None:
 
 
 def even(n: int, clients: int) -> np.ndarray:
-    """Divide n into equal shares [clients]; if it cannot be divided, the first shares are one larger.
-
-    >>> even(10, 4)
-    array([3, 3, 2, 2])
-    """
+    """Divide n into equal shares [clients]; if it cannot be divided, the first shares are one larger."""
     return n // clients + (np.arange(clients) < n % clients)
 
 
