@@ -63,13 +63,7 @@ class CustomSpec(zoo.Spec):
         return torch.zeros(batch, *self.shape, dtype=self.dtype, device=device)
 
     def classifier(self) -> frozenset[str]:
-        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on.
-
-        >>> from fl.data import load
-        >>> spec = describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
-        >>> sorted(spec.classifier())
-        ['1.bias', '1.weight']
-        """
+        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
         model, outputs = self.full(), {}
         leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
         hooks = [

@@ -135,8 +135,6 @@ def test_a_data_set_prints_as_a_few_lines():
         "given: 4 training and 4 test samples of 5, 3 classes\n"
         "owned by nature: 3 owners have the training samples, and 1 the test samples"
     )
-    assert repr(load("digits")) == "digits: 1,437 training and 360 test samples of 1x8x8, 10 classes"
-    assert repr(Dataset.from_arrays(TOKENS, TOKENS, TOKENS, TOKENS)).endswith("samples of 3, 12 different tokens")
 
 
 def test_classes_that_no_sample_has_are_told(caplog):
@@ -165,10 +163,9 @@ def test_owners_may_have_names():
 class InPlace(nn.Module):
     """It changes what it is given, as a model that begins with ReLU(inplace=True) does."""
 
-    def __init__(self, floats):
+    def __init__(self):
         super().__init__()
         self.last = nn.Linear(8, 3)
-        self.floats = floats
 
     def forward(self, x):
         x.mul_(2).add_(1)
@@ -181,14 +178,12 @@ def test_no_model_and_no_normalisation_changes_given_data(dtype, backend):
     shape = (12, 8) if dtype in (torch.int32, torch.int64) else (12, 1, 2, 4)
     x = (torch.rand(shape) * 9).to(dtype)
     y = torch.arange(12) % 3
-    data = Dataset("direct", x.clone(), y.clone(), x.clone(), y.clone(), classes=3)
+    data = Dataset("direct", x.clone(), y, x.clone(), y, classes=3)
     nobody = torch.tensor([], dtype=torch.int64)
     parts = [Split(part, nobody, nobody) for part in torch.arange(12).split(6)]
-    fed = Federation(InPlace(dtype), data, parts, 2, LocalTraining(1, 3, backend=backend))
+    fed = Federation(InPlace(), data, parts, 2, LocalTraining(1, 3, backend=backend))
     state = fed.initial()
-    answers = [fed.predict(state, data.test_x) for _ in range(3)]
-    assert torch.equal(answers[0], answers[1])
-    assert torch.equal(answers[0], answers[2])
+    assert torch.equal(fed.predict(state, data.test_x), fed.predict(state, data.test_x))
     stack = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in state.items()}
     fed.train(stack, [0, 1], fl.Rng(0, 1))
     fed.predict_each(stack, data.test_x[None].expand(2, *data.test_x.shape))
@@ -210,9 +205,7 @@ def test_a_fingerprint_tells_data_apart():
     digits = load("digits")
     same = Dataset.from_arrays(digits.x.numpy(), digits.y, digits.test_x, digits.test_y.tolist(), top=16)
     assert fingerprint(same) == fingerprint(digits)
-    y = digits.y.clone()
-    y[[0, 1]] = y[[1, 0]] if y[0] != y[1] else (y[[1, 0]] + 1) % 10
-    other = Dataset.from_arrays(digits.x, y, digits.test_x, digits.test_y, top=16)
+    other = Dataset.from_arrays(digits.x, digits.y.flip(0), digits.test_x, digits.test_y, top=16)
     assert fingerprint(other)["sha256"] != fingerprint(digits)["sha256"]
 
 
