@@ -329,6 +329,6 @@ def test_the_largest_of_a_grid_too_large_to_count():
         assert sizes[best] <= limit
         assert not any(sizes[best] < sizes[other] <= limit for other in space.neighbours(best))
         assert sizes[best] >= 0.9 * max(n for n in sizes.values() if n <= limit)
-    assert best == space.largest
+    assert best == space.largest == largest_within(space, sizes[best], "parameters")
     with pytest.raises(FLError, match="the smallest, of width"):
         largest_within(space, 100, "parameters")
