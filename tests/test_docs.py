@@ -16,7 +16,7 @@ import fl
 import surgery
 import zoo
 from fl.algorithms import ALGORITHMS
-from fl.data import DATASETS
+from fl.data import LOADERS
 from surgery.depth.adapters import BLOCKS
 from surgery.width.rules.registry import RULES
 from zoo.members import MEMBERS
@@ -27,7 +27,7 @@ METHODS = dict(ALGORITHMS)
 @pytest.fixture
 def registered():
     """The methods that a page adds; they go away again, as do its data sets, models, rules and blocks."""
-    tables = [ALGORITHMS, DATASETS, MEMBERS, RULES, BLOCKS]
+    tables = [ALGORITHMS, LOADERS, MEMBERS, RULES, BLOCKS]
     before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):

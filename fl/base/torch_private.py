@@ -20,8 +20,7 @@ try:
     BatchOrInstanceNorm = _NormBase
     fused_sgd, fused_adam = torch._fused_sgd_, torch._fused_adam_  # one kernel for all parameters, in place
     # one launch for all tensors of a list; those whose names end in an underscore change it
-    foreach_abs, foreach_sub = torch._foreach_abs, torch._foreach_sub
-    foreach_add_, foreach_mul_, foreach_addcmul_ = torch._foreach_add_, torch._foreach_mul_, torch._foreach_addcmul_
+    foreach_sub, foreach_add_, foreach_mul_ = torch._foreach_sub, torch._foreach_add_, torch._foreach_mul_
     foreach_copy_, foreach_zero_ = torch._foreach_copy_, torch._foreach_zero_
     _ = torch.Tensor._version, torch.UntypedStorage._cdata
 except (ImportError, AttributeError) as error:

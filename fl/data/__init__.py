@@ -9,13 +9,11 @@ that has a `LOADERS` is found; nothing else names the data sets.
     images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
     femnist.py         LEAF's FEMNIST, whose writers are natural owners
     tiny_imagenet.py   tiny-imagenet
-    text.py            tokens, and documents as sequences of them
-    corpora.py         pydoc, wikitext-2 (-valid), shakespeare, text:FILE
+    text.py            pydoc, wikitext-2 (-valid), shakespeare, text:FILE; tokens and sequences of them
     __main__.py        `python -m fl.data` shows which client holds what
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +24,10 @@ from fl.data.loader import Loader
 from fl.data.text import TextOptions
 
 __all__ = [
-    "DATASETS",
     "GIVEN",
-    "TEXTS",
+    "LOADERS",
     "Dataset",
+    "Loader",
     "Origin",
     "TextOptions",
     "check_name",
@@ -47,15 +45,7 @@ LOADERS: dict[str, Loader] = dict(  # bundled ones first, names with a file last
         key=lambda item: (not item[1].bundled, ":" in item[0], item[0]),
     )
 )
-"""Name -> loader of every data set that has a file here."""
-
-DATASETS: dict[str, Callable[[Path, bool], Dataset]] = {
-    name: loader.load for name, loader in LOADERS.items() if not loader.text
-}
-"""Name -> function of (root, download) that loads images. You can add a data set of your own."""
-
-TEXTS: dict[str, Callable[..., Dataset]] = {name: loader.load for name, loader in LOADERS.items() if loader.text}
-"""Name -> function of (root, download, options) that loads text. You can add one of your own."""
+"""Name -> loader of every data set that has a file here. You can add one of your own."""
 
 
 def load(
@@ -64,7 +54,7 @@ def load(
     """Load a data set by name.
 
     Args:
-        name: one of DATASETS or TEXTS, an entry point of an installed package, or module:function, which is called
+        name: one of LOADERS, an entry point of an installed package, or module:function, which is called
             without arguments; text:FILE stands for a file of text, relative to the root if it is not absolute.
         root: the folder that torchvision's class gets, or that holds femnist/, tiny-imagenet-200/, wikitext-2/ or
             tinyshakespeare/. None stands for $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set. Bundled data
@@ -84,14 +74,14 @@ def load(
     """
     check_name(name)
     folder = Path(root).expanduser() if root else default_root()
-    if name in DATASETS:
-        found, origin = DATASETS[name](folder, download), Origin(name)
+    key, file = _key_and_file(name)
+    if key not in LOADERS:
+        found = _load_custom(name)
     elif is_text(name):
-        key, file = _key_and_file(name)
-        found, origin = TEXTS[key](folder, download, text, *file), Origin(name, text)
+        found = LOADERS[key].load(folder, download, text, *file)
     else:
-        found, origin = _load_custom(name), Origin(name)
-    return (found if found.name == name else replace(found, name=name)).marked(origin)
+        found = LOADERS[key].load(folder, download)
+    return replace(found, name=name).marked(Origin(name, text if is_text(name) else None))
 
 
 def _load_custom(name: str) -> Dataset:
@@ -101,9 +91,8 @@ def _load_custom(name: str) -> Dataset:
             "these are the settings of a run on data that were given from Python: give them again, as in "
             "fl.simulate(config, folder, resume=True, dataset=...) or fl.export(folder, file, dataset=...)"
         )
-    function = find("datasets", name)
     try:
-        found = function()
+        found = find("datasets", name)()
     except FLError:
         raise
     except (Exception, SystemExit) as error:
@@ -118,10 +107,10 @@ def _load_custom(name: str) -> Dataset:
 
 def check_name(name: str) -> None:
     """Raise FLError if there is no data set of this name, or a user's function of this name cannot be called."""
-    if name in DATASETS or is_text(name) or name == GIVEN:
+    if _key_and_file(name)[0] in LOADERS or name == GIVEN:
         return
     if not is_custom(name):
-        every = ", ".join([*DATASETS, *TEXTS, *installed("datasets")])
+        every = ", ".join([*LOADERS, *installed("datasets")])
         raise FLError(f"unknown data set {name!r}: there are {every}, and module:function for one of your own")
     if not callable(found := find("datasets", name)):
         raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
@@ -137,16 +126,13 @@ def is_custom(name: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Return whether the data set of this name is text.
-
-    >>> is_text("pydoc"), is_text("text:notes/a.txt"), is_text("digits")
-    (True, True, False)
-    """
-    return _key_and_file(name)[0] in TEXTS
+    """Return whether the data set of this name is text."""
+    key, _ = _key_and_file(name)
+    return key in LOADERS and LOADERS[key].text
 
 
 def _key_and_file(name: str) -> tuple[str, tuple[str, ...]]:
-    """Split a name into its key in TEXTS and the path of its file, if it has one.
+    """Split a name into its key in LOADERS and the path of its file, if it has one.
 
     >>> _key_and_file("pydoc"), _key_and_file("text:notes/a.txt"), _key_and_file("text:")
     (('pydoc', ()), ('text:FILE', ('notes/a.txt',)), ('text:', ()))
@@ -166,8 +152,7 @@ def overview() -> str:
     >>> overview()[:27]
     'digits (bundled), cifar10, '
     """
-    names = {name: f"{name} (bundled)" if loader.bundled else name for name, loader in LOADERS.items()}
-    images, texts = (
-        ", ".join(names[name] for name, loader in LOADERS.items() if loader.text == text) for text in (False, True)
-    )
-    return f"{', '.join([images, *installed('datasets')])}; text: {texts}; your own: module:function"
+    names = {name: name + " (bundled)" * loader.bundled for name, loader in LOADERS.items()}
+    images = [name for key, name in names.items() if not LOADERS[key].text]
+    texts = [name for key, name in names.items() if LOADERS[key].text]
+    return f"{', '.join([*images, *installed('datasets')])}; text: {', '.join(texts)}; your own: module:function"

@@ -3,7 +3,6 @@ torchvision and Hugging Face, which give one sample at a time. Nothing that was 
 """
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,23 +29,16 @@ def checked(
     classes: int | None = None,
     top: int = 255,
 ) -> dict[str, Any]:
-    """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`.
-
-    >>> fields = checked(np.zeros((3, 5)), [0, 1, 2], np.zeros((1, 5)), [0])
-    >>> fields["x"].dtype, fields["classes"]
-    (torch.float32, 3)
-    """
+    """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`."""
     x, test_x = samples("x", x), samples("test_x", test_x)
     if (x.dtype, x.shape[1:]) != (test_x.dtype, test_x.shape[1:]):
-        raise FLError(f"test_x is {_said(test_x)} and x is {_said(x)}: samples of both need one type and one shape")
+        raise FLError(f"test_x is {form(test_x)} and x is {form(x)}: samples of both need one type and one shape")
     y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
     if y.ndim != test_y.ndim:
-        raise FLError(f"y is {_said(y)} and test_y is {_said(test_y)}: give both a label a sample, or one a token")
-    least, most = (min(map(int, ends)) if k == 0 else max(map(int, ends)) for k, ends in enumerate(_ends(y, test_y)))
+        raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
     tokens = y.ndim == 2
-    if tokens:  # every token of a text is a class
-        lowest, highest = _ends(x, test_x)
-        least, most = min(least, *map(int, lowest)), max(most, *map(int, highest))
+    numbered = (y, test_y, x, test_x) if tokens else (y, test_y)  # every token of a text is a class
+    least, most = min(int(t.min()) for t in numbered), max(int(t.max()) for t in numbered)
     count = most + 1 if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
@@ -72,34 +64,27 @@ def checked(
             f"warning: x holds floats from {x.min():g} to {x.max():g}, as pixels have, and models get floats as they "
             "are: divide x and test_x by 255, or give images as uint8 [N, C, H, W]"
         )
-    own, test_own = _owners(owners, test_owners, len(x), len(test_x))
-    return {
-        **{"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": int(count), "top": int(top)},
-        **{"owners": own, "test_owners": test_own},
-    }
+    fields = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": int(count), "top": int(top)}
+    return fields | _owners(owners, test_owners, len(x), len(test_x))
 
 
 def samples(name: str, value: Any) -> Tensor:
     """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
     if x.ndim == 0 or not len(x):
-        raise FLError(f"{name} has no samples: it is {_said(x)}")
+        raise FLError(f"{name} has no samples: it is {form(x)}")
     if 0 in x.shape:
-        raise FLError(f"{name} is {_said(x)}: its samples are empty")
+        raise FLError(f"{name} is {form(x)}: its samples are empty")
     if x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS and x.shape[2] > 4:
-        raise FLError(f"{name} is {_said(x)}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
+        raise FLError(f"{name} is {form(x)}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
     if x.dtype == torch.uint8:
         if x.ndim == 4:
             return x
-        way = (
-            f"add the axis of channels, {name}[:, None]"
-            if x.ndim == 3
-            else "images are [N, C, H, W], tables are floats"
-        )
-        raise FLError(f"{name} is {_said(x)}: {way}")
+        grey, others = f"add the axis of channels, {name}[:, None]", "images are [N, C, H, W], tables are floats"
+        raise FLError(f"{name} is {form(x)}: {grey if x.ndim == 3 else others}")
     if x.is_floating_point():
         if x.ndim == 1:
-            raise FLError(f"{name} is {_said(x)}: samples need an axis of their own, as in {name}[:, None]")
+            raise FLError(f"{name} is {form(x)}: samples need an axis of their own, as in {name}[:, None]")
         single = x.float()
         if not (finite := single.isfinite()).all():
             raise FLError(
@@ -108,7 +93,7 @@ def samples(name: str, value: Any) -> Tensor:
             )
         return single
     if x.dtype == torch.bool or x.ndim != 2:
-        raise FLError(f"{name} is {_said(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
+        raise FLError(f"{name} is {form(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
     least, most = int(x.min()), int(x.max())  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
@@ -127,14 +112,14 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
             raise FLError(
                 f"{name}[{int(unknown.nonzero()[0, 0])}] is NaN, and every sample needs a label: leave it out"
             )
-        raise FLError(f"{name} is {_said(y)}: {_whole(name, y)}")
+        raise FLError(f"{name} is {form(y)}: {_whole(name, y)}")
     tokens = not x.is_floating_point() and x.ndim == 2
     if y.ndim == 2 and not (tokens and y.shape == x.shape):
         way = f"{name}.ravel()" if y.shape[1] == 1 else f"{name}.argmax(1), if this is one-hot"
         also = f", or {list(x.shape)} with a label a token" if tokens else ""
-        raise FLError(f"{name} is {_said(y)}: labels are [N]{also}; give {way}")
+        raise FLError(f"{name} is {form(y)}: labels are [N]{also}; give {way}")
     if y.ndim not in (1, 2):
-        raise FLError(f"{name} is {_said(y)}: labels are [N]")
+        raise FLError(f"{name} is {form(y)}: labels are [N]")
     if len(y) != len(x):
         raise FLError(f"{name} has {len(y):,} labels and {other} {len(x):,} samples: give one label a sample")
     return y.long()
@@ -142,12 +127,8 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 def _whole(name: str, y: Tensor) -> str:
     """Say how labels that are floats become whole numbers, if they are classes."""
-    if (
-        y.ndim == 2
-        and y.shape[1] > 1
-        and (y >= 0).all()
-        and torch.isclose(y.sum(1), torch.ones((), dtype=y.dtype)).all()
-    ):
+    shares = y.ndim == 2 and y.shape[1] > 1 and (y >= 0).all()
+    if shares and torch.isclose(y.sum(1), torch.ones((), dtype=y.dtype)).all():
         return f"a label is one class, {name}.argmax(1), if this is one-hot"
     if bool((y == y.round()).all()) and len(y.unique()) == y.max() + 1 and y.min() == 0 and y.numel() == len(y):
         return f"labels are whole numbers, as in {name}{'.ravel()' * (y.ndim > 1)}.astype(int)"
@@ -181,13 +162,12 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> tuple[Tensor | None, Tensor | None]:
+def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Tensor]:
     """Convert the owners of both parts to int64; names become numbers in alphabetical order."""
     if owners is None and test_owners is not None:
         raise FLError("test_owners need owners=, those of the training samples")
-    given = {"owners": (owners, n), "test_owners": (test_owners, test_n)}
     parts = {}
-    for name, (values, count) in given.items():
+    for name, values, count in (("owners", owners, n), ("test_owners", test_owners, test_n)):
         if values is None:
             continue
         parts[name] = array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
@@ -198,33 +178,26 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> tuple[Tensor 
     if parts and parts["owners"].dtype.kind in "SU":
         names = np.unique(np.concatenate(list(parts.values())))
         parts = {name: np.searchsorted(names, array) for name, array in parts.items()}
-    found = [torch.from_numpy(parts[name].astype(np.int64)) if name in parts else None for name in given]
-    return found[0], found[1]
+    return {name: torch.from_numpy(array.astype(np.int64)) for name, array in parts.items()}
 
 
-def _ends(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    return [t.min() for t in tensors], [t.max() for t in tensors]
-
-
-def _said(value: Tensor) -> str:
+def form(value: Tensor) -> str:
+    """Write the type and the shape of a tensor: uint8 [1437, 1, 8, 8]."""
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def of_torch(train: Any, test: Any) -> dict[str, Any]:
     """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
-    found = [getattr(part, "class_to_idx", None) for part in (train, test)]
-    _check_classes(*found)
-    parts = []
+    _check_classes(*(getattr(part, "class_to_idx", None) for part in (train, test)))
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
-        parts += _stacked(name, len(part), lambda k, part=part, name=name: _pair(f"{name}[{k}]", part[k]))
-    return dict(zip(("x", "y", "test_x", "test_y"), parts))
+    return _stacked("train", train) | _stacked("test", test)
 
 
 def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | None) -> dict[str, Any]:
     """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
-    parts, owners = [], {}
+    found: dict[str, Any] = {}
     for name, part in (("train", train), ("test", test)):
         if isinstance(part, dict):
             raise FLError(f"{name} is {kind(part)} of {', '.join(map(str, part))}: give one, as data['train']")
@@ -234,61 +207,52 @@ def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | N
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
         only = part.select_columns([image, label])  # others need not be decoded
-        parts += _stacked(
-            name,
-            len(part),
-            lambda k, only=only, name=name: _pair(f"{name}[{k}]", tuple(map(only[k].get, (image, label)))),
-        )
+        found |= _stacked(name, only, keys=(image, label))
         if owner:
-            owners["owners" if name == "train" else "test_owners"] = np.asarray(part[owner][:])
+            found["owners" if name == "train" else "test_owners"] = np.asarray(part[owner][:])
     _check_classes(*(getattr(part.features.get(label), "names", None) for part in (train, test)))
-    return dict(zip(("x", "y", "test_x", "test_y"), parts)) | owners
+    return found
 
 
 def _check_classes(train: Any, test: Any) -> None:
     """Raise FLError if the two parts name classes and number them differently."""
     if train is not None and test is not None and train != test:
+        few, other = (", ".join(list(map(str, names))[:5]) + ", ..." * (len(names) > 5) for names in (train, test))
         raise FLError(
-            f"train and test name different classes, or in another order ({_few(train)}; {_few(test)}): a label would "
-            "mean two things"
+            f"train and test name different classes, or in another order ({few}; {other}): a label would mean "
+            "two things"
         )
 
 
-def _few(classes: Any) -> str:
-    names = list(map(str, classes))
-    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+def _stacked(name: str, part: Any, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
+    """Read all items of "train" or "test" into a tensor of samples and one of labels, int64.
 
-
-def _pair(where: str, item: Any) -> tuple[Any, Any]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise FLError(f"{where} is no pair (sample, label) but {type(item).__name__}")
-    return item[0], item[1]
-
-
-def _stacked(name: str, count: int, item: Callable[[int], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
-    """Read all items into one tensor of samples and one of labels, int64."""
-    if not count:
+    Args:
+        keys: of the sample and the label in an item; None: an item is the pair of them.
+    """
+    if not len(part):
         raise FLError(f"{name} has no samples")
-    x, y = None, torch.empty(count, dtype=torch.int64)
-    for k in range(count):
+    x, y = torch.empty(0), torch.empty(len(part), dtype=torch.int64)
+    for k in range(len(part)):
         where = f"{name}[{k}]"
         try:
-            sample, label = item(k)
-        except FLError:
-            raise
+            item = part[k]
         except Exception as error:  # the user's own code, and files that cannot be read
             raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}") from None
-        one = tensor(where, _pixels(where, sample))
-        if x is None:
-            x = torch.empty(count, *one.shape, dtype=one.dtype)
+        pair = (item[keys[0]], item[keys[1]]) if keys else item
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
+        one = tensor(where, _pixels(where, pair[0]))
+        if k == 0:
+            x = torch.empty(len(part), *one.shape, dtype=one.dtype)
         if (one.shape, one.dtype) != (x.shape[1:], x.dtype):
             raise FLError(
-                f"{where} is {_said(one)} and {name}[0] is {_said(x[0])}: all samples need one size and one type; give "
+                f"{where} is {form(one)} and {name}[0] is {form(x[0])}: all samples need one size and one type; give "
                 "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
             )
         x[k] = one
-        y[k] = _label(where, label)
-    return x, y
+        y[k] = _label(where, pair[1])
+    return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
 
 
 def _pixels(where: str, sample: Any) -> Any:

@@ -168,8 +168,8 @@ class Dataset:
         return self.x.ndim == 4
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Convert samples to what a model expects, always in new memory: uint8 images of any leading shape to floats in
-        [-1, 1], floats as they are, tokens to int64.
+        """Convert samples to what a model expects, always in new memory, since a model may begin with an operation in
+        place: uint8 images of any leading shape to floats in [-1, 1], floats as they are, tokens to int64.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
@@ -177,17 +177,12 @@ class Dataset:
         """
         if self.tokens:
             return images.to(torch.int64, copy=True)
-        if images.is_floating_point():  # a copy, since a model may begin with an operation in place
+        if images.is_floating_point():
             return images.to(dtype, copy=True)
         return images.to(dtype).mul_(2 / self.top).sub_(1)
 
     def padded(self, pixels: int) -> "Dataset":
-        """Add a border to all images that repeats their edges, so that a white background stays white.
-
-        >>> from fl.data import load
-        >>> load("digits").padded(2).x.shape
-        torch.Size([1437, 1, 12, 12])
-        """
+        """Add a border to all images that repeats their edges, so that a white background stays white."""
         if not pixels:
             return self
         if not self.images:
@@ -201,12 +196,7 @@ class Dataset:
         return replace(self, x=x, test_x=test_x)
 
     def pooled(self) -> "Dataset":
-        """Add the test samples at the end of the training samples; the test set stays as it is.
-
-        >>> from fl.data import load
-        >>> load("digits").pooled().x.shape
-        torch.Size([1797, 1, 8, 8])
-        """
+        """Add the test samples at the end of the training samples; the test set stays as it is."""
         x, y, owners = torch.cat([self.x, self.test_x]), torch.cat([self.y, self.test_y]), None
         if self.owners is not None:
             if self.test_owners is None:
@@ -218,8 +208,8 @@ class Dataset:
         """Keep a number of training samples, always the same random ones, in their order; 0 keeps all.
 
         >>> from fl.data import load
-        >>> load("digits").sampled(100).x.shape
-        torch.Size([100, 1, 8, 8])
+        >>> load("digits").padded(2).pooled().sampled(100).x.shape
+        torch.Size([100, 1, 12, 12])
         """
         if not number:
             return self
@@ -240,13 +230,7 @@ class Dataset:
         return replace(self, **tensors).marked(self.origin)
 
     def marked(self, origin: Origin | None) -> "Dataset":
-        """Copy the data set with another origin.
-
-        >>> from fl.data import load
-        >>> digits = load("digits")
-        >>> digits.origin.name, replace(digits, top=15).origin
-        ('digits', None)
-        """
+        """Copy the data set with another origin."""
         same = replace(self)
         object.__setattr__(same, "origin", origin)
         return same
@@ -262,7 +246,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     digest, said = hashlib.sha256(), {}
     for part in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
         if (values := getattr(data, part)) is not None:
-            said[part] = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+            said[part] = arrays.form(values)
             digest.update(f"{part} {said[part]}".encode())
             digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy())
     return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

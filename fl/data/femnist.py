@@ -26,16 +26,9 @@ def load(root: Path, download: bool) -> Dataset:
     depends on the options of that script. Pixels keep LEAF's polarity, dark ink on a white background (1.0, here 255):
     the opposite of MNIST's and EMNIST's.
 
-    Args:
-        root: the folder that holds femnist/.
-        download: unused; LEAF offers no download of the JSON files.
-
     Returns:
         x uint8 [N, 1, 28, 28], round(255 * LEAF's floats), in the order of writers; 62 classes (0-9, A-Z, a-z);
         owners number the writers of both parts together, sorted by name.
-
-    Raises:
-        FLError: for missing files (it says where they come from) and for damaged ones (it names the file).
     """
     del download
     origin = (

@@ -68,11 +68,7 @@ class Source:
         raise self.error(f"missing {', '.join(missing)}{failure}{hint}") from cause
 
     def error(self, what: str) -> FLError:
-        """Make the exception that says what is wrong, in which folder, and which files are expected there.
-
-        >>> print(Source("MNIST", Path("data"), ("a", "b")).error("missing a; download is off"))  # doctest: +ELLIPSIS
-        MNIST cannot be read from data: missing a; download is off. Expected there: a, b. Name the folder that ...
-        """
+        """Make the exception that says what is wrong, in which folder, and which files are expected there."""
         return FLError(
             f"{self.title} cannot be read from {self.root}: {what}. Expected there: {', '.join(self.files)}. "
             "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}")

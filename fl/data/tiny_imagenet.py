@@ -19,18 +19,11 @@ FILES = ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_ann
 def load(root: Path, download: bool) -> Dataset:
     """Load Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
 
-    Source: cs231n.stanford.edu/tiny-imagenet-200.zip (248 MB).
-
-    Args:
-        root: the folder that holds tiny-imagenet-200/.
-        download: fetch and unpack the archive into root if files are missing.
+    Source: cs231n.stanford.edu/tiny-imagenet-200.zip (248 MB), unpacked into root/tiny-imagenet-200.
 
     Returns:
         x uint8 [100000, 3, 64, 64] in the order of classes, then file names; test_x [10000, 3, 64, 64]; grey JPEGs
         become RGB; 200 classes, numbered in the order of their sorted WordNet ids.
-
-    Raises:
-        FLError: for missing or damaged files; it names them and the address of the archive.
     """
     from torchvision.datasets.utils import download_and_extract_archive
 

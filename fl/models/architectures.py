@@ -14,17 +14,15 @@ import yaml
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import Blocks, OnlyWith, Share, one_of, several
-from fl.data import Dataset, fingerprint, is_custom
+from fl.data import Dataset, fingerprint
 from fl.models.create import create
-from fl.models.search import Space, largest_within, search
+from fl.models.search import FEW, Space, largest_within, search
 from fl.models.zico import zico
 from fl.partition import Splits
 from zoo import Spec
 
 _BATCHES = 2  # of a score
-_KEPT = 64  # models that are kept for the next client; of so many candidates `search` tries all
 _CHOSEN: dict[tuple, list[Spec | None]] = {}  # ZiCo's choices: every method with the same seed needs them again
-_SEEDS = 32  # for which they are kept
 
 
 @dataclass(frozen=True)
@@ -102,11 +100,11 @@ def choose(
     n = len(clients)
     if options.choose == "zico":
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
-        which = fingerprint(data)["sha256"] if is_custom(data.name) else data.name
-        key = (space, options.weak, options.deviation, which, len(data.y), batch_size, rng, take_largest, split)
+        known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
+        key = (space, options.weak, options.deviation, *known_by)
         if key not in _CHOSEN:
-            while len(_CHOSEN) >= _SEEDS:
-                del _CHOSEN[next(iter(_CHOSEN))]
+            if len(_CHOSEN) >= 32:
+                _CHOSEN.clear()
             _CHOSEN[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
         chosen = _CHOSEN[key]
     elif options.choose == "random":
@@ -145,7 +143,7 @@ def _by_score(
     batches takes the smallest candidate.
     """
     weak = set(draw(len(clients), round(options.weak * len(clients)), rng.torch("weak")))
-    model = lru_cache(_KEPT)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
+    model = lru_cache(FEW)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
 
     def best(client: int) -> Spec:
         samples = clients.train[client]
@@ -190,9 +188,8 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
     for client, row in enumerate(rows):
         width, depth = (tuple(v) if isinstance(v, list) else v for v in (row.get("width", 1.0), row.get("depth")))
         try:
-            spec = space.base.scaled(width, depth)
-            space.genes(spec)
+            specs.append(space.base.scaled(width, depth))
+            space.genes(specs[-1])
         except (FLError, ValueError) as error:
             raise FLError(f"{where}: client {client} is refused: {error}") from None
-        specs.append(spec)
     return specs

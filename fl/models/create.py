@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,17 +70,9 @@ def make_spec(
         if dropout is not None and "dropout" not in takes:
             raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
         return zoo.Spec(
-            name,
-            num_classes=num_classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            tokens=tokens,
-            width=width,
-            depth=depth,
-            norm=norm,
-            stem=stem,
+            name, num_classes, in_channels, image_size, tokens=tokens, width=width, depth=depth, norm=norm, stem=stem,
             dropout=dropout,
-        )
+        )  # fmt: skip
     except zoo.ZooError as error:
         raise FLError(str(error)) from None
 
@@ -140,11 +133,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
 
 @lru_cache(maxsize=1024)
 def weight_bytes(spec: zoo.Spec) -> int:
-    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's.
-
-    >>> weight_bytes(make_spec("cnn", 10, in_channels=1, image_size=8, width=0.1))
-    11396
-    """
+    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's."""
     if spec.member.depth is None:
         return 0
     return sum(tensor.nbytes for tensor in state(spec.build(device="meta")).values())
@@ -153,15 +142,7 @@ def weight_bytes(spec: zoo.Spec) -> int:
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     """Raise FLError unless training mode gives logits [2, classes] for such images. The model does not change."""
     images = spec.example(2)
-    try:
-        with torch.no_grad():
-            output = copy.deepcopy(model).train()(images)
-    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
-        reason = first_line(error)
-        shape = "x".join(map(str, images.shape[1:]))
-        raise FLError(
-            f"{custom_model.said(spec.name)} cannot take images of {shape}: {reason}; choose another model"
-        ) from None
+    output = _output(spec, model, images, "choose another model")
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
@@ -176,13 +157,20 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None
             f"{custom_model.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, "
             "as in fl.simulate(..., model=...) or --model my_module:MyNet"
         )
-    if sample[1] == sample[2]:
-        return
+    if sample[1] != sample[2]:
+        images = torch.zeros(2, *sample, device=next(model.parameters()).device)
+        _output(
+            spec, model, images, "it is made for square ones; make them square, or choose another, such as resnet20"
+        )
+
+
+def _output(spec: zoo.Spec, model: nn.Module, images: torch.Tensor, way: str) -> Any:
+    """Run a copy of a model in training mode; FLError, with this way out, if that fails."""
     try:
         with torch.no_grad():
-            copy.deepcopy(model).train()(torch.zeros(2, *sample, device=next(model.parameters()).device))
+            return copy.deepcopy(model).train()(images)
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
+        shape = "x".join(map(str, images.shape[1:]))
         raise FLError(
-            f"{custom_model.said(spec.name)} is made for square images, and these are {sample[1]}x{sample[2]} "
-            f"({first_line(error)}): make them square, or choose another model, such as resnet20"
+            f"{custom_model.said(spec.name)} cannot take images of {shape}: {first_line(error)}; {way}"
         ) from None

@@ -63,13 +63,7 @@ class CustomSpec(zoo.Spec):
         return torch.zeros(batch, *self.shape, dtype=self.dtype, device=device)
 
     def classifier(self) -> frozenset[str]:
-        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on.
-
-        >>> from fl.data import load
-        >>> spec = describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
-        >>> sorted(spec.classifier())
-        ['1.bias', '1.weight']
-        """
+        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
         model, outputs = self.full(), {}
         leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
         hooks = [
@@ -118,8 +112,7 @@ def by_name(name: str) -> Model:
             "fl.simulate(config, folder, resume=True, model=...), fl.load_model(folder, model=...) or "
             "fl.export(folder, file, model=...)"
         )
-    found = find("models", name)
-    return checked(found, f"--model {name}")
+    return checked(find("models", name), f"--model {name}")
 
 
 def checked(model: Any, flag: str = "model=") -> Model:
@@ -157,9 +150,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     _check_takes(name, made, data)
-    dtype = torch.int64 if data.tokens else _dtype(made)
-    own_spec = _kind(model, data.x.shape[1:], dtype, data.y.shape[1:])
-    return own_spec(name, num_classes=data.classes, width=width, depth=depth)
+    spec = _spec_class(model, made, data.tokens, data.x.shape[1:], data.y.shape[1:])
+    return spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
 def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> CustomSpec:
@@ -177,8 +169,7 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     source = by_name(name) if model is None else checked(model)
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
-    dtype = torch.int64 if known["tokens"] else _dtype(made)
-    return _kind(source, known["sample"], dtype, known["targets"]).from_dict(values)
+    return _spec_class(source, made, known["tokens"], known["sample"], known["targets"]).from_dict(values)
 
 
 def identity(spec: CustomSpec) -> dict[str, Any]:
@@ -204,12 +195,13 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
         )
 
 
-def _kind(source: Model, shape: Sequence[int], dtype: torch.dtype, targets: Sequence[int]) -> type[CustomSpec]:
+def _spec_class(
+    source: Model, made: nn.Module, tokens: bool, shape: Sequence[int], targets: Sequence[int]
+) -> type[CustomSpec]:
     """Make the class of a model's specs: those of two models are never equal."""
-    held = source if isinstance(source, nn.Module) else staticmethod(source)
-    return type(
-        "CustomSpec", (CustomSpec,), {"source": held, "shape": tuple(shape), "dtype": dtype, "targets": tuple(targets)}
-    )
+    fields = {"dtype": torch.int64 if tokens else _dtype(made), "shape": tuple(shape), "targets": tuple(targets)}
+    fields["source"] = source if isinstance(source, nn.Module) else staticmethod(source)
+    return type("CustomSpec", (CustomSpec,), fields)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

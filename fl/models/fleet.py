@@ -62,23 +62,13 @@ def uniform(model: nn.Module, clients: int) -> Fleet:
 
 
 def identity_plan(model: nn.Module) -> Submodel:
-    """Make the plan of a model within itself.
-
-    >>> print(identity_plan(nn.Linear(2, 1, bias=False)).describe())
-    Submodel of 18e956db1f906ff1: 2 of 2 elements, 0 edits
-      weight  [1, 2]             = [:, :]
-    """
+    """Make the plan of a model within itself."""
     shapes = {name: tuple(tensor.shape) for name, tensor in surgery.state(model).items()}
     return Submodel({name: (Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}, shapes)
 
 
 def ungrafted(plan: Submodel) -> Submodel:
-    """Remove grafting from a plan, so that each tensor stands only for itself.
-
-    >>> plan = Submodel({"a": (Source("a", (None,)), Source("b", (None,)))}, {"a": (2,), "b": (2,)})
-    >>> ungrafted(plan).entries
-    {'a': (Source(name='a', index=(None,)),)}
-    """
+    """Remove grafting from a plan, so that each tensor stands only for itself."""
     return replace(plan, entries={name: sources[:1] for name, sources in plan.entries.items()})
 
 
@@ -143,12 +133,13 @@ def kept_blocks(
     return kept
 
 
-def brief(values: tuple | None, between: str = ",") -> str:
-    """Write widths or depths in a few words.
+def brief(values: float | tuple | None, between: str = ",") -> str:
+    """Write a width, a depth or several in a few words.
 
-    >>> brief((0.5, 0.5)), brief((1, 2), "-"), brief(None), brief(())
-    ('0.5', '1-2', 'full', 'none')
+    >>> brief((0.5, 0.5)), brief((1, 2), "-"), brief(None), brief(()), brief(1.0)
+    ('0.5', '1-2', 'full', 'none', '1')
     """
-    if not values:
+    if values is None or values == ():
         return "full" if values is None else "none"
-    return between.join(f"{v:g}" for v in (values[:1] if len(set(values)) == 1 else values))
+    each = values if isinstance(values, tuple) else (values,)
+    return between.join(f"{v:g}" for v in (each[:1] if len(set(each)) == 1 else each))

@@ -4,6 +4,7 @@ fitted to its model.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -155,7 +156,11 @@ class _Misfit(Exception):
 
 
 def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
-    """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed."""
+    """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed.
+
+    Raises:
+        _Misfit: naming the tensors that do not fit.
+    """
     own = _own(spec)
     given = _renamed(given, spec, own)
     missing = [name for name in own if name not in given and not _optional(name)]
@@ -223,7 +228,7 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
     """Cut the tensors of a spec's model out of those of the full one."""
-    model = replace(full).build(torch.Generator())
+    model = full.build(torch.Generator())
     model.load_state_dict(taken, strict=False)
     try:
         if _foreign(spec):
@@ -256,13 +261,10 @@ def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
 @lru_cache(maxsize=8)
 def _own(spec: zoo.Spec) -> State:
     """Return the state of a spec's model, on the meta device."""
-    try:
-        whole = replace(spec, width=1.0, depth=None)
-        if _foreign(spec) and spec != whole:
-            return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
-        return spec.build(device="meta").state_dict()
-    except (zoo.ZooError, RuntimeError, NotImplementedError):  # what its constructor does needs numbers
-        return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
+    if not _foreign(spec) or spec == replace(spec, width=1.0, depth=None):
+        with suppress(zoo.ZooError, RuntimeError, NotImplementedError):  # a constructor may need numbers
+            return spec.build(device="meta").state_dict()
+    return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
 
 
 def maker(spec: zoo.Spec, start: Start | None) -> Callable[[torch.Generator], nn.Module]:

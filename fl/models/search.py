@@ -8,10 +8,10 @@ chosen = search(Space(base, widths, depths), score, rng.torch("search", client))
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,13 +19,17 @@ from torch.utils.flop_counter import FlopCounterMode
 import surgery
 from fl.base.errors import FLError
 from fl.models.create import create
+from fl.models.fleet import brief
 from zoo import Spec, ZooError
 
 FEW = 64
 """Up to this number, all candidates are tried."""
+POPULATION, GENERATIONS, PARENTS = 16, 15, 6
+"""Of the evolution among more: scores a generation, generations after the first, and candidates that have children."""
 
 Score: TypeAlias = Callable[[Spec], float]
 Unit: TypeAlias = Literal["macs", "parameters", "bytes"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Space:
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
                 way = f"with{'' if self.mixed else ' --architectures.mixed'} every section chooses one of them"
-                raise FLError(f"a width or depth to choose from is one number here, got {_short(value)}: {way}")
+                raise FLError(f"a width or depth to choose from is one number here, got {brief(value)}: {way}")
         try:
             widths = {self.base.scaled(width).width: width for width in self.widths}
             depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
@@ -79,7 +83,9 @@ class Space:
 
     @cached_property
     def _choices(self) -> list[tuple[str, list[Any]]]:
-        """All choices, widths first: the name of each, and the values among which a spec chooses."""
+        """The name and the values of every choice; widths come first. The positions of a spec's values are its genes,
+        which order the grid.
+        """
         base = self.base
         if not self.mixed:
             widths = [base.scaled(width).width for width in self.widths]
@@ -88,19 +94,14 @@ class Space:
         widths = [(f"width of {n}", [full * rate for rate in self.widths]) for n, full in zip(names, base.width)]
         return widths + [(f"depth of {n}", list(self.depths) or [full]) for n, full in zip(names, base.depth)]
 
-    def _values(self, spec: Spec) -> list[Any]:
-        """List the values that a spec has for `_choices`."""
-        return [*spec.width[: self._slots], *spec.depth] if self.mixed else [spec.width, spec.depth]
-
     def _make(self, genes: Iterable[int]) -> Spec:
-        """Make the spec whose choices are the values at these positions."""
         genes = list(genes)
         widths = tuple(self.widths[gene] for gene in genes[: self._slots])
         depths = tuple(values[gene] for gene, (_, values) in list(zip(genes, self._choices))[self._slots :])
         return self.base.scaled(widths, depths) if self.mixed else self.base.scaled(widths[0], depths[0])
 
     def genes(self, spec: Spec) -> tuple[int, ...]:
-        """Find the positions of a spec's widths and depths among the candidates; they order the grid.
+        """Find the positions of a spec's widths and depths among the candidates.
 
         Raises:
             FLError: if the spec was not announced; it names the wrong values and the candidates.
@@ -109,27 +110,24 @@ class Space:
         Traceback (most recent call last):
         fl.base.errors.FLError: resnet20 was not announced like this: width 0.25 (announced: 0.5, 1)
         """
-        base = self.base
-        wrong = [f"{n} {getattr(spec, n)!r} (announced: {getattr(base, n)!r})" for n in _apart(spec, base)]
+        wrong = [f"{n} {getattr(spec, n)!r} (announced: {getattr(self.base, n)!r})" for n in _apart(spec, self.base)]
         if not wrong:
-            places = list(zip(self._values(spec), self._choices))
+            values = [*spec.width[: self._slots], *spec.depth] if self.mixed else [spec.width, spec.depth]
             wrong = [
-                f"{name} {_short(value)} (announced: {', '.join(map(_short, values))})"
-                for value, (name, values) in places
-                if value not in values
+                f"{name} {brief(value, '-')} (announced: {', '.join(brief(known, '-') for known in announced)})"
+                for value, (name, announced) in zip(values, self._choices)
+                if value not in announced
             ]
         if not wrong:
-            genes = tuple(values.index(value) for value, (_, values) in places)
+            genes = tuple(announced.index(value) for value, (_, announced) in zip(values, self._choices))
             if (expected := self._make(genes)) == spec:
                 return genes
-            wrong = [f"width {_short(spec.width)} (announced with these sections: {_short(expected.width)})"]
+            wrong = [f"width {brief(spec.width, '-')} (announced with these sections: {brief(expected.width, '-')})"]
         scaled = any(text.startswith("width") for text in wrong) and any(rate != 1 for rate in self.base.width)
         units = ". These are rates of its full width: those that were announced, times --width" if scaled else ""
         raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
 
-    def __contains__(self, spec: object) -> bool:
-        if not isinstance(spec, Spec):
-            return False
+    def __contains__(self, spec: Spec) -> bool:
         try:
             self.genes(spec)
         except FLError:
@@ -148,11 +146,7 @@ class Space:
 
     @property
     def smallest(self) -> Spec:
-        """The candidate with the smallest of all widths and depths.
-
-        Raises:
-            FLError: if no depth is smallest in every section.
-        """
+        """The candidate with the smallest of all widths and depths; FLError if no depth is smallest everywhere."""
         spec = self._corner(min)
         if spec not in self:
             raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too")
@@ -168,7 +162,7 @@ class Space:
     def _corner(self, pick: Callable[..., Any]) -> Spec:
         sizes = self._sizes
         every = [self._make(min(k, size - 1) for size in sizes) for k in range(max(sizes))]  # each value of each gene
-        return _extreme(every, pick)
+        return maximum(every, pick)
 
     def neighbours(self, spec: Spec) -> list[Spec]:
         """List the candidates that differ from this one in one width or depth, in the order of the grid's genes."""
@@ -182,61 +176,48 @@ class Space:
 
     def random(self, generator: torch.Generator) -> Spec:
         """Draw a candidate uniformly."""
-        return self._make(_below(size, generator) for size in self._sizes)
+        return self._make(_drawn(range(size), generator) for size in self._sizes)
 
     def mutate(self, spec: Spec, generator: torch.Generator) -> Spec:
         """Draw a candidate that differs from this one in one width or depth; this one if there is no other."""
         others = self.neighbours(spec)
-        return others[_below(len(others), generator)] if others else spec
+        return _drawn(others, generator) if others else spec
 
     def crossover(self, a: Spec, b: Spec, generator: torch.Generator) -> Spec:
         """Draw a candidate that has each width and depth from one of the two."""
-        pairs = zip(self.genes(a), self.genes(b))
-        return self._make(pair[_below(2, generator)] for pair in pairs)
+        return self._make(_drawn(pair, generator) for pair in zip(self.genes(a), self.genes(b)))
 
 
 def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
     """Find the best of up to 64 candidates, or the one that `evolve` finds among more.
 
+    Among equal scores the first of the grid is the best; NaN is the lowest score.
+
     >>> space = Space(Spec("resnet20"), widths=(0.5, 1), depths=(1, 2, 3))
     >>> search(space, lambda spec: -abs(spec.width[0] * spec.depth[0] - 1.6), torch.Generator()).depth
     (3, 3, 3)
     """
-    return exhaustive(space, score) if len(space) <= FEW else evolve(space, score, generator)
-
-
-def exhaustive(space: Space, score: Score) -> Spec:
-    """Find the candidate with the highest score; among equal ones the first of the grid. NaN is the lowest score."""
+    if len(space) > FEW:
+        return evolve(space, score, generator)
     return _ranked(space, {spec: score(spec) for spec in space})[0]
 
 
-def evolve(
-    space: Space,
-    score: Score,
-    generator: torch.Generator,
-    population: int = 16,
-    generations: int = 15,
-    parents: int = 6,
-) -> Spec:
-    """Find the best candidate that evolution sees, with at most population x (1 + generations) scores and none twice.
+def evolve(space: Space, score: Score, generator: torch.Generator) -> Spec:
+    """Find the best candidate that evolution sees, with at most POPULATION x (1 + GENERATIONS) scores and none twice.
 
     The first population is random. Every later candidate is a random cross of two of the best so far, with one width or
-    depth changed, or more until the candidate is new. Equal scores, and NaN, rank as in `exhaustive`.
+    depth changed, or more until the candidate is new.
 
     Args:
         generator: the result depends only on it and on the scores.
-        parents: how many of the best candidates have children.
     """
-    for name, value in (("population", population), ("generations", generations), ("parents", parents)):
-        if value < 1:
-            raise FLError(f"evolution needs a {name} of at least 1, got {value}")
     scores: dict[Spec, float] = {}
-    for _ in range(1 + generations):
-        best = _ranked(space, scores)[:parents]
-        for _ in range(min(population, len(space) - len(scores))):
+    for _ in range(1 + GENERATIONS):
+        best = _ranked(space, scores)[:PARENTS]
+        for _ in range(min(POPULATION, len(space) - len(scores))):
             child = space.random(generator)
             if best:
-                a, b = (best[int(torch.randint(len(best), (), generator=generator))] for _ in range(2))
+                a, b = _drawn(best, generator), _drawn(best, generator)
                 child = space.mutate(space.crossover(a, b, generator), generator)
             while child in scores:
                 child = space.mutate(child, generator)
@@ -248,6 +229,10 @@ def _ranked(space: Space, scores: dict[Spec, float]) -> list[Spec]:
     """Sort candidates by score, the highest first; equal ones in the order of the grid."""
     worth = {spec: -math.inf if math.isnan(value) else value for spec, value in scores.items()}
     return sorted(worth, key=lambda spec: (-worth[spec], space.genes(spec)))
+
+
+def _drawn(values: Sequence[T], generator: torch.Generator) -> T:
+    return values[int(torch.randint(len(values), (), generator=generator))]
 
 
 def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
@@ -269,24 +254,22 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
     >>> spec.width[0], spec.depth[0], spec.count().macs
     (1.0, 1, 12239488)
     """
-    if unit not in get_args(Unit):
-        raise FLError(f"unknown unit {unit!r} of a model's size: choose {', '.join(get_args(Unit))}")
+
+    def count(spec: Spec) -> int:
+        return size(spec, unit)
+
     climbing = space.mixed and len(space) > FEW
     starts = [space.smallest] if climbing else list(space)
-
-    def fitting(specs: list[Spec], above: int = -1) -> dict[Spec, int]:
-        return {spec: count for spec in specs if above < (count := size(spec, unit)) <= limit}
-
-    found = fitting(starts)
-    if not found:
-        least = min(starts, key=lambda spec: size(spec, unit))
+    fitting = [spec for spec in starts if count(spec) <= limit]
+    if not fitting:
+        least = min(starts, key=count)
         raise FLError(
             f"no candidate of {least.name} has at most {limit:,.0f} {unit}: the smallest, of width {least.width} and "
-            f"depth {least.depth}, has {size(least, unit):,}"
+            f"depth {least.depth}, has {count(least):,}"
         )
-    best = max(found, key=found.__getitem__)
-    while climbing and (larger := fitting(space.neighbours(best), above=found[best])):
-        best, found = max(larger, key=larger.__getitem__), larger
+    best = max(fitting, key=count)
+    while climbing and (larger := [s for s in space.neighbours(best) if count(best) < count(s) <= limit]):
+        best = max(larger, key=count)
     return best
 
 
@@ -313,8 +296,11 @@ def size(spec: Spec, unit: Unit) -> int:
     return counter.get_total_flops() // 2
 
 
-def maximum(specs: Iterable[Spec]) -> Spec:
+def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
     """Make the smallest model that contains all of these: the maximum of every width and of every section's depth.
+
+    Args:
+        pick: min gives the largest model that all of these contain.
 
     Raises:
         FLError: for no specs, and for specs that differ in anything else.
@@ -323,10 +309,7 @@ def maximum(specs: Iterable[Spec]) -> Spec:
     >>> both.width, both.depth
     ((0.5, 0.5, 1.0), (3, 2, 2))
     """
-    return _extreme(list(specs), max)
-
-
-def _extreme(specs: list[Spec], pick: Callable[..., Any]) -> Spec:
+    specs = list(specs)
     if not specs:
         raise FLError("no models to find the largest of: give at least one")
     first = specs[0]
@@ -340,9 +323,8 @@ def _extreme(specs: list[Spec], pick: Callable[..., Any]) -> Spec:
     width = tuple(map(pick, zip(*(spec.width for spec in specs))))
     depths = list(dict.fromkeys(spec.depth for spec in specs))
     if len({depth and len(depth) for depth in depths}) > 1:
-        raise FLError(
-            f"{first.name}: depths {', '.join(map(_short, depths))} do not compare: give one for each section"
-        )
+        each = ", ".join(brief(depth, "-") for depth in depths)
+        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section")
     return replace(first, width=width, depth=depths[0] and tuple(map(pick, zip(*depths))))
 
 
@@ -350,19 +332,3 @@ def _apart(a: Spec, b: Spec) -> list[str]:
     """Name the fields, other than width and depth, in which two specs differ."""
     names = [field.name for field in dataclasses.fields(Spec) if field.name not in ("width", "depth")]
     return [name for name in names if getattr(a, name) != getattr(b, name)]
-
-
-def _below(bound: int, generator: torch.Generator) -> int:
-    return int(torch.randint(bound, (), generator=generator))
-
-
-def _short(value: Any) -> str:
-    """Write a width or depth for messages.
-
-    >>> _short((0.5, 0.5)), _short((3, 1)), _short(1.0), _short(None)
-    ('0.5', '(3, 1)', '1', 'full')
-    """
-    if isinstance(value, tuple):
-        each = list(map(_short, value))
-        return each[0] if len(set(each)) == 1 else f"({', '.join(each)})"
-    return "full" if value is None else f"{value:.12g}"

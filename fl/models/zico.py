@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl.base.errors import FLError
-from fl.base.torch_private import foreach_abs, foreach_add_, foreach_addcmul_, foreach_sub
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Batch, Objective, cross_entropy
 from surgery import State
@@ -35,8 +34,6 @@ def zico(
     in training mode. The layers are the linear and convolutional ones; only their weights count, not their biases.
     Weights whose gradient is the same in all batches are left out, and so are layers without any others. A weight that
     several layers share counts once.
-
-    Gradients of one batch are not added to those of earlier batches.
 
     Dropout is off, so that candidates do not differ by luck. Whatever else the model draws is the same in every batch
     and call (see `fl.engine.draws`), and no global generator is read.
@@ -63,51 +60,37 @@ def zico(
     """
     if len(batches) < 2:
         raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}")
-    model = _still(model)
+    model = copy.deepcopy(model).train()
+    for module in model.modules():
+        if rate := dropout_rate(module):
+            setattr(module, rate, 0.0)
     params = dict(model.named_parameters())
-    owned = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, _LAYERS)}
-    weights = [weight for weight in owned.values() if weight.requires_grad]
+    once = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, _LAYERS)}
+    weights = [weight for weight in once.values() if weight.requires_grad]
     if not weights:
         raise FLError(f"{type(model).__name__} has no linear or convolutional layer to train: ZiCo cannot score it")
 
     def call(params: State, x: Tensor) -> Tensor:
         return functional_call(model, params, (x,))
 
-    means, magnitudes, squares = ([torch.zeros_like(w, dtype=_long(w)) for w in weights] for _ in range(3))
+    zeros = [torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
+    moments = [(zero, zero.clone(), zero.clone()) for zero in zeros]  # sums of |g| and of (g - mean)^2, and the mean
     for number, batch in enumerate(batches, start=1):
         key = torch.zeros((), dtype=torch.int32, device=batch[0].device)
         with torch.enable_grad(), Drawing(Draws(key)):
             loss = objective(call, params, context, batch)
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers without a gradient
-        gradients = [gradient.to(_long(gradient)) for gradient in gradients]
-        absolute = foreach_abs(gradients)
-        foreach_add_(magnitudes, absolute)
-        if deviation == "absolute":
-            gradients = absolute
-        apart = foreach_sub(gradients, means)  # Welford's update: equal gradients give exactly 0
-        foreach_add_(means, apart, alpha=1 / number)
-        foreach_addcmul_(squares, apart, apart, value=1 - 1 / number)
-    sums = [_sum(*moments, len(batches)) for moments in zip(magnitudes, squares)]
+        for g, (magnitudes, squares, mean) in zip(gradients, moments):
+            g = g.to(mean.dtype)
+            magnitudes += g.abs()
+            apart = (g.abs() if deviation == "absolute" else g) - mean
+            mean.add_(apart, alpha=1 / number)  # Welford's update: equal gradients give exactly 0
+            squares.addcmul_(apart, apart, value=1 - 1 / number)
+    sums = []  # over the weights of each layer
+    for magnitudes, squares, _ in moments:
+        ratios = magnitudes / (squares * len(batches)).sqrt()  # mean|g| / std(g)
+        sums.append(torch.where(squares == 0, 0, ratios).sum(dtype=torch.float64))
     counted = [value for value in torch.stack(sums).tolist() if value != 0]
     if not counted:
         raise FLError("ZiCo finds no layer whose gradient differs between the batches: give other samples in each")
     return sum(map(math.log, counted))
-
-
-def _sum(magnitudes: Tensor, squares: Tensor, batches: int) -> Tensor:
-    """Sum mean|g| / std(g) over a layer's weights, from the sums of |g| and of (g - mean)^2 over batches."""
-    ratios = magnitudes / (squares * batches).sqrt()
-    return torch.where(squares == 0, 0, ratios).sum(dtype=torch.float64)
-
-
-def _still(model: nn.Module) -> nn.Module:
-    """Copy a model, in training mode, with dropout and stochastic depth off."""
-    model = copy.deepcopy(model).train()
-    for module in model.modules():
-        if rate := dropout_rate(module):
-            setattr(module, rate, 0.0)
-    return model
-
-
-def _long(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

@@ -1,6 +1,6 @@
 """Who holds which samples: all ways of dealing them out, by name.
 
-kind.py         Kind, what is said of one, and Partition, what it gives
+kind.py         Kind, what is said of one, its Task, and Partition, what it gives
 split.py        Parts and Splits: the samples of many clients in a few tensors
 unlabelled.py   iid, contiguous, natural
 classes.py      shards, clusters
@@ -16,11 +16,8 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.plugins import declared
 from fl.base.settings import choice
-from fl.partition.classes import clusters, shards
-from fl.partition.dirichlet import dirichlet
 from fl.partition.kind import Kind, Partition, Task, counts
 from fl.partition.split import Parts, Split, Splits, hold_out
-from fl.partition.unlabelled import contiguous, iid, natural
 
 __all__ = [
     "KINDS",
@@ -30,16 +27,10 @@ __all__ = [
     "Split",
     "Splits",
     "check_text_kind",
-    "clusters",
-    "contiguous",
     "counts",
     "deal",
-    "dirichlet",
     "hold_out",
-    "iid",
-    "natural",
     "overview",
-    "shards",
 ]
 
 KINDS: dict[str, Kind] = declared("fl.partition", "KIND", Kind)
@@ -63,24 +54,26 @@ def deal(
         rng: the partition is a function of it and the other arguments.
         minimum: samples that every client must have.
         owners: the natural owner of each sample, int64 [N]; None for data without owners.
-        options: of all kinds, see `Kind.options`. Those that this kind does not read are ignored.
+        options: those of the kind, see `Kind.options`, if they are not the defaults.
 
     Raises:
         FLError: for an unknown kind, and for data that cannot be dealt out like this.
+
+    >>> import torch
+    >>> parts, structure = deal(torch.zeros(7), "contiguous", 3, np.random.default_rng(0), minimum=1)
+    >>> [part.tolist() for part in parts]
+    [[0, 1, 2], [3, 4], [5, 6]]
     """
     choice("partition", [kind], KINDS)
     if labels.ndim > 1:
         check_text_kind(kind)
-    known = {name for one in KINDS.values() for name in one.reads}
     if clients > len(labels):
         raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
-    if strange := sorted(options.keys() - known):
-        raise TypeError(f"deal() got an unexpected option {strange[0]!r}: there are {', '.join(sorted(known))}")
     chosen = KINDS[kind]
-    mine = {name: options[name] for name in chosen.reads if name in options}
-    return chosen.deal(
-        Task(labels, owners, clients, minimum, rng), replace(chosen.options, **mine) if mine else chosen.options
-    )
+    if strange := options.keys() - {*chosen.reads}:
+        raise TypeError(f"partition {kind} has no option {min(strange)!r}")
+    settings = replace(chosen.options, **options) if options else chosen.options
+    return chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
 
 
 def check_text_kind(kind: str) -> None:

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.settings import Integers, Sizes, number, written
-from fl.partition.kind import Kind, Partition, alone
+from fl.partition.kind import Kind, Partition, Task, alone
 from fl.partition.split import Parts
 from fl.partition.unlabelled import even
 
@@ -41,57 +40,36 @@ class ClustersOptions:
     equal share"""
 
 
-def shards(labels: Tensor, clients: int, share: float, minimum: int, rng: np.random.Generator) -> Parts:
+def shards(task: Task, options: ShardsOptions) -> Partition:
     """Deal each client a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
 
     Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
-    same number of samples of each of their classes, which is the largest possible one; what is left is not used.
-
-    Args:
-        labels: [N], int64.
-        share: of the classes, above 0 and at most 1; a client has one class at least.
-        minimum: samples that every client must have.
-
-    Returns:
-        The samples of each client, disjoint and equally many.
-
-    Raises:
-        FLError: if there are not enough samples for every client.
-
-    >>> import torch
-    >>> y = torch.arange(100) % 10
-    >>> parts = shards(y, 10, 0.2, 1, np.random.default_rng(0))
-    >>> {len(y[part].unique()) for part in parts}, {len(part) for part in parts}
-    ({2}, {10})
+    same number of samples of each of their classes, one class at least, which is the largest possible number; what is
+    left is not used.
     """
+    share, clients = options.class_share, task.clients
     if not 0 < share <= 1:
         raise FLError(f"--class-share is a share of the classes above 0 and at most 1, got {share}")
-    y = labels.cpu().numpy()
+    y = task.labels.cpu().numpy()
     classes = np.unique(y)
-    if not len(classes):
-        raise FLError("there are no samples to deal out")
-    held = deal_classes(len(classes), clients, max(1, round(share * len(classes))), rng)
+    held = deal_classes(len(classes), clients, max(1, round(share * len(classes))), task.rng)
     holders = np.bincount(held.ravel(), minlength=len(classes))
-    members = [rng.permutation(np.flatnonzero(y == label)) for label in classes]
+    members = [task.rng.permutation(np.flatnonzero(y == label)) for label in classes]
     count = min(len(m) // h for m, h in zip(members, holders) if h)
-    if count == 0 or count * held.shape[1] < minimum:
+    if count == 0 or count * held.shape[1] < task.minimum:
         raise FLError(
             f"{clients} clients with {held.shape[1]} classes each get {count} samples of a class, too few for "
-            f"--min-samples {minimum}: use fewer clients, a larger --class-share or a smaller --min-samples"
+            f"--min-samples {task.minimum}: use fewer clients, a larger --class-share or a smaller --min-samples"
         )
     owners = np.full(len(y), -1)
     for c, samples in enumerate(members):
         mine = np.flatnonzero((held == c).any(1))
         owners[samples[: count * len(mine)]] = np.repeat(mine, count)
-    return Parts.owned(owners, clients)
+    return Partition(Parts.owned(owners, clients), alone(clients))
 
 
 def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal distinct classes to every holder, [holders, each]; each class is dealt equally often, give or take one.
-
-    >>> deal_classes(4, 2, 2, np.random.default_rng(0)).ravel().tolist()
-    [2, 0, 3, 1]
-    """
+    """Deal distinct classes to every holder, [holders, each]; each class is dealt equally often, give or take one."""
     dealt = np.zeros(classes, dtype=np.int64)
     rows = []
     for _ in range(holders):
@@ -102,48 +80,22 @@ def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator
     return np.stack(rows)
 
 
-def clusters(
-    labels: Tensor,
-    clients: int,
-    counts: Sequence[int],
-    classes: Sequence[int],
-    minimum: int,
-    rng: np.random.Generator,
-) -> tuple[Parts, Tensor]:
+def clusters(task: Task, options: ClustersOptions) -> Partition:
     """Deal by clusters: on each level the clients form clusters, each with classes of its own.
 
-    One level: every cluster has `classes` of all classes. If there are too few for that, clusters overlap, as little as
-    possible. Several levels: each level has classes of its own, which are dealt out to its clusters without overlap; a
-    client has the classes of its cluster on every level. Finer clusters lie within coarser ones. The samples of a class
-    are split evenly over all clients of the clusters that have it.
-
-    Args:
-        labels: [N], int64.
-        counts: clusters on each level, from coarse to fine, such as (5,) or (2, 5, 9).
-        classes: of each cluster, one number a level. If empty: the paper's numbers where the data has as many classes
-            as CIFAR-100 or Tiny-ImageNet, else more for coarse levels than for fine ones; for one level an equal share
-            of all, rounded up.
-        minimum: samples that every client must have.
-
-    Returns:
-        The samples of each client, disjoint, and the cluster of each client on each level, int64 [levels, clients].
-
-    Raises:
-        FLError: for counts that do not fit the clients or the classes, and if a client has too few samples.
-
-    >>> parts, structure = clusters(torch.arange(120) % 12, 6, (2, 3), (3, 2), 1, np.random.default_rng(0))
-    >>> structure.tolist()
-    [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2]]
+    One level: every cluster has `cluster_classes` of all classes. If there are too few for that, clusters overlap, as
+    little as possible. Several levels, from coarse to fine: each has classes of its own, which are dealt out to its
+    clusters without overlap; a client has the classes of its cluster on every level. Finer clusters lie within coarser
+    ones. The samples of a class are split evenly over all clients of the clusters that have it.
     """
-    y = labels.cpu().numpy()
+    y, clients, counts, rng = task.labels.cpu().numpy(), task.clients, tuple(options.clusters), task.rng
     names = np.unique(y)
-    counts = tuple(counts)
     if not counts or min(counts) < 1 or list(counts) != sorted(counts) or counts[-1] > clients:
         raise FLError(
             f"--clusters {written(counts) or 'none'} for {clients} clients: give numbers that do not decrease from "
             "level to level, and no more clusters than clients"
         )
-    classes = _classes_of(len(names), counts, tuple(classes))
+    classes = _classes_of(len(names), counts, tuple(options.cluster_classes))
     needed = sum(k * c for k, c in zip(counts, classes))
     if max(classes) > len(names):
         raise FLError(f"--cluster-classes {written(classes)}: the data has {len(names)} classes, use fewer")
@@ -164,21 +116,19 @@ def clusters(
             if len(holders):
                 owners[members] = np.repeat(rng.permutation(holders), even(len(members), len(holders)))
     parts = Parts.owned(owners, clients)
-    if (fewest := int(parts.sizes.min())) < minimum:
+    if (fewest := int(parts.sizes.min())) < task.minimum:
         raise FLError(
-            f"--clusters {written(counts)} leave a client with {fewest} samples, fewer than --min-samples {minimum}: "
-            "use fewer clients, more --cluster-classes or a smaller --min-samples"
+            f"--clusters {written(counts)} leave a client with {fewest} samples, fewer than --min-samples "
+            f"{task.minimum}: use fewer clients, more --cluster-classes or a smaller --min-samples"
         )
-    return parts, torch.from_numpy(structure)
+    return Partition(parts, torch.from_numpy(structure))
 
 
 def nested(counts: Sequence[int], clients: int) -> np.ndarray:
     """Assign each client a cluster on each level [levels, clients]: runs of clients, finer within coarser.
 
-    The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these.
-
-    >>> nested((2, 3), 5).tolist()
-    [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]]
+    The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these: of (2, 3) and 5
+    clients [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]].
     """
     rows = [np.arange(clients) * counts[-1] // clients]
     for coarse, fine in zip(counts[-2::-1], counts[:0:-1]):
@@ -187,6 +137,7 @@ def nested(counts: Sequence[int], clients: int) -> np.ndarray:
 
 
 def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of classes of each cluster, one a level, if need be FeMAM's or an equal share, rounded up."""
     if not classes and (total, counts) in _TABLE:
         return _TABLE[total, counts]
     if not classes and len(counts) == 1:
@@ -213,9 +164,7 @@ def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     """
     weights = [2 * len(counts) - level for level in range(1, len(counts) + 1)]
     classes = [max(1, total * weight // (sum(weights) * k)) for weight, k in zip(weights, counts)]
-    while (
-        sum(c * k for c, k in zip(classes, counts)) > total
-    ):  # every cluster has one class at least, which can be more than its share
+    while sum(c * k for c, k in zip(classes, counts)) > total:  # a cluster's one class can be more than its share
         level = max(range(len(counts)), key=lambda at: (classes[at], at))
         classes[level] -= 1
     left = total - sum(c * k for c, k in zip(classes, counts))
@@ -228,17 +177,13 @@ def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
 
 KIND = {
     "clusters": Kind(
-        lambda task, options: Partition(
-            *clusters(task.labels, task.clients, options.clusters, options.cluster_classes, task.minimum, task.rng)
-        ),
+        clusters,
         ClustersOptions(),
         about="on one level or several",
         word=lambda options: written(options.clusters),
     ),
     "shards": Kind(
-        lambda task, options: Partition(
-            shards(task.labels, task.clients, options.class_share, task.minimum, task.rng), alone(task.clients)
-        ),
+        shards,
         ShardsOptions(),
         about="each client has a few classes",
         word=lambda options: f"{options.class_share:g}",

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.settings import Above0
-from fl.partition.kind import Kind, Partition, alone
+from fl.partition.kind import Kind, Partition, Task, alone
 from fl.partition.split import Parts
 
 _TRIES = 200
@@ -26,44 +25,36 @@ class DirichletOptions:
     """dirichlet: concentration of the classes' shares; smaller is more heterogeneous (FedMR: 0.1, 0.5 and 1)"""
 
 
-def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, rng: np.random.Generator) -> Parts:
+def dirichlet(task: Task, options: DirichletOptions) -> Partition:
     """Deal classes out by a Dirichlet distribution (Hsu et al. 2019), with FedMR's balance rule.
 
     Each class is dealt out in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
     more get none; the other shares are renormalised, and the class is cut at their cumulative sum. The whole draw is
-    repeated until every client has `minimum` samples. If none of 200 draws gives them that, as with a small alpha and
-    many clients, single samples of the last one move from the largest clients to those that lack some, and a warning
-    says how many.
-
-    Args:
-        labels: [N], int64.
-        alpha: concentration; smaller is more heterogeneous.
-        minimum: samples that every client must have.
-
-    Returns:
-        The samples of each client, disjoint, together all.
-
-    Raises:
-        FLError: if there are fewer samples than that takes.
+    repeated until every client has the minimum. If none of 200 draws gives them that, as with a small alpha and many
+    clients, single samples of the last one move from the largest clients to those that lack some, and a warning says
+    how many.
     """
+    alpha, clients, minimum = options.alpha, task.clients, task.minimum
     if not 0 < alpha < math.inf:
         raise FLError(f"--alpha is a concentration above 0, got {alpha}")
-    y = labels.cpu().numpy()
+    y = task.labels.cpu().numpy()
     if len(y) < clients * minimum:
         raise FLError(
             f"{len(y)} samples cannot give {clients} clients {minimum} each: use fewer clients or a smaller "
             "--min-samples"
         )
+    moved = 0
     for _ in range(_TRIES):
-        owners, sizes = _draw(y, clients, alpha, rng)
+        owners, sizes = _draw(y, clients, alpha, task.rng)
         if sizes.min() >= minimum:
-            return Parts.owned(owners, clients)
-    moved = _fill(owners, sizes, minimum, rng)
-    _log.warning(
-        f"warning: dirichlet{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
-        f"{moved:,} of {len(y):,} samples were moved to those that had fewer, from the largest"
-    )
-    return replace(Parts.owned(owners, clients), moved=moved)
+            break
+    else:
+        moved = _fill(owners, sizes, minimum, task.rng)
+        _log.warning(
+            f"warning: dirichlet{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
+            f"{moved:,} of {len(y):,} samples were moved to those that had fewer, from the largest"
+        )
+    return Partition(replace(Parts.owned(owners, clients), moved=moved), alone(clients))
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:
@@ -100,9 +91,7 @@ def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -
 
 
 KIND = Kind(
-    lambda task, options: Partition(
-        dirichlet(task.labels, task.clients, options.alpha, task.minimum, task.rng), alone(task.clients)
-    ),
+    dirichlet,
     DirichletOptions(),
     about="each client has a mixture of classes of its own",
     word=lambda options: f"{options.alpha:g}",

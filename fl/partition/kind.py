@@ -68,12 +68,14 @@ class Kind:
     partial: bool = False
 
     def __post_init__(self) -> None:
-        options = self.options
-        frozen = dataclasses.is_dataclass(options) and type(options).__hash__ is not None
-        if options is not None and (not frozen or isinstance(options, type)):
-            raise FLError(f"not a partition: options must be a frozen dataclass with its defaults, got {options!r}")
-        if options is not None:
-            check_types(options)
+        if self.options is None:
+            return
+        frozen = dataclasses.is_dataclass(self.options) and type(self.options).__hash__ is not None
+        if not frozen or isinstance(self.options, type):
+            raise FLError(
+                f"not a partition: options must be a frozen dataclass with its defaults, got {self.options!r}"
+            )
+        check_types(self.options)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -82,32 +84,17 @@ class Kind:
 
 
 def together(clients: int) -> Tensor:
-    """Make the structure of clients that do not differ: one cluster, int64 [1, clients].
-
-    >>> together(3)
-    tensor([[0, 0, 0]])
-    """
+    """Make the structure of clients that do not differ: one cluster, int64 [1, clients]."""
     return torch.zeros(1, clients, dtype=torch.int64)
 
 
 def alone(clients: int) -> Tensor:
-    """Make the structure of clients that all differ: a cluster for each, int64 [1, clients].
-
-    >>> alone(3)
-    tensor([[0, 1, 2]])
-    """
+    """Make the structure of clients that all differ: a cluster for each, int64 [1, clients]."""
     return torch.arange(clients)[None]
 
 
 def counts(partition: Partition, labels: Tensor, classes: int) -> np.ndarray:
-    """Count the samples of each client and class, int64 [clients, classes].
-
-    >>> from fl.partition import Parts
-    >>> parts = Parts.of([torch.tensor([0, 2]), torch.tensor([1])])
-    >>> counts(Partition(parts, torch.zeros(1, 2)), torch.tensor([0, 1, 0]), 2)
-    array([[2, 0],
-           [0, 1]])
-    """
+    """Count the samples of each client and class, int64 [clients, classes]."""
     parts = partition.parts
     rows = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     cells = rows * classes + labels[parts.samples].cpu()

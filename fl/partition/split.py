@@ -72,11 +72,7 @@ class Parts(Sequence[Tensor]):
 
     @cached_property
     def largest(self) -> int:
-        """The number of samples of the client that has most; 0 without clients.
-
-        >>> Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).largest
-        2
-        """
+        """The number of samples of the client that has most; 0 without clients."""
         return max(self.sizes.tolist(), default=0)
 
     def __len__(self) -> int:
@@ -139,10 +135,6 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
     """Split each client's samples at random into training, validation and test samples.
 
     A part whose share is 0 is empty. The other parts, and training, have one sample at least.
-
-    Args:
-        parts: `Parts`, or any sequence of index tensors.
-        valid, test: shares of each client's samples.
 
     Raises:
         FLError: for shares that leave nothing to train on, to all clients or to one.

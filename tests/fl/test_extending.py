@@ -21,9 +21,9 @@ from fl.analysis.groups import others
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.plugins import declared
-from fl.data import DATASETS, TEXTS
+from fl.data import LOADERS
 from fl.partition import KINDS, Kind
-from fl.settings.fields import DataSettings, PartitionOptions
+from fl.settings.fields import PartitionOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,7 +204,7 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
 
 
 def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
-    names = {"data": {*DATASETS, *TEXTS}, "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
+    names = {"data": LOADERS.keys(), "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
     known = set()
     for file in (ROOT / "fl").rglob("*.py"):
         where = file.relative_to(ROOT)
@@ -227,9 +227,6 @@ class Loose:
 
 
 def test_a_partition_cannot_hide_a_setting(monkeypatch):
-    class Good(DataSettings):
-        """With another setting beside it."""
-
     monkeypatch.setitem(KINDS, "mine", Kind(KINDS["iid"].deal, Options()))
     with pytest.raises(FLError, match="--partition mine cannot have an option 'samples'"):
 
@@ -257,27 +254,16 @@ def test_a_column_cannot_have_the_name_of_a_result(monkeypatch):
         others()
 
 
-def test_a_file_that_declares_something_else_is_named(tmp_path, monkeypatch):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/__init__.py").touch()
-    (tmp_path / "mine/__main__.py").write_text("raise AssertionError")
-    (tmp_path / "mine/one.py").write_text("KIND = 1")
-    (tmp_path / "mine/other.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert declared("mine", "KIND", int) == {"one": 1}
-    with pytest.raises(FLError, match=r"mine\.one: KIND must be a str, got 1"):
-        declared("mine", "KIND", str)
-
-
-def test_a_file_may_declare_several_and_none_twice(tmp_path, monkeypatch):
+def test_a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, monkeypatch):
     (tmp_path / "ours").mkdir()
-    (tmp_path / "ours/__init__.py").touch()
-    (tmp_path / "ours/many.py").write_text("KIND = {'b': 2, 'a': 1}")
-    (tmp_path / "ours/more.py").write_text("KIND = 3\nTWICE = {'many': 4}")
-    (tmp_path / "ours/most.py").write_text("TWICE = {'many': 5}")
+    files = {"many": "KIND = {'b': 2, 'a': 1}", "more": "KIND = 3\nTWICE = {'many': 4}", "most": "TWICE = {'many': 5}"}
+    for name, text in {**files, "__init__": "", "__main__": "raise AssertionError", "other": ""}.items():
+        (tmp_path / f"ours/{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert [*declared("ours", "KIND", int).items()] == [("a", 1), ("b", 2), ("more", 3)]
-    with pytest.raises(FLError, match=r"ours\.many: KIND\['b'\] must be a str, got 2"):
-        declared("ours", "KIND", str)
-    with pytest.raises(FLError, match=r"ours\.most: TWICE\['many'\]: there is another one of this name"):
-        declared("ours", "TWICE", int)
+    for name, kind, message in (
+        ("KIND", str, r"ours\.many: KIND\['b'\] must be a str, got 2"),
+        ("TWICE", int, r"ours\.most: TWICE\['many'\]: there is another one of this name"),
+    ):
+        with pytest.raises(FLError, match=message):
+            declared("ours", name, kind)

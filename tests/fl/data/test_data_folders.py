@@ -86,33 +86,6 @@ def test_bad_leaf_files_are_named(tmp_path):
     assert "files are damaged (femnist/test/b.json: " in complaint("femnist", tmp_path)
 
 
-@pytest.mark.slow
-def test_real_femnist_is_as_leaf_has_it(data_root):
-    if not (data_root / "femnist").exists():
-        pytest.skip("no FEMNIST")
-    femnist = data.load("femnist", data_root)
-    assert femnist.classes == 62
-    for part, x, y, owners in (
-        ("train", femnist.x, femnist.y, femnist.owners),
-        ("test", femnist.test_x, femnist.test_y, None),
-    ):
-        documents = [json.loads(file.read_bytes()) for file in (data_root / "femnist" / part).glob("*.json")]
-        counts = {u: n for doc in documents for u, n in zip(doc["users"], doc["num_samples"])}
-        writers = sorted(counts)
-        assert x.shape == (sum(counts.values()), 1, 28, 28)
-        in_order = torch.arange(len(writers)).repeat_interleave(torch.tensor([counts[writer] for writer in writers]))
-        owners = in_order if owners is None else owners  # of the test part nothing reads them
-        assert len(y) == len(owners) == len(x)
-        assert owners.bincount().tolist() == [counts[writer] for writer in writers]
-        middle = len(writers) // 2
-        user_data = next(doc["user_data"] for doc in documents if writers[middle] in doc["users"])[writers[middle]]
-        assert y[owners == middle].tolist() == user_data["y"]
-        floats = x[owners == middle].flatten(1).double() / 255
-        torch.testing.assert_close(floats, torch.tensor(user_data["x"], dtype=torch.float64), atol=0.5 / 255, rtol=0)
-    assert femnist.x[:, 0, 0].float().mean() > 240  # a white background
-    assert femnist.y.unique().tolist() == list(range(62))
-
-
 # Tiny-ImageNet
 
 
@@ -152,14 +125,6 @@ def test_tiny_imagenet_numbers_sorted_wnids(tiny):
     assert (colours[::2] - expected).abs().max() <= 3  # JPEG
     assert torch.equal(colours[1::2], shade[:, None].expand(200, 3))  # grey ones became RGB
     assert (loaded.test_x[:, 0, 32, 32] - loaded.test_y).abs().max() <= 3
-
-
-def test_missing_tiny_imagenet_tells_files_and_address(tmp_path):
-    message = complaint("tiny-imagenet", tmp_path)
-    assert "cs231n.stanford.edu/tiny-imagenet-200.zip" in message
-    assert data.tiny_imagenet.URL.startswith("https://")
-    for file in ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_annotations.txt"):
-        assert f"tiny-imagenet-200/{file}" in message
 
 
 def test_bad_files_of_tiny_imagenet_are_named(tiny):
@@ -212,5 +177,5 @@ def test_tiny_imagenet_is_unpacked_from_its_archive(tiny, tmp_path, monkeypatch)
     assert torch.equal(loaded.x, data.load("tiny-imagenet", tiny).x)
 
     monkeypatch.setattr(tiny_imagenet, "URL", (tmp_path / "nowhere.zip").as_uri())
-    with pytest.raises(FLError, match="download failed"):
+    with pytest.raises(FLError, match=r"missing .*wnids.txt, .*val_annotations.txt; download failed .*comes from"):
         data.load("tiny-imagenet", tmp_path / "empty")

@@ -1,14 +1,15 @@
-"""Every data set but digits: on small files of the same form, and on the real ones where there are some."""
+"""Images: on small files of the same form, and on the real ones where there are some."""
 
-import json
 import struct
 
 import numpy as np
 import pytest
 import torch
 from data_files import complaint, pixels, write_cifar100
+from sklearn.datasets import load_digits
 
 from fl import data
+from fl.base.errors import FLError
 
 
 def write_idx(path, array):
@@ -124,7 +125,6 @@ def test_cifar100_has_fine_and_coarse_labels(cifar100):
         ("cifar100", "fine_labels", [0], "1 labels for 2 images"),
         ("cifar100-coarse", "coarse_labels", [0, 20], "labels from 0 to 20 where 0 to 19 are valid"),
         ("cifar100-coarse", "coarse_labels", [0], "1 labels for 2 images"),
-        ("cifar100-coarse", "coarse_labels", None, ""),
     ],
 )
 def test_bad_labels_of_cifar100_are_told(cifar100, name, key, labels, what):
@@ -140,36 +140,73 @@ def test_the_damaged_file_of_cifar100_is_named(cifar100):
     assert "missing cifar-100-python/meta; download is off" in complaint("cifar100-coarse", root)
 
 
-def test_pickles_of_coarse_labels_run_no_code(cifar100):
-    root = cifar100(test={"coarse_labels": json.loads})  # a function, which a pickle holds by its name
-    message = complaint("cifar100-coarse", root)
-    assert "files are damaged (cifar-100-python/test: json.loads has no place in a file of arrays)" in message
-
-
 # all of them
 
 
-def test_names_and_imports():
-    names = "digits cifar10 cifar100 cifar100-coarse emnist-balanced emnist-byclass emnist-digits emnist-letters"
-    assert {*names.split(), "fashion-mnist", "femnist", "mnist", "tiny-imagenet"} <= data.DATASETS.keys()
-    assert {"pydoc", "shakespeare", "wikitext-2", "wikitext-2-valid", "text:FILE"} <= data.TEXTS.keys()
-    assert (next(iter(data.DATASETS)), [*data.TEXTS][-1]) == ("digits", "text:FILE")
-    from fl.data import DATASETS, Dataset, default_root, load
-
-    assert (DATASETS, Dataset, default_root, load) == (data.DATASETS, data.Dataset, data.default_root, data.load)
+def test_names():
+    names = "cifar10 cifar100 cifar100-coarse emnist-balanced emnist-byclass emnist-digits emnist-letters fashion-mnist"
+    assert [*data.LOADERS][:2] == ["digits", "pydoc"]  # which need no files
+    rest = "femnist mnist shakespeare tiny-imagenet wikitext-2 wikitext-2-valid text:FILE"
+    assert [*data.LOADERS][2:] == [*names.split(), *rest.split()]
 
 
-@pytest.mark.parametrize("name", sorted(set(data.DATASETS) - {"digits"}))
+@pytest.mark.parametrize("name", [name for name in data.LOADERS if name not in ("digits", "pydoc", "text:FILE")])
 def test_every_set_says_what_is_missing(tmp_path, name):
     message = complaint(name, tmp_path)
     assert "missing" in message
     assert "Expected there: " in message
 
 
-@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("fashion-mnist", 10)])
-def test_real_sets_are_balanced(data_root, name, classes):
-    loaded = data.load(name, data_root, download=False)
-    assert (loaded.x.dtype, loaded.y.dtype) == (torch.uint8, torch.int64)
-    assert loaded.y.bincount().tolist() == [len(loaded.y) // classes] * classes
-    assert loaded.test_y.bincount().tolist() == [1000] * classes
-    assert loaded.owners is None
+def test_digits_are_scikit_learn_s_each_once():
+    digits = data.load("digits")
+    everything = torch.cat([digits.x, digits.test_x]).flatten(1)
+    assert digits.x.dtype is torch.uint8
+    assert digits.test_x.shape == (360, 1, 8, 8)
+    expected = torch.from_numpy(load_digits().data).byte()
+    assert sorted(everything.tolist()) == sorted(expected.tolist())
+    assert torch.bincount(digits.test_y).tolist() == pytest.approx([36] * 10, abs=2)  # stratified
+    floats = digits.normalise(digits.x)
+    assert (floats.min().item(), floats.max().item()) == (-1.0, 1.0)
+
+
+@pytest.mark.slow
+def test_cifar10_is_torchvision_s(data_root):
+    from torchvision.datasets import CIFAR10
+    from torchvision.transforms.functional import normalize, to_tensor
+
+    cifar = data.load("cifar10", data_root, download=False)
+    assert cifar.x.shape == (50000, 3, 32, 32)
+    assert cifar.test_x.shape == (10000, 3, 32, 32)
+    original = CIFAR10(data_root, train=True)
+    for i in (0, 777, 49999):
+        image, label = original[i]
+        expected = normalize(to_tensor(image), [0.5] * 3, [0.5] * 3)
+        torch.testing.assert_close(cifar.normalise(cifar.x[i]), expected, rtol=1e-5, atol=1e-6)
+        assert cifar.y[i] == label
+
+
+def test_fashion_mnist_is_torchvision_s(data_root):
+    from torchvision.datasets import FashionMNIST
+
+    fashion = data.load("fashion-mnist", data_root, download=False)
+    assert fashion.x.shape == (60000, 1, 28, 28)
+    assert torch.bincount(fashion.test_y).tolist() == [1000] * 10
+    original = FashionMNIST(data_root, train=False)
+    assert torch.equal(fashion.test_x[5, 0], original.data[5])
+
+
+def test_a_damaged_file_is_told_from_a_missing_one(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for file in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]:
+        (folder / file).write_bytes(b"not a batch")
+    with pytest.raises(FLError, match="files are damaged"):
+        data.load("cifar10", tmp_path, download=False)
+
+
+def test_unknown_names_and_the_folder_of_the_environment(monkeypatch, tmp_path):
+    with pytest.raises(FLError, match=r"there are digits, pydoc, cifar10, .*, text:FILE, and module:function"):
+        data.load("imagenet")
+    monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path))
+    with pytest.raises(FLError, match=str(tmp_path)):
+        data.load("cifar10", download=False)

@@ -20,7 +20,7 @@ from fl.base.rng import Rng, draw
 from fl.data import Dataset
 from fl.data.__main__ import main as look
 from fl.federation import Federation, LocalTraining
-from fl.partition import Parts, Split, Splits, clusters, dirichlet, hold_out, iid, natural, shards
+from fl.partition import Parts, Split, Splits, deal, hold_out
 from fl.partition.unlabelled import _unequal
 from fl.run import main
 from fl.runs.evaluate import score_clients, summarise_clients
@@ -67,7 +67,8 @@ def test_iid_deals_as_client_by_client(n, clients, unequal, seed):
     if n < clients:
         return
     y = torch.zeros(n)
-    assert_same(iid(y, clients, 0, rng(seed), unequal), slow.iid(n, clients, rng(seed), unequal))
+    parts, _ = deal(y, "iid", clients, rng(seed), minimum=0, unequal=unequal)
+    assert_same(parts, slow.iid(n, clients, rng(seed), unequal))
 
 
 @given(st.integers(1, 300), st.floats(1, 6), seeds)
@@ -76,17 +77,18 @@ def test_unequal_sizes_are_mended_as_one_by_one(clients, mean, seed):
     assert _unequal(n, clients, rng(seed)).tolist() == slow.unequal(n, clients, rng(seed)).tolist()
 
 
-@given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 10), seeds)
+@given(st.integers(40, 400), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 10), seeds)
 def test_dirichlet_deals_as_client_by_client(n, clients, classes, alpha, seed):
     y = labels(n, classes, seed)
-    assert_same(dirichlet(y, clients, alpha, 0, rng(seed)), slow.dirichlet(y.numpy(), clients, alpha, rng(seed)))
+    parts, _ = deal(y, "dirichlet", clients, rng(seed), minimum=0, alpha=alpha)
+    assert_same(parts, slow.dirichlet(y.numpy(), clients, alpha, rng(seed)))
 
 
 @given(st.integers(400, 900), st.integers(1, 40), st.integers(1, 8), st.floats(0.01, 1), seeds)
 def test_shards_deal_as_client_by_client(n, clients, classes, share, seed):
     y = labels(n, classes, seed)
     try:
-        parts = shards(y, clients, share, 1, rng(seed))
+        parts, _ = deal(y, "shards", clients, rng(seed), minimum=1, class_share=share)
     except FLError:
         return
     assert_same(parts, slow.shards(y.numpy(), clients, share, rng(seed)))
@@ -95,14 +97,16 @@ def test_shards_deal_as_client_by_client(n, clients, classes, share, seed):
 @given(st.sampled_from([((3,), (2,)), ((2,), (8,)), ((5,), (1,)), ((2, 3), (1, 2))]), st.integers(5, 30), seeds)
 def test_clusters_deal_as_client_by_client(levels, clients, seed):
     y = labels(500, 8, seed)
-    parts, _ = clusters(y, clients, *levels, 0, rng(seed))
+    counts, classes = levels
+    parts, _ = deal(y, "clusters", clients, rng(seed), minimum=0, clusters=counts, cluster_classes=classes)
     assert_same(parts, slow.clusters(y.numpy(), clients, *levels, rng(seed)))
 
 
 @given(st.integers(1, 5), seeds)
 def test_natural_deals_as_client_by_client(clients, seed):
     owners = labels(300, 6, seed)
-    assert_same(natural(owners, clients, 1, rng(seed)), slow.natural(owners.numpy(), clients, 1, rng(seed)))
+    parts, _ = deal(owners, "natural", clients, rng(seed), minimum=1, owners=owners)
+    assert_same(parts, slow.natural(owners.numpy(), clients, 1, rng(seed)))
 
 
 @given(ragged)
@@ -242,7 +246,7 @@ def test_a_round_costs_the_same_among_a_million_clients():
 
 def test_clients_are_nothing_but_indices():
     y = labels(60_000, 10, 0)
-    splits = hold_out(iid(y, 10_000, 1, rng()), 0.2, 0.2, rng())
+    splits = hold_out(deal(y, "iid", 10_000, rng(), minimum=1).parts, 0.2, 0.2, rng())
     held = [t for parts in (splits.train, splits.valid, splits.test) for t in (parts.samples, parts.offsets)]
     assert sum(t.untyped_storage().nbytes() for t in held) == 8 * (60_000 + 3 * 10_001)
     view = splits[7].train
@@ -252,7 +256,11 @@ def test_clients_are_nothing_but_indices():
 def test_a_million_clients_are_dealt_out_in_seconds():
     """No work is done client by client, which would be a call each at least."""
     y, made = torch.zeros(3 * MILLION), []
-    assert calls_of(lambda: made.append(hold_out(iid(y, MILLION, 1, rng(), unequal=True), 0, 0, rng()))) < 1000
+
+    def million():
+        made.append(hold_out(deal(y, "iid", MILLION, rng(), minimum=1, unequal=True).parts, 0, 0, rng()))
+
+    assert calls_of(million) < 1000
     assert made[0].total == 3 * MILLION
     assert made[0].train.sizes.max() <= 2 * made[0].train.sizes.min()
 

@@ -6,7 +6,7 @@ import yaml
 from selection import some
 
 from fl import models
-from fl.algorithms import fedfa, heterofl
+from fl.algorithms import fedfa
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data.text import TextOptions
@@ -71,25 +71,19 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
 
 def test_methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypatch):
     fed, asked = make_federation(sizes=(8, 9), participants=1), []
-    search = architectures._by_score
-    monkeypatch.setattr(architectures, "_by_score", lambda *args: asked.append(args) or search(*args))
-    for _ in range(3):  # methods, each with every seed
-        for seed in (0, 1):
-            chosen(fed, seed=seed)
-    assert len(asked) == 2
-    for seed in range(40):
-        chosen(fed, weak=1.0, seed=seed)
-    assert len(architectures._CHOSEN) <= 32
-
-
-def test_the_real_score_chooses_the_same_again(make_federation):
-    fed = make_federation(sizes=(8, 9), participants=1)
-    specs = chosen(fed, weak=0.0)
+    real = architectures.zico
+    monkeypatch.setattr(architectures, "zico", lambda *args, **options: asked.append(1) or real(*args, **options))
+    first = [chosen(fed, weak=0.0, seed=seed) for seed in (0, 1)]
+    assert len(asked) == 2 * 2 * 4  # seeds, clients, candidates
+    assert [chosen(fed, weak=0.0, seed=seed) for seed in (0, 1)] == first
+    assert len(asked) == 16
     architectures._CHOSEN.clear()
-    assert specs == chosen(fed, weak=0.0)
+    assert chosen(fed, weak=0.0) == first[0]
+    other = replace(fed.data, x=fed.data.x.flip(0))
+    choose(ArchitectureOptions(**GRID, weak=0.0), BASE, other, fed.clients, 4, Rng(0))
+    assert len(asked) == 32  # of other data
     few = make_federation(sizes=(3, 2), participants=1)
     assert chosen(few, weak=0.0) == [Space(BASE, (0.5, 1.0), (1, (2, 1, 1))).smallest] * 2  # no two batches to compare
-    assert set(specs) <= set(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
 
 
 def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
@@ -111,8 +105,7 @@ def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
         chosen(fed, choose="budget", budgets=(9.0,), unit="parameters")
     for way in ({"choose": "cycle"}, {"choose": "random"}, {"choose": "budget", "budgets": (1e9, 5e4)}):
         honest, mixed = chosen(fed, **way), chosen(fed, {0, 2}, **way)
-        assert [mixed[0], mixed[2]] == [space[-1]] * 2
-        assert [mixed[1], *mixed[3:]] == [honest[1], *honest[3:]]
+        assert mixed == [space[-1], honest[1], space[-1], *honest[3:]]
 
 
 def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
@@ -125,7 +118,7 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     config = Config(
         algorithm=("fedfa",), model="preresnet20", width=0.125, clients=4, participants=2, architectures=options
     )
-    with pytest.raises(FLError, match=r"client 1 is refused: .* depth \(2, 1, 1\) \(announced: 1, 2\)"):
+    with pytest.raises(FLError, match=r"client 1 is refused: .* depth 2-1-1 \(announced: 1, 2\)"):
         build(replace(config, architectures=replace(options, mixed=False)))
     fed, _ = build(config)
     assert (fed.spec.width[0], fed.spec.depth) == (0.125, (2, 1, 2))
@@ -141,14 +134,12 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     ("text", "message"),
     [
         ("[{width: 0.5}, {width: 0.75}]", r"client 1 is refused: .*width 0.09375 \(announced: 0.0625, 0.125\)"),
-        ("[{width: 0.5, depth: 3}, {}]", r"client 0 is refused: .*depth 3 \(announced: 1, \(2, 1, 1\)\)"),
-        ("[{width: 0.5, depth: [1, 2]}, {width: 1}]", "client 0 is refused"),
-        ("[{width: -1, depth: 1}, {width: 1}]", "client 0 is refused"),
+        ("[{width: 0.5, depth: 3}, {}]", r"client 0 is refused: .*depth 3 \(announced: 1, 2-1-1\)"),
+        ("[{width: -1, depth: [1, 2]}, {width: 1}]", "client 0 is refused"),
         ("[{width: wide, depth: 1}, {depth: 1}]", "client 0 is refused"),
         ("[{depth: 1}]", "has 1 architectures, and there are 2 clients"),
         ("{width: 1}", "is no list of architectures: write"),
         ("[{widht: 1}, {}]", "is no list of architectures"),
-        ("[1, 2]", "is no list of architectures"),
         ("[", "cannot be read"),
         (None, "cannot be read: .*No such file"),
     ],
@@ -164,16 +155,12 @@ def test_files_that_are_refused(make_federation, tmp_path, text, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"choose": "best"}, "unknown --architectures.choose 'best': there are zico, cycle"),
-        ({"unit": "watts"}, "unknown --architectures.unit 'watts'"),
-        ({"weak": 1.5}, r"--architectures.weak .* got 1.5"),
         ({"choose": "cycle", "weak": 0.2}, "--architectures.weak is for --architectures.choose zico, not for cycle"),
         ({"budgets": (1.0,)}, "--architectures.budgets is for --architectures.choose budget"),
         ({"choose": "budget"}, "--architectures.choose budget needs --architectures.budgets"),
         ({"choose": "given"}, "--architectures.choose given needs --architectures.file"),
         ({"depths": ("two",)}, "--architectures.depths two: a depth is a number of blocks"),
         ({"depths": ("1-2",)}, "no such candidate"),
-        ({"widths": (0.0,)}, "--architectures.widths must be above 0, got 0.0"),
     ],
 )
 def test_options_that_are_refused_before_anything_is_loaded(options, message):
@@ -183,8 +170,7 @@ def test_options_that_are_refused_before_anything_is_loaded(options, message):
 
 
 def test_methods_with_one_model_refuse_architectures():
-    options = ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
-    config = Config(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=options)
+    config = Config(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=ArchitectureOptions((0.5, 1.0)))
     with pytest.raises(FLError, match=r"--architectures are for fedfa.*fedavg gives all clients one model"):
         config.check()
 
@@ -244,16 +230,12 @@ def test_clients_of_a_language_model():
         width=0.25, text=TextOptions(vocabulary=100, length=16), samples=40, architectures=options, dropout=0.0,
     )  # fmt: skip
     fed, algorithm = build(config)
-    server, rng = {"global": moved(fed.model)}, Rng(0, 1)
-    tokens = fed.data.test_x[:3]
+    server, tokens = {"global": moved(fed.model)}, fed.data.test_x[:3]
     for client in range(4):
         model = fed.fleet[client].spec.build().eval()
         model.load_state_dict(corner(server["global"], model))
         torch.testing.assert_close(algorithm.predict(server, tokens, client), model(tokens.long()))
     assert {fed.fleet[k].spec.depth for k in range(4)} == {(1,), (2,)}
-    after, trained = algorithm.round(server, [0, 3], rng)
-    assert trained.loss.isfinite().all()
-    assert not torch.equal(after["global"]["head.weight"], server["global"]["head.weight"])
 
 
 def test_scalers_divide_by_the_rate_against_the_global_model(make_federation):
@@ -262,7 +244,6 @@ def test_scalers_divide_by_the_rate_against_the_global_model(make_federation):
     fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, [spec, spec.scaled(0.5)] * 2))
     for client, rate in ((0, 1.0), (1, 0.5)):
         assert {m.rate for m in fed.fleet[client].model.modules() if isinstance(m, Scaler)} == {rate}
-    assert heterofl(fed).round({"global": fed.initial()}, [0, 1], Rng(0, 1))[1].loss.isfinite().all()
 
 
 def test_what_is_no_part_of_the_global_model_is_refused(make_federation):

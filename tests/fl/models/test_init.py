@@ -9,12 +9,15 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fl
 from fl import models
 from fl import run as cli
 from fl.analysis.weights import initial_model
 from fl.base.errors import FLError
+from fl.data import load
+from fl.models import custom_model
 from fl.models.init import Start, find, maker
 from fl.runs.folder import INITIAL, load_initial_weights, save_initial_weights
 from zoo.interop import TIMM
@@ -75,11 +78,9 @@ def test_another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
     model, start = begun(folder / "resnet.pth", name)
     head = next(n for n in start.left if n.endswith("weight"))
     assert torch.equal(model.state_dict()[head], drawn(name).state_dict()[head])
-    stem = next(iter(model.state_dict().values()))
-    assert torch.equal(stem, theirs.conv1.weight.sum(1, keepdim=True))
-    assert "stays as drawn" in start.told()
+    assert torch.equal(next(iter(model.state_dict().values())), theirs.conv1.weight.sum(1, keepdim=True))
+    assert "stays as drawn; " in start.told()
     assert "summed over its 3 input channels" in start.told()
-    assert "\n" not in start.told()
 
 
 @pytest.mark.slow
@@ -103,10 +104,7 @@ def test_the_model_s_own_weights_fit_at_its_width_and_at_full_width(cnn, tmp_pat
     save_file(narrow, tmp_path / "narrow.safetensors")
     again = begun(tmp_path / "narrow.safetensors", "cnn", width=0.5)[0].state_dict()
     assert all(torch.equal(again[name], narrow[name]) for name in narrow)
-
-
-def test_a_body_alone_is_enough(cnn, tmp_path):
-    save_file({n: t for n, t in cnn[1].items() if not n.startswith("fc2")}, tmp_path / "body.safetensors")
+    save_file({n: t for n, t in state.items() if not n.startswith("fc2")}, tmp_path / "body.safetensors")
     assert begun(tmp_path / "body.safetensors", "cnn")[1].left == ("fc2.weight", "fc2.bias")
 
 
@@ -114,6 +112,7 @@ def test_a_body_alone_is_enough(cnn, tmp_path):
     ("change", "message"),
     [
         (lambda s: s.pop("conv2.bias"), "it lacks conv2.bias"),
+        (lambda s: s.pop("fc2.bias"), "it lacks fc2.bias"),
         (lambda s: s.update(more=torch.ones(1)), "the model has no more"),
         (lambda s: s.update({"fc1.bias": torch.ones(3)}), r"shapes differ: fc1.bias \[3\] for \[512\]"),
         (lambda s: s.update({"fc2.bias": torch.ones(3)}), r"shapes differ: fc2.bias \[3\] for \[10\]"),
@@ -181,12 +180,8 @@ def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny", "convnext_tiny"])
 def test_timm_s_transformers_and_convnexts_are_taken(monkeypatch, name):
-    torch.manual_seed(0)
-    theirs = timm.create_model(TIMM[name]).eval()
-    real = timm.create_model
-    monkeypatch.setattr(
-        timm, "create_model", lambda name, pretrained=False, **options: theirs if pretrained else real(name, **options)
-    )
+    theirs, real = timm.create_model(TIMM[name]).eval(), timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *a, pretrained=False, **o: theirs if pretrained else real(*a, **o))
     model, start = begun("timm", name, num_classes=1000, in_channels=3, image_size=224)
     x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model.eval()(x), theirs(x), rtol=1e-3, atol=1e-4)
@@ -260,13 +255,66 @@ def test_weights_of_a_library_are_known_by_its_name(cnn, tmp_path):
         load_initial_weights(tmp_path, replace(TINY, init="torchvision"))
 
 
-@pytest.mark.slow
-def test_femam_s_later_levels_resume_bit_for_bit_without_the_file(cnn, tmp_path):
-    config = replace(TINY, algorithm="femam", init=str(cnn[0]), rounds=4, checkpoint_every=1)
-    config = replace(config, femam=replace(config.femam, levels=("global", "2", "personal"), level_rounds=(2, 1)))
-    fl.simulate(config, tmp_path / "whole")
-    fl.simulate(replace(config, rounds=1), tmp_path / "stopped")
-    cnn[0].unlink()
-    fl.simulate(config, tmp_path / "stopped", resume=True)
-    ends = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+class Net(nn.Module):
+    """For digits; `further` computes with the logits."""
+
+    def __init__(self, classes=10, hidden=12, further=False):
+        super().__init__()
+        self.body, self.head, self.further = nn.Linear(64, hidden), nn.Linear(hidden, classes), further
+
+    def forward(self, x):
+        logits = self.head(self.body(x.flatten(1)).relu())
+        return 2 * logits if self.further else logits
+
+
+def begun_own(net, model, folder, **changes):
+    """(state of a user's model that begins from a file of a network, the start, the state that it would draw)."""
+    save_file(net.state_dict(), folder / "net.safetensors")
+    spec = custom_model.describe("given", model, load("digits"), **changes)
+    start = find(str(folder / "net.safetensors"), spec)
+    drawn, state = (maker(spec, one)(torch.Generator().manual_seed(1)).state_dict() for one in (None, start))
+    return state, start, drawn
+
+
+def test_a_user_s_model_takes_its_own_names_at_full_and_at_half_width(tmp_path):
+    net = Net()
+    state = net.state_dict()
+    taken, start, _ = begun_own(net, Net, tmp_path)
+    assert all(torch.equal(taken[name], state[name]) for name in state)
+    assert start.left == ()
+    half, _, _ = begun_own(net, Net, tmp_path, width=0.5)
+    assert torch.equal(half["body.weight"], state["body.weight"][:6])
+    assert torch.equal(half["head.weight"], state["head.weight"][:, :6])
+
+
+@pytest.mark.parametrize("width", [1.0, 0.5])
+def test_a_user_s_classifier_for_other_classes_stays_as_drawn(tmp_path, width):
+    net = Net(classes=1000)
+    found, start, drawn = begun_own(net, Net, tmp_path, width=width)
+    assert start.left == ("head.weight", "head.bias")
+    assert torch.equal(found["head.weight"], drawn["head.weight"])
+    assert torch.equal(found["body.weight"], net.state_dict()["body.weight"][: int(12 * width)])
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (
+            Net(hidden=8),
+            Net,
+            r"--init .*net.safetensors does not fit model=Net: shapes .* body.weight \[8, 64\] for",
+        ),
+        (nn.Linear(64, 10), Net, "it lacks body.weight, body.bias; the model has no "),
+        (Net(classes=5), lambda: Net(further=True), r"shapes differ: head.weight \[5, 12\] for \[10, 12\]"),
+    ],
+)
+def test_weights_that_do_not_fit_a_user_s_model_are_refused(tmp_path, there, here, said):
+    with pytest.raises(FLError, match=said):
+        begun_own(there, here, tmp_path)
+
+
+def test_a_library_publishes_none_for_a_user_s_model():
+    with pytest.raises(FLError, match=r"timm publishes no weights for a model of your own .* --init FILE.pt"):
+        fl.build(fl.Config(init="timm", model="torch.nn:Identity"))
+    with pytest.raises(FLError, match=r"torchvision publishes no weights for a model of your own \(model=Net\)"):
+        find("torchvision", custom_model.describe("given", Net, load("digits")))

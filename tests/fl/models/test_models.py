@@ -1,5 +1,4 @@
 import copy
-from itertools import product
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
 
 
-@pytest.mark.parametrize(("name", "channels"), some(product(NAMES, (1, 3)), list(zip(NAMES, (1, 3)))))
+@pytest.mark.parametrize(("name", "channels"), [("timm:resnet18", 1), ("torchvision:resnet18", 3)])
 def test_channels_classes_and_width(name, channels):
     model = make(name, in_channels=channels, num_classes=7, width=0.5).eval()
     assert model(torch.zeros(2, channels, 8, 8)).shape == (2, 7)
@@ -45,11 +44,6 @@ def test_a_grey_image_does_what_three_equal_channels_would():
     images = torch.rand(2, 1, 8, 8, generator=generator)
     grey, colour = make(NAMES[1]).eval(), make(NAMES[1], in_channels=3).eval()
     torch.testing.assert_close(grey(images), colour(images.expand(2, 3, 8, 8)))
-
-
-def test_images_may_be_of_another_size_than_the_model_was_made_for():
-    model = make("timm:test_vit", image_size=32, in_channels=3)
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +67,6 @@ def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
     assert models.make_spec("vgg11", 10, dropout=0.0).dropout == 0
     with pytest.raises(FLError, match=r"--dropout 0\.1: cnn has no dropout to set"):
         models.make_spec("cnn", 10, dropout=0.1)
-
-
-def test_the_zoo_is_as_it_was():
-    import zoo
-
-    a, b = make("cnn", width=0.5), zoo.create("cnn", torch.Generator().manual_seed(0), **DIGITS, width=0.5)
-    assert all(torch.equal(x, y) for x, y in zip(state(a).values(), state(b).values()))
 
 
 @pytest.mark.parametrize(
@@ -137,24 +124,18 @@ def test_width_and_depth_may_be_single_numbers():
             *(f"--model {name} --backend {backend}" for name in NAMES for backend in ("loop", "vmap")),
             "--model timm:resnet18 --depth 1,2,1,1 --width 0.25",
             "--model resnet20 --width 0.25,0.25,0.5 --depth 1,2,1 --norm static_batch",
-            *(f"--model resnet18 --width 0.05 --norm static_batch --backend {name}" for name in ("loop", "vmap")),
             "--model resnet20_fedmr --width 0.1 --norm static_batch --backend vmap",  # has a norm that is not used
         ],
-        [
-            "--model resnet20 --width 0.25,0.25,0.5 --depth 1,2,1 --norm static_batch",
-            "--model resnet18 --width 0.05 --norm static_batch --backend loop",
-        ],
+        ["--model resnet20 --width 0.25,0.25,0.5 --depth 1,2,1 --norm static_batch"],
     ),
 )
 def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, flags):
     """With widths and depths by section; statistics of the static norm are in the checkpoint."""
-    flags = [*TINY, *flags.split(), "--out", str(tmp_path)]
+    flags = [*TINY, *flags.split(), "--out", str(tmp_path), "--name", "a"]
     assert cli.main([*flags, "--rounds", "1"]) == 0
-    (folder,) = tmp_path.iterdir()
-    config = Config.read(folder)
-    assert folder.name == f"fedmr-digits-{config.model.replace(':', '-')}-dirichlet0.5-seed0"
+    folder = tmp_path / "a"
     assert cli.main(["--resume", str(folder), "--rounds", "2"]) == 0
-    model, data = fl.load_model(folder), build(config)[0].data
+    model, data = fl.load_model(folder), build(Config.read(folder))[0].data
     with torch.no_grad():  # of one image alone
         alone = torch.cat([model(data.normalise(x)) for x in data.test_x.split(1)])
     accuracy = (alone.argmax(1) == data.test_y).double().mean().item()

@@ -13,7 +13,7 @@ from fl.base.errors import FLError
 from fl.data import Dataset, load
 from fl.figures.clients import partition_map
 from fl.figures.style import save
-from fl.partition import KINDS, clusters, counts, deal, dirichlet, hold_out, iid, natural, shards
+from fl.partition import KINDS, counts, deal, hold_out
 from fl.partition.classes import _shared_out, nested
 from fl.runs.assembly import build
 from fl.settings import Config
@@ -27,26 +27,13 @@ def balanced(n, classes=10):
     return torch.arange(n) % classes
 
 
-@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 99))
-def test_iid_deals_out_everything_evenly(n, clients, seed):
-    if n < clients:
-        return
-    parts = iid(balanced(n), clients, 1, np.random.default_rng(seed))
-    assert_partition(parts, n)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@settings(max_examples=40)
-@given(st.integers(200, 1000), st.integers(1, 15), st.floats(0.05, 100), st.integers(0, 99))
-def test_dirichlet_deals_out_everything_with_the_minimum(n, clients, alpha, seed):
-    parts = dirichlet(balanced(n), clients, alpha, 1, np.random.default_rng(seed))
-    assert_partition(parts, n)
-    assert min(map(len, parts)) >= 1
+def dealt(y, kind, clients, minimum=1, seed=0, **options):
+    return deal(y, kind, clients, np.random.default_rng(seed), minimum=minimum, **options).parts
 
 
 def label_shares(alpha, clients=20, n=20000):
     y = balanced(n)
-    parts = dirichlet(y, clients, alpha, 10, np.random.default_rng(0))
+    parts = dealt(y, "dirichlet", clients, 10, alpha=alpha)
     return torch.stack([torch.bincount(y[part], minlength=10) / len(part) for part in parts]), parts
 
 
@@ -68,50 +55,34 @@ def test_full_clients_get_no_more():
         assert counts[:last].sum() < n / clients
 
 
-def test_the_same_seed_gives_the_same_split():
-    a, b, other = (dirichlet(balanced(500), 5, 0.5, 5, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    assert any(len(x) != len(y) for x, y in zip(a, other, strict=True))
-
-
 @settings(max_examples=25, deadline=None)
-@given(st.data(), st.integers(1, 40), st.integers(0, 12), st.floats(0.001, 0.2), st.integers(0, 99))
+@given(st.data(), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 0.2), st.integers(0, 99))
 def test_whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients, minimum, alpha, seed):
-    n = data.draw(st.integers(max(2, clients * minimum - 3), clients * minimum + 60))
+    n = data.draw(st.integers(max(clients, clients * minimum - 3), clients * minimum + 60))
     if n < clients * minimum:
         with (
             unittest.mock.patch("fl.partition.dirichlet._draw", side_effect=AssertionError),
             pytest.raises(FLError, match=f"{n} samples cannot give {clients} clients {minimum} each"),
         ):
-            dirichlet(balanced(n), clients, alpha, minimum, np.random.default_rng(seed))
+            dealt(balanced(n), "dirichlet", clients, minimum, seed, alpha=alpha)
         return
-    parts = dirichlet(balanced(n), clients, alpha, minimum, np.random.default_rng(seed))
+    parts = dealt(balanced(n), "dirichlet", clients, minimum, seed, alpha=alpha)
     assert_partition(parts, n)
     assert min(map(len, parts)) >= minimum
 
 
 def test_samples_move_to_small_clients_from_the_largest_and_this_is_told(caplog):
     y, many = balanced(6000), 200
-    parts = dirichlet(y, many, 0.05, 10, np.random.default_rng(3))
+    parts = dealt(y, "dirichlet", many, 10, 3, alpha=0.05)
     assert "200 clients 10 samples each in none of 200 draws: " in caplog.text
     moved = int(re.search(r"([\d,]+) of 6,000 samples were moved", caplog.text)[1].replace(",", ""))
     rng = np.random.default_rng(3)
-    before = [dirichlet(y, many, 0.05, 0, rng) for _ in range(200)][-1]  # as it was drawn
+    before = [deal(y, "dirichlet", many, rng, minimum=0, alpha=0.05) for _ in range(200)][-1].parts  # as it was drawn
     lost = [len(set(old.tolist()) - set(new.tolist())) for old, new in zip(before, parts)]
     assert sum(lost) == moved == parts.moved == (10 - before.sizes).clamp(min=0).sum()
     for old, new, gone in zip(before, parts, lost):
         assert len(new) == max(len(old) - gone, 10)
         assert not gone or len(new) >= parts.sizes.max() - 1  # only the largest give
-    again = dirichlet(y, many, 0.05, 10, np.random.default_rng(3))
-    assert torch.equal(parts.samples, again.samples)
-
-
-def test_an_alpha_of_nothing_and_too_few_samples_are_refused():
-    with pytest.raises(FLError, match="above 0"):
-        dirichlet(balanced(1000), 5, 0.0, 1, np.random.default_rng(0))
-    for split in (lambda *a: iid(*a), lambda labels, k, least, rng: dirichlet(labels, k, 1.0, least, rng)):
-        with pytest.raises(FLError, match="fewer clients"):
-            split(balanced(30), 5, 10, np.random.default_rng(0))
 
 
 @given(st.lists(st.integers(4, 40), min_size=1, max_size=6), st.floats(0.05, 0.4), st.floats(0.05, 0.4))
@@ -128,17 +99,17 @@ def test_hold_out_splits_each_client_without_loss(sizes, valid, test):
         assert len(split.test) == max(1, round(test * len(part)))
 
 
-def test_without_shares_all_is_training_data():
+def test_shares_of_nothing_and_impossible_ones():
     (split,) = hold_out([torch.arange(5)], 0, 0, np.random.default_rng(0))
     assert (len(split.train), len(split.valid), len(split.test)) == (5, 0, 0)
-
-
-@pytest.mark.parametrize(("valid", "test"), [(-0.1, 0), (0.5, 0.5), (0, 1.0)])
-def test_impossible_shares_are_refused(valid, test):
-    with pytest.raises(FLError, match="below 1"):
-        hold_out([torch.arange(5)], valid, test, np.random.default_rng(0))
-    with pytest.raises(FLError, match="too few"):
-        hold_out([torch.arange(2)], 0.4, 0.4, np.random.default_rng(0))
+    for valid, test, message in (
+        (-0.1, 0, "below 1"),
+        (0.5, 0.5, "below 1"),
+        (0, 1.0, "below 1"),
+        (0.4, 0.4, "too few"),
+    ):
+        with pytest.raises(FLError, match=message):
+            hold_out([torch.arange(2)], valid, test, np.random.default_rng(0))
 
 
 def assert_disjoint(parts, n):
@@ -150,14 +121,14 @@ def assert_disjoint(parts, n):
 
 @given(st.integers(50, 400), st.integers(1, 20), st.integers(0, 99))
 def test_unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
-    parts = iid(balanced(n), clients, 1, np.random.default_rng(seed), unequal=True)
+    parts = dealt(balanced(n), "iid", clients, 1, seed, unequal=True)
     assert_partition(parts, n)
     sizes = list(map(len, parts))
     assert max(sizes) <= 2 * min(sizes)
 
 
 def test_unequal_sizes_use_the_whole_range():
-    sizes = list(map(len, iid(balanced(60_000), 100, 1, np.random.default_rng(0), unequal=True)))
+    sizes = list(map(len, dealt(balanced(60_000), "iid", 100, unequal=True)))
     assert max(sizes) > 1.9 * min(sizes)
     assert len(set(sizes)) > 80
 
@@ -166,7 +137,7 @@ def test_unequal_sizes_use_the_whole_range():
 @given(st.integers(2, 30), st.integers(1, 40), st.floats(0.01, 1), st.integers(0, 99))
 def test_shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, clients, share, seed):
     y = balanced(clients * classes * 3, classes)
-    parts = shards(y, clients, share, 1, np.random.default_rng(seed))
+    parts = dealt(y, "shards", clients, 1, seed, class_share=share)
     assert_disjoint(parts, len(y))
     tables = torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
     assert set((tables > 0).sum(1).tolist()) == {max(1, round(share * classes))}
@@ -175,24 +146,13 @@ def test_shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, cli
     assert holders.max() - holders.min() <= 1
 
 
-def test_unequal_sizes_keep_the_minimum():
-    with pytest.raises(FLError, match="fewer than 10 each"):
-        iid(balanced(200), 20, 10, np.random.default_rng(0), unequal=True)
-    assert min(map(len, iid(balanced(400), 20, 10, np.random.default_rng(0), unequal=True))) >= 10
-
-
-def test_fedfa_s_shards_of_cifar10():
-    parts = shards(balanced(50_000), 100, 0.2, 10, np.random.default_rng(0))
-    assert {len(part) for part in parts} == {500}  # 2 of 10 classes, each held by 20 clients: 250 samples of each
-
-
 LEVELS = [(100, (2, 5, 9)), (100, (3, 6, 11)), (200, (4, 13, 21)), (200, (9, 15, 22))]
 
 
 @pytest.mark.parametrize(("classes", "counts"), LEVELS)
 def test_the_paper_s_levels_use_every_class_and_sample_once(classes, counts):
     y = balanced(classes * 100, classes)
-    parts, structure = clusters(y, 50, counts, (), 1, np.random.default_rng(0))
+    parts, structure = deal(y, "clusters", 50, np.random.default_rng(0), minimum=1, clusters=counts)
     assert_partition(parts, len(y))
     tables = torch.stack([torch.bincount(y[part], minlength=classes) for part in parts]) > 0
     assert [len(level.unique()) for level in structure] == list(counts)
@@ -219,7 +179,8 @@ def test_finer_clusters_lie_within_coarser_ones(counts, clients):
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(6, 20), st.integers(0, 99))
 def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
     y = balanced(12 * 60, 12)
-    parts, structure = clusters(y, clients, (count,), (each,), 1, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    parts, structure = deal(y, "clusters", clients, rng, minimum=1, clusters=(count,), cluster_classes=(each,))
     assert_disjoint(parts, len(y))
     tables = torch.stack([torch.bincount(y[part], minlength=12) for part in parts])
     for k in range(count):
@@ -231,28 +192,12 @@ def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
     assert tables.sum() == 60 * (used > 0).sum()
 
 
-def test_contiguous_clients_have_the_next_piece_each():
-    parts = deal(torch.zeros(11, 3), "contiguous", 4, np.random.default_rng(0), minimum=2).parts
-    assert torch.cat(list(parts)).tolist() == list(range(11))
-    assert [len(part) for part in parts] == [3, 3, 3, 2]
-    with pytest.raises(FLError, match="11 samples give 4 clients fewer than 3 each"):
-        deal(torch.zeros(11), "contiguous", 4, np.random.default_rng(0), minimum=3)
-
-
-def test_natural_clients_are_owners():
-    owners = torch.tensor([3, 0, 0, 3, 1, 3, 5])
-    parts = natural(owners, 2, 2, np.random.default_rng(0))
-    assert [part.tolist() for part in parts] == [[1, 2], [0, 3, 5]]
-    drawn = {tuple(len(p) for p in natural(owners, 3, 1, np.random.default_rng(seed))) for seed in range(20)}
-    assert len(drawn) > 1
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "contiguous"])
 def test_a_partition_is_a_function_of_its_seed(kind):
     y, owners = balanced(2000), torch.arange(2000) % 40
+    options = {"clusters": (2, 4), "cluster_classes": (3, 1)} if kind == "clusters" else {}
     first, again, other = (
-        deal(y, kind, 20, np.random.default_rng(seed), owners=owners, clusters=(2, 4), cluster_classes=(3, 1))
-        for seed in (0, 0, 1)
+        deal(y, kind, 20, np.random.default_rng(seed), owners=owners, **options) for seed in (0, 0, 1)
     )
     assert all(torch.equal(a, b) for a, b in zip(first.parts, again.parts, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first.parts, other.parts, strict=True))
@@ -264,6 +209,11 @@ def test_a_partition_is_a_function_of_its_seed(kind):
     ("call", "message"),
     [
         ({"kind": "random"}, "unknown partition 'random': there are clusters, contiguous, dirichlet"),
+        ({"kind": "iid", "clients": 1001}, "1,000 samples cannot be dealt out to 1,001 clients"),
+        ({"kind": "iid", "clients": 101}, "1000 samples give 101 clients fewer than 10 each"),
+        ({"kind": "iid", "clients": 80, "unequal": True}, "fewer than 10 each"),
+        ({"kind": "contiguous", "clients": 101}, "fewer than 10 each"),
+        ({"kind": "dirichlet", "alpha": 0.0}, "--alpha is a concentration above 0"),
         ({"kind": "natural"}, "whose samples have owners, such as femnist"),
         ({"kind": "natural", "owners": torch.zeros(1000).long()}, "1 of 1 owners have 10 samples or more"),
         ({"kind": "shards", "class_share": 0}, "--class-share is a share of the classes"),
@@ -287,39 +237,28 @@ def test_what_cannot_be_dealt_out_is_named(call, message):
 @pytest.mark.drawn
 def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
     y = balanced(1000)
-    for kind, options in (("clusters", {"clusters": (2, 5), "cluster_classes": (2, 1)}), ("iid", {})):
-        partition = deal(y, kind, 10, np.random.default_rng(0), **options)
-        table = counts(partition, y, 10)
-        assert table.sum(1).tolist() == [len(part) for part in partition.parts]
-        save(partition_map(partition, y, 10, kind), tmp_path / f"{kind}.png")
-        assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(FLError, match="figures are not written as"):
-        save(partition_map(partition, y, 10, ""), tmp_path / "a.txt")
+    partition = deal(y, "clusters", 10, np.random.default_rng(0), clusters=(2, 5), cluster_classes=(2, 1))
+    expected = [torch.bincount(y[part], minlength=10).tolist() for part in partition.parts]
+    assert counts(partition, y, 10).tolist() == expected
+    save(partition_map(partition, y, 10, "clusters"), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pooled_data_are_tested_on_what_clients_hold_out(tmp_path):
+def test_pooled_data_are_tested_on_what_clients_hold_out():
     """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
-    config = Config(
-        pool_test_set=True, samples=1500, partition="iid", local_valid=0.1, local_test=0.2, algorithm=("fedavg",)
-    )
-    config.check()
+    shares = {"local_valid": 0.1, "local_test": 0.2}
+    config = Config(pool_test_set=True, samples=1500, partition="iid", algorithm=("fedavg",), **shares)
     fed, _ = build(config)
-    assert fed.clients.total == 1500
     every = torch.cat([part.samples for part in (fed.clients.train, fed.clients.valid, fed.clients.test)])
-    assert len(every.unique()) == 1500
+    assert len(every.unique()) == len(every) == fed.clients.total == 1500
     assert torch.equal(fed.data.test_x, fed.data.x[fed.clients.test.samples])
     assert torch.equal(fed.data.test_y, fed.data.y[fed.clients.test.samples])
     whole = load("digits")
-    sampled = whole.pooled().sampled(1500)
     rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
-    assert {row.tobytes() for row in sampled.x.flatten(1).numpy()} <= rows
-    assert torch.equal(sampled.x, whole.pooled().sampled(1500).x)
-    for wrong, said in (
-        ({"local_test": 0.0}, "--pool-test-set leaves no test set"),
-        ({"samples": -1}, "--samples must be 0"),
-    ):
-        with pytest.raises(FLError, match=said):
-            replace(config, **wrong).check()
+    assert {row.tobytes() for row in fed.data.x.flatten(1).numpy()} <= rows
+    assert torch.equal(fed.data.x, whole.pooled().sampled(1500).x)
+    with pytest.raises(FLError, match="--pool-test-set leaves no test set"):
+        replace(config, local_test=0.0).check()
     with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):
         whole.sampled(2000)
 
