@@ -266,12 +266,12 @@ class Federation:
             models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
         cohort = Cohort(clients, models, starts)
         context = list(context or [{}] * k) if mixed else context or {}
-        each = self._masked(cohort, LocalObjective(objective, context, ascent, per_sample))
+        each = LocalObjective(objective, context, ascent, per_sample)
         passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
         for client, model in zip(clients, models):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data)
-        states, loss = (self._over_ranks if current().sharing else self._in_chunks)(cohort, each, rng)
+        states, loss = self._run(cohort, self._masked(cohort, each), rng)
         rows = self.attack.rows(clients) if self.attack else []
         sent = self._amplified(states, rows, cohort, each, rng) if rows else states
         received, arrived = drop_failed(sent, loss, starts, clients, [len(parts[c]) for c in clients], rng.round)
@@ -295,21 +295,20 @@ class Federation:
 
     def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:
         """What the clients send of whom those in these rows are malicious, and train on spoilt data as well."""
-        malicious, context = cohort.select(rows), select(each.context, rows)
-        if self.local.masked:  # their honest training does not see the classes that only the spoilt samples have
-            held = classes_held(self.attack.data, self.clients.train, malicious.clients)
-            context = with_entry(context, "held", held)
-        spoilt, each = replace(self, data=self.attack.data), each._replace(context=context)
-        train_spoilt = spoilt._over_ranks if current().sharing else spoilt._in_chunks
-        learnt, _ = train_spoilt(malicious, each, rng)
-        return self.attack.amplified(honest, malicious.states, learnt, rows, self.trainable)
+        spoilt, malicious = replace(self, data=self.attack.data), cohort.select(rows)
+        learnt, _ = spoilt._run(malicious, spoilt._masked(malicious, each.select(rows)), rng)
+        return self.attack.amplified(honest, malicious.states, learnt, rows, self.trainable.keys())
+
+    @property
+    def _run(self) -> Callable[[Cohort, LocalObjective, Rng], tuple[States, Tensor]]:
+        """How clients train here: `_in_chunks`, on several ranks if there are some."""
+        return self._over_ranks if current().sharing else self._in_chunks
 
     def _over_ranks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
         """As `_in_chunks`; every rank trains its share of the clients."""
 
         def some(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
-            context = select(each.context, rows)
-            states, losses = self._in_chunks(cohort.select(rows), each._replace(context=context), rng)
+            states, losses = self._in_chunks(cohort.select(rows), each.select(rows), rng)
             return list(zip(per_client(states), losses))
 
         parts = self.clients.train
@@ -322,17 +321,17 @@ class Federation:
         """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
         parts, k = [], len(cohort.clients)
         chunk = self.local.max_parallel_clients or k
-        with progress.cohort(k):
-            for first in range(0, k, chunk):
-                alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
-                for row in range(k)[first : first + chunk]:
-                    alike.setdefault(id(cohort.models[row]), []).append(row)
-                groups = []
-                for rows in alike.values():
-                    clients, model = [cohort.clients[row] for row in rows], cohort.models[rows[0]]
-                    starts, context = (select(entries, rows, stacked=True) for entries in (cohort.states, each.context))
-                    groups.append(self.group(model, starts, clients, each._replace(context=context), rng))
-                parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
+        progress.begin(k)
+        for first in range(0, k, chunk):
+            alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
+            for row in range(k)[first : first + chunk]:
+                alike.setdefault(id(cohort.models[row]), []).append(row)
+            groups = []
+            for rows in alike.values():
+                clients, starts = [cohort.clients[row] for row in rows], select(cohort.states, rows, stacked=True)
+                each_of_them = each.select(rows, stacked=True)
+                groups.append(self.group(cohort.models[rows[0]], starts, clients, each_of_them, rng))
+            parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
         return joined(parts, cohort.states)
 
     def group(self, model: nn.Module, starts: Stack, clients: Sequence[int], each: LocalObjective, rng: Rng) -> Group:
@@ -357,9 +356,7 @@ class Federation:
         """
         model = model or self.model
         state = {**state, **self.statistics(state, model)}
-        if self.local.augment.mask:  # a masked language model is asked about hidden tokens, here always the same ones
-            images = self.local.augment.masked(images, torch.zeros((), dtype=torch.int64, device=images.device))
-        return infer(model, state, self.data, images, self.local.precision)
+        return infer(model, state, self.data, self._hidden(images), self.local.precision)
 
     def predict_each(self, models: Stack, samples: Tensor) -> Tensor:
         """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
@@ -369,10 +366,14 @@ class Federation:
         Raises:
             RuntimeError: if the model has an operation that cannot be stacked.
         """
-        if self.local.augment.mask:
-            keys = torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
-            samples = self.local.augment.masked(samples, keys)
+        samples = self._hidden(samples, len(samples))
         return infer_each(self.model, models, self.data, samples, self.local.precision)
+
+    def _hidden(self, samples: Tensor, *models: int) -> Tensor:
+        """Samples as they are; of a masked language model, which is asked about hidden tokens, always the same ones."""
+        if not self.local.augment.mask:
+            return samples
+        return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
         """The running statistics of static batch norms, if the model has such norms and the state no statistics.

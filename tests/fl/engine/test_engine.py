@@ -17,8 +17,7 @@ from fl.engine import SGD, Job, Precision, check, train
 from fl.engine import vmap as vmap_backend
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy, proximal
-from fl.engine.optimizers import clipped
-from fl.engine.schedule import schedule
+from fl.engine.optimizers import clipped, schedule
 
 MODELS = [("cnn", None), ("cnn", "batch"), ("cnn", "group")]
 MODELS += [("resnet20", None), ("resnet20", "static_batch"), ("resnet20", "group"), ("resnet20", "none")]

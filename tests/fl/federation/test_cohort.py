@@ -30,7 +30,7 @@ def same(found, expected, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [[2, 0], [1, 2], [3], [0, 1, 2, 3], [1, 3]])
-def test_rows_are_selected_replaced_and_added_to(states, form, rows):
+def test_rows_are_selected_and_replaced(states, form, rows):
     own, every = states[form], states["list"]
     chosen = cohort.select(own, rows)
     same(chosen, [every[k] for k in rows], form)
@@ -38,9 +38,6 @@ def test_rows_are_selected_replaced_and_added_to(states, form, rows):
     new = [{name: tensor + 7 for name, tensor in every[k].items()} for k in rows]
     after = [new[rows.index(k)] if k in rows else state for k, state in enumerate(every)]
     same(cohort.replace_rows(own, rows, new if form == "list" else stack(new)), after, form)
-    steps = [{"w": 7 * torch.ones(2, 3)} for _ in rows]
-    after = [{**state, "w": after["w"]} for state, after in zip(every, after)]
-    same(cohort.add_to_rows(own, rows, steps if form == "list" else stack(steps)), after, form)
 
 
 @pytest.mark.parametrize("form", FORMS)
