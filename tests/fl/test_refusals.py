@@ -84,6 +84,11 @@ REFUSED = [
     ("run --fedmr.unit block", "no residual blocks"),
     ("run --fedmr.unit channel", "unknown --fedmr.unit 'channel'"),
     ("run --resume /nowhere", "no config.yaml"),
+    *((f"{command} {flags}", message) for command in ("run", "data") for flags, message in (
+        ("--partition iid --alpha 0.1", "--alpha is for --partition dirichlet, not for iid"),
+        ("--partition dirichlet --unequal", "--unequal is for --partition iid, not for dirichlet"),
+        ("--partition iid --cluster-classes 2", "--cluster-classes is for --partition clusters"),
+    )),
     ("run --attack.amplify 20", "--attack.amplify is for --attack.share above 0"),
     ("run --attack.kind trigger", "--attack.kind is for --attack.share above 0"),
     ("run --attack.share 0.5 --attack.target 3", "--attack.target is for --attack.kind trigger"),

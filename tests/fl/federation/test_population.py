@@ -1,30 +1,26 @@
-"""Clients are indices: how they are dealt out and drawn, who is there, and what they cost."""
+"""Clients are indices: how they are packed and drawn, who is there, and what they cost."""
 
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import slow_partition as slow
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fl
-from fl.algorithms import FedFAOptions, fedavg, fedfa
+from fl.algorithms import fedavg
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
-from fl.data.__main__ import main as look
 from fl.federation import Federation, LocalTraining
 from fl.federation.presence import Presence, make_presence
-from fl.models.fleet import make_fleet
-from fl.partition import Parts, Split, Splits, clusters, dirichlet, hold_out, iid, natural, shards
+from fl.partition import Parts, Split, Splits, hold_out, iid
 from fl.run import main
 from fl.runs.evaluate import score_clients
 from fl.settings import Config
-from zoo import Spec
 
 MILLION = 1_000_000
 ALWAYS = torch.iinfo(torch.int64).max
@@ -39,54 +35,6 @@ def labels(n, classes, seed):
     return torch.from_numpy(rng(seed).integers(classes, size=n))
 
 
-def assert_same_parts(parts, expected):
-    assert isinstance(parts, Parts)
-    assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
-    assert parts.samples.dtype == parts.offsets.dtype == torch.int64
-
-
-# Dealing out: the same, random numbers included, as client by client
-
-LEVELS = [((3,), (2,)), ((2,), (8,)), ((5,), (1,)), ((2, 3), (1, 2))]
-DEALT = {  # labels, clients, a share, a choice, rng -> parts, fast and slowly
-    "iid": (
-        lambda y, clients, share, choice, r: iid(y, clients, 0, r, choice % 2 > 0),
-        lambda y, clients, share, choice, r: slow.iid(len(y), clients, r, choice % 2 > 0),
-    ),
-    "dirichlet": (
-        lambda y, clients, share, choice, r: dirichlet(y, clients, share, 0, r),
-        lambda y, clients, share, choice, r: slow.dirichlet(y.numpy(), clients, share, r),
-    ),
-    "shards": (
-        lambda y, clients, share, choice, r: shards(y, clients, min(share, 1), 1, r),
-        lambda y, clients, share, choice, r: slow.shards(y.numpy(), clients, min(share, 1), r),
-    ),
-    "clusters": (
-        lambda y, clients, share, choice, r: clusters(y, clients, *LEVELS[choice], 0, r)[0],
-        lambda y, clients, share, choice, r: slow.clusters(y.numpy(), clients, *LEVELS[choice], r),
-    ),
-    "natural": (
-        lambda y, clients, share, choice, r: natural(y, clients, 1, r),
-        lambda y, clients, share, choice, r: slow.natural(y.numpy(), clients, 1, r),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", DEALT)
-@given(st.integers(1, 600), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 10), st.integers(0, 3), seeds)
-def test_partitions_deal_as_client_by_client(kind, n, clients, classes, share, choice, seed):
-    fast, slowly = DEALT[kind]
-    if kind == "clusters":  # they need enough classes and samples
-        n, classes, clients = n + 100, 8, clients + 4
-    y = labels(n, classes, seed)
-    assume(kind != "iid" or n >= clients)
-    try:
-        parts = fast(y, clients, share, choice, rng(seed))
-    except FLError:
-        assume(False)
-    assert_same_parts(parts, slowly(y, clients, share, choice, rng(seed)))
-
-
 ragged = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=30), min_size=1, max_size=8)
 shares = st.sampled_from([0, 0.1, 0.25, 0.3])
 
@@ -94,15 +42,18 @@ shares = st.sampled_from([0, 0.1, 0.25, 0.3])
 @given(ragged, shares, shares, seeds)
 def test_hold_out_is_that_of_every_client_on_its_own(lists, valid, test, seed):
     """Also for samples that are not sorted, and that several clients have, or one twice."""
-    parts = [torch.tensor(part) for part in lists]
-    try:
-        splits = hold_out(parts, valid, test, rng(seed))
-    except FLError:
-        assert any(sum(max(1, round(s * len(p))) for s in (valid, test) if s) >= len(p) for p in parts)
+    parts, sizes = [torch.tensor(part) for part in lists], []
+    for part in parts:
+        v, t = (max(1, round(share * len(part))) if share else 0 for share in (valid, test))
+        sizes.append((len(part) - v - t, v, t))
+    if min(n for n, _, _ in sizes) < 1:
+        with pytest.raises(FLError):
+            hold_out(parts, valid, test, rng(seed))
         return
-    expected = zip(*slow.hold_out(parts, valid, test, rng(seed)))
-    for part, other in zip((splits.train, splits.valid, splits.test), expected, strict=True):
-        assert_same_parts(part, other)
+    splits, draws = hold_out(parts, valid, test, rng(seed)), rng(seed)
+    for part, (n, v, t), split in zip(parts, sizes, splits, strict=True):
+        order = part[torch.from_numpy(draws.permutation(len(part)))] if v + t else part
+        assert [one.tolist() for one in split] == [one.sort().values.tolist() for one in order.split([n, v, t])]
 
 
 @given(ragged)
@@ -236,22 +187,6 @@ def test_a_run_says_how_many_samples_are_not_used(flags, said, tmp_path, caplog)
     assert bool(said) == any("unused" in line for line in lines)
 
 
-@pytest.mark.parametrize("command", [main, look])
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--partition", "iid", "--alpha", "0.1"], "--alpha is for --partition dirichlet, not for iid"),
-        (["--unequal"], "--unequal is for --partition iid, not for dirichlet"),
-        (["--partition", "iid", "--cluster-classes", "2"], "--cluster-classes is for --partition clusters"),
-    ],
-)
-def test_an_option_of_another_partition_is_refused(command, flags, message, capsys):
-    assert command(flags) == 2
-    _, err = capsys.readouterr()
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
     monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Config(alpha=0.1))
     monkeypatch.setattr(fl.settings.recipes.RECIPES["skewed"], "__doc__", "A recipe.")
@@ -318,47 +253,3 @@ def test_a_round_draws_from_those_who_are_there(make_federation):
             counts[drawn] += 1
         assert (counts[there] > 300 / len(there) * 0.6).all()
         assert always.sample(Rng(0, number)) == fed.sample(Rng(0, number))
-
-
-LARGE = Spec("preresnet20", 3, 1, 8, width=0.25, depth=(3, 1, 2), norm="static_batch")
-MEDIUM, SMALL = LARGE.scaled(0.5, (2, 1, 1)), LARGE.scaled(0.25, (1, 1, 1))
-
-
-def test_a_model_that_has_the_size_of_a_later_client_from_the_start_is_one_that_grows(make_federation):
-    """Run A has the global model of all clients from the start. Run B has that of the present ones, begins as its part
-    of A's initial model, and grows when the large client joins: `plan.embed(B, into=A's initial model)`. Until then B
-    is A's part, then both are equal, and so are all later rounds.
-    """
-    there, kinds = presence([1, 1, 1, 3], [ALWAYS] * 4), [SMALL, MEDIUM, SMALL]
-    feds = []
-    for spec in (LARGE, MEDIUM):
-        model = spec.build(torch.Generator().manual_seed(0)).double()
-        fleet = make_fleet(model, spec, [*kinds, spec])
-        feds.append(make_federation(model, spec=spec, fleet=fleet, presence=there, epochs=1))
-    large = feds[0]
-    grown = large.fleet[1].plan  # of the medium model, which holds all that are present, in the large one
-    a, b = (fedfa(fed, FedFAOptions(scale="norm")) for fed in feds)
-    start = large.initial()
-    one, two = {"global": start}, {"global": grown.extract(start)}
-
-    def assert_close(found, expected):
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
-
-    for number in (1, 2):
-        clients = large.sample(Rng(0, number))
-        assert set(clients) == {0, 1, 2}
-        (one, trained), (two, same) = (m.round(s, clients, Rng(0, number)) for m, s in ((a, one), (b, two)))
-        torch.testing.assert_close(trained.loss, same.loss, rtol=1e-9, atol=1e-11)
-        assert_close(two["global"], grown.extract(one["global"]))
-    full, mask = grown.embed(two["global"], into=start)
-    for name, tensor in full.items():
-        kept = ~mask[name]  # what no present client has keeps its initial values
-        assert torch.equal(one["global"][name][kept], start[name][kept])
-        assert not torch.equal(tensor, start[name])
-    assert_close(one["global"], full)
-    two = {"global": full}
-    for number in (3, 4):
-        (one, trained), (two, same) = (a.round(server, [3, 0, 1], Rng(0, number)) for server in (one, two))
-        torch.testing.assert_close(trained.loss, same.loss, rtol=1e-6, atol=1e-9)
-        assert_close(two["global"], one["global"])
