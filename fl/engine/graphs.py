@@ -123,7 +123,7 @@ class Kept:
         """The program for exactly what this group does; a new one, without captures, if there was none lately."""
         key = _meaning(group)
         if key not in self.programs:
-            stale = [other for other in self.programs if other[1] not in (key[1], id(None))]
+            stale = [other for other in self.programs if other[1] not in (key[1], id(None))]  # see `_meaning`
             if stale and group[0].per_sample is not None:
                 _wait(group[0].device)  # such values can be large, and earlier ones are not used again
                 for other in stale:

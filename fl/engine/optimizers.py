@@ -68,7 +68,7 @@ class Adam(NamedTuple):
     clip: float = 0.0
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """Return what the optimizer keeps from step to step, as it is before the first."""
+        """See `SGD.memory`."""
         first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
         return {"first": first, "second": second, "steps": [torch.zeros((), device=p.device) for p in params]}
 

@@ -119,8 +119,8 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """The mean of models, or several means, with the frozen parameters that the models have. These are equal, and
-        rounding would change them: a weighted sum of equal numbers can differ from them in its last bit.
+        """The mean of models, or several means, with the frozen parameters that the models have: a weighted sum of
+        equal numbers can differ from them in its last bit.
         """
         kept = {}
         for name in self.frozen.intersection(mean, models):  # which may be some layers' alone
@@ -149,9 +149,7 @@ class Federation:
         """K different clients of those who are there, drawn uniformly and in random order. They are the same for every
         method in the same round with the same seed.
         """
-        if self.presence is None:
-            return draw(len(self.clients), self.participants, rng.torch("sample"))
-        there = self.presence.at(rng.round)
+        there = self.presence.at(rng.round) if self.presence else range(len(self.clients))
         return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
 
     def average(
@@ -236,9 +234,8 @@ class Federation:
     ) -> ClientUpdate:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
-        A client whose loss or weights are no longer finite is dropped from the round: it keeps its start, its size
-        counts as 0, and a warning is logged. Malicious clients train a second time, on spoilt data, and send a mixture
-        of the two results. Updates are clipped if the defence says so.
+        A client whose loss or weights are no longer finite is dropped, see `drop_failed`. Malicious clients train a
+        second time, on spoilt data, and send a mixture of the two results. Updates are clipped if the defence says so.
 
         Args:
             starts: a stack [K, ...]; or a list of K states of several architectures, which train as if one by one.
@@ -347,7 +344,7 @@ class Federation:
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images
-        [N, C, H, W], [N, T, classes] for tokens [N, T], of which only a few fit at a time.
+        [N, C, H, W], [N, T, classes] for tokens [N, T].
 
         Static batch norms take the statistics of all training data, unless the state has some.
 
@@ -376,10 +373,8 @@ class Federation:
         return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """The running statistics of static batch norms, if the model has such norms and the state no statistics.
-
-        They take a pass over the data for each state. Those of the last state are kept, since they are usually needed
-        again.
+        """The running statistics of static batch norms, if the model has such norms and the state no statistics. They
+        take a pass over the data for each state; those of the last state are kept.
 
         Args:
             model: for a state of another architecture than the global one.
