@@ -79,11 +79,16 @@ def test_parts_of_different_clients_are_refused():
 # Drawing
 
 
-@given(st.one_of(st.integers(1, 300), st.integers(29_000, 31_000), st.just(MILLION)), st.data())
+@given(st.one_of(st.integers(1, 300), st.integers(29_000, 31_000)), st.data())
 def test_the_draw_is_the_start_of_a_permutation(n, data):
     k, seed = data.draw(st.integers(1, min(n, 300))), data.draw(st.integers(0, 2**32))
     expected = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:k].tolist()
     assert draw(n, k, torch.Generator().manual_seed(seed)) == expected
+
+
+def test_so_it_is_among_a_million():
+    expected = torch.randperm(MILLION, generator=Rng(3, 5).torch("sample"))[:50].tolist()
+    assert draw(MILLION, 50, Rng(3, 5).torch("sample")) == expected
 
 
 @given(st.integers(1, 2**40), st.data())
