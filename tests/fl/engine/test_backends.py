@@ -300,8 +300,8 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
     monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
     if where == "backward":
         monkeypatch.setattr(vmap_backend.torch.autograd, "grad", refuse(RuntimeError("LSE is not correctly aligned")))
-    for number in (1, 2):
-        found = trained(fed, "auto", number=number)
+    for number, clients in ((1, 4), (2, 3)):  # another choice has to be made in the second round
+        found = trained(fed, "auto", clients, number)
     monkeypatch.undo()
     loop = trained(fed, "loop", number=2)
     assert all(torch.equal(found.states[name], tensor) for name, tensor in loop.states.items())
