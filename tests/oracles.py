@@ -64,58 +64,39 @@ def match_norms(states, groups, q, masks=None):
     return factors
 
 
-def local_sgd(model, state, x, y, batches, lr, momentum, weight_decay=0.0, mu=0.0, nesterov=False, clip=0.0):
-    """One client with nothing but torch.optim.SGD on a deep copy. batches: index tensors. -> (state, mean loss)."""
+def local_training(model, state, x, y, batches, make, mu=0.0, clip=0.0):
+    """One client with nothing but an optimizer of torch.optim, made of parameters, on a deep copy.
+
+    Args:
+        batches: index tensors.
+
+    Returns: (state, mean loss)
+    """
     model = copy.deepcopy(model).train()
-    model.load_state_dict(state)
+    model.load_state_dict(state, strict=False)  # of tied tensors a state has one
     anchor = [p.detach().clone() for p in model.parameters()]
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
-    )
-    losses = []
+    optimizer, losses = make(model.parameters()), []
     for index in batches:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x[index]), y[index])
-        loss = loss + mu / 2 * sum(((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchor))
+        loss = loss + mu / 2 * sum(((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchor) if p.requires_grad)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(loss.item())
-    return {k: v.clone() for k, v in model.state_dict().items()}, float(np.mean(losses))
-
-
-def local_loader(model, state, x, y, orders, size, lr, momentum):
-    """One client as in every tutorial of PyTorch: a DataLoader, whose last batch holds what is left, and an optimizer.
-
-    Args:
-        x, y: the client's own samples. orders: for each epoch the order in which it takes them.
-    """
-    model = copy.deepcopy(model).train()
-    model.load_state_dict(state)
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum), []
-    samples = torch.utils.data.TensorDataset(x, y)
-    for order in orders:
-        for inputs, labels in torch.utils.data.DataLoader(samples, batch_size=size, sampler=order.tolist()):
-            optimizer.zero_grad()
-            loss = torch.nn.CrossEntropyLoss()(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
     return model.state_dict(), sum(losses) / len(losses)
 
 
-def epoch_batches(part, permutation, size):
+def epoch_batches(part, permutation, size, partial=False):
     """Batches of one epoch, sample by sample: the permutation over and over until the last batch is full."""
-    batches, row, position = [], [], 0
-    while position < len(part) or row:
-        row.append(part[permutation[position % len(part)]].item())
-        position += 1
-        if len(row) == size:
-            batches.append(torch.tensor(row))
-            row = []
-            if position >= len(part):
-                break
+    batches, position = [], 0
+    while position < len(part):
+        count = min(size, len(part) - position) if partial else size
+        batches.append(
+            torch.tensor([part[permutation[at % len(part)]].item() for at in range(position, position + count)])
+        )
+        position += count
     return batches
 
 

@@ -95,7 +95,8 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
             stack of their starting states; per-client inputs of the objective, tensors with a leading axis K in nested
             dicts, or None. None of it is changed.
         backend: one of `backend_names()`.
-        chosen: what `auto` has chosen before, which it keeps to on any machine that can; new choices are added.
+        chosen: what `auto` has chosen before, by the groups' numbers of clients and their work; it keeps to that on any
+            machine that can, and adds new choices.
 
     Raises:
         FLError: if the backend is unknown or cannot train this model on this device, and if the model draws random
@@ -105,12 +106,13 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
         if stack_size(starts) != len(job.batches.steps):
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
         check(backend, job.device, job.precision, job.batches.real is not None)
-    device = groups[0][0].device
-    chosen, what = {} if chosen is None else chosen, _size(groups) if backend == "auto" else ""
-    order = [backend] if backend != "auto" else _order(chosen.get(what), groups)
+    order, chosen, what = [backend], {} if chosen is None else chosen, ""
+    if backend == "auto":
+        what = " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
+        order = _order(chosen.get(what), groups)
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}
-    with _explained([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
+    with _explained([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, groups[0][0].device):
         for name in order:
             try:
                 done = BACKENDS[name](whole)
@@ -178,11 +180,6 @@ def ranked(groups: Sequence[Group]) -> list[str]:
     else:
         order = ["workers"] * (clients > 2 and torch.get_num_threads() > 1)
     return [*order, "loop"]
-
-
-def _size(groups: Sequence[Group]) -> str:
-    """The groups' numbers of clients and their work, by which a choice is remembered."""
-    return " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
 
 
 def _order(name: str | None, groups: Sequence[Group]) -> list[str]:

@@ -32,18 +32,21 @@ class Augment(NamedTuple):
     mask: float = 0.0
     token: int = 0
 
-    def __call__(self, samples: Tensor, key: Tensor) -> Tensor:
+    def __call__(self, samples: Tensor, key: Tensor, places: Tensor | None = None) -> Tensor:
         """Augmented samples.
 
         Args:
             samples: images [*leading, B, C, H, W] of any dtype, or tokens [*leading, B, T].
             key: int32 [*leading], that of each client's step.
+            places: where images are cut out; None: they are drawn here.
         """
         if self.mask:
             return self.masked(samples, key)
         if not self.moves:
             return samples
-        return self.cut(samples, self.draw(key, batch=samples.shape[-4], width=samples.shape[-1]))
+        if places is None:
+            places = self.draw(key, batch=samples.shape[-4], width=samples.shape[-1])
+        return self.cut(samples, places)
 
     @property
     def moves(self) -> bool:

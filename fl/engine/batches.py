@@ -39,10 +39,6 @@ class Step(NamedTuple):
     key: Tensor
     places: Tensor | None
 
-    def first(self, count: int) -> "Step":
-        """The same step of one client with its first samples only, which get the same random numbers."""
-        return Step(self.index[:count], self.key, None if self.places is None else self.places[:count])
-
 
 class Batches(NamedTuple):
     """What K clients train on in one round.
@@ -71,8 +67,9 @@ class Batches(NamedTuple):
 
     def own(self, k: int, s: int) -> Step:
         """The s-th step of the k-th client, with its real samples only."""
-        step = self.step(self.rows[k, s])
-        return step if self.real is None else step.first(self.real[k][s])
+        index, key, places = self.step(self.rows[k, s])
+        count = self.size if self.real is None else self.real[k][s]
+        return Step(index[:count], key, None if places is None else places[:count])
 
     @property
     def index(self) -> Tensor:

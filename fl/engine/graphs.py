@@ -97,10 +97,6 @@ class Program:
         self.slots: dict[int, Slot] = {}
         self.full = False  # whether memory has no room for another slot
 
-    def takes(self, place: int) -> bool:
-        """Whether a place has a slot, or may make one."""
-        return place in self.slots or not self.full
-
     def slot(self, place: int, group: Group, capture: Capture) -> Slot:
         """The slot of a place, with the clients of this round."""
         if place in self.slots:
@@ -115,11 +111,6 @@ class Program:
         name, count = type(group[0].model).__name__, len(self.slots)
         _log.warning("warning: memory holds %d graphs of %s: so many clients train side by side", count, name)
 
-    def release(self) -> None:
-        """Forget the round, so that its tensors can be freed."""
-        for slot in self.slots.values():
-            slot.job = slot.starts = slot.context = None
-
 
 class Kept:
     """The programs of one model that were used last."""
@@ -132,7 +123,7 @@ class Kept:
         """The program for exactly what this group does; a new one, without captures, if there was none lately."""
         key = _meaning(group)
         if key not in self.programs:
-            stale = [other for other in self.programs if other[1] not in (key[1], id(None))]
+            stale = [other for other in self.programs if other[1] not in (key[1], id(None))]  # see `_meaning`
             if stale and group[0].per_sample is not None:
                 _wait(group[0].device)  # such values can be large, and earlier ones are not used again
                 for other in stale:
@@ -240,7 +231,7 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
     queue = longest_first(groups)
 
     def work(place: int):
-        while ready := [one for one in queue if programs[one[0]].takes(place)]:
+        while ready := [(g, k) for g, k in queue if place in programs[g].slots or not programs[g].full]:
             # Clients whose architecture this place has captured come first: so there are as few captures as possible.
             g, k = next((one for one in ready if place in programs[one[0]].slots), ready[0])
             queue.remove((g, k))
@@ -267,8 +258,8 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
         while running:
             running = [worker for worker in running if next(worker, worker) is not worker]
     finally:
-        for program in programs:
-            program.release()
+        for slot in (slot for program in programs for slot in program.slots.values()):
+            slot.job = slot.starts = slot.context = None  # so that the round's tensors can be freed
     return results
 
 

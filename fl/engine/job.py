@@ -54,18 +54,11 @@ class Job:
 
     def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
         """The samples of a step, ready for the objective."""
-        index, augment = step.index, self.batches.augment
-        x, y = self.data.x[index], self.data.y[index]
-        if augment.moves:
-            x = augment.cut(x, step.places)
-        elif augment.mask:
-            x = augment.masked(x, step.key)
-        x = self.data.normalise(x, dtype)
+        x, y = self.data.x[step.index], self.data.y[step.index]
+        x = self.data.normalise(self.batches.augment(x, step.key, step.places), dtype)
         if self.precision.channels_last and x.ndim == 4:
             x = x.to(memory_format=torch.channels_last)  # contiguous() would leave gray images as they are
-        if self.per_sample is None:
-            return x, y
-        return x, y, self.per_sample[index]
+        return (x, y) if self.per_sample is None else (x, y, self.per_sample[step.index])
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
         """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""

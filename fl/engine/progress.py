@@ -14,7 +14,8 @@ def shown(listener: Callable[[float, int], None]) -> Iterator[None]:
     """Within it, call the listener with (clients done, clients of the cohort) whenever some are done, perhaps from
     another thread.
 
-    >>> with shown(lambda done, total: print(f"{done:g} of {total}")), cohort(3):
+    >>> with shown(lambda done, total: print(f"{done:g} of {total}")):
+    ...     begin(3)
     ...     count(1)
     ...     count(0.5)
     1 of 3
@@ -28,23 +29,16 @@ def shown(listener: Callable[[float, int], None]) -> Iterator[None]:
         _listener = before
 
 
-@contextmanager
-def cohort(clients: int) -> Iterator[None]:
-    """Within it, so many clients train, perhaps some of them at a time."""
+def begin(clients: int) -> None:
+    """A cohort of so many clients trains from now on, perhaps some of them at a time."""
     global _done, _total
-    before = _done, _total
     _done, _total = 0.0, clients
-    try:
-        yield
-    finally:
-        _done, _total = before
 
 
 def count(clients: float) -> None:
     """So many more clients are done; a part of one where all train side by side."""
     global _done
-    if _listener is None:
-        return
-    with _LOCK:
-        _done += clients
-        _listener(_done, _total)
+    if _listener is not None:
+        with _LOCK:
+            _done += clients
+            _listener(_done, _total)

@@ -56,10 +56,9 @@ def activation_bytes(model: nn.Module, data: Dataset) -> int:
     def note(module: nn.Module, given: tuple, made: object) -> None:
         if not isinstance(made, torch.Tensor):
             return
+        # A view of its input, or the input changed in place, takes no memory.
         if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
-            seen[storage_of(made)] = (
-                made.untyped_storage()
-            )  # a view of its input, or the input changed in place, takes no memory
+            seen[storage_of(made)] = made.untyped_storage()
 
     return sum(storage.nbytes() for storage in seen.values()) // 2 if _pretended(model, data, note) else 0
 

@@ -2,7 +2,7 @@
 (FedFA, equation 1).
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import AtLeast0, AtLeast1, Limits, Natural, OnlyWith, Share, check_values, one_of
 from fl.data import Dataset
-from fl.federation.cohort import States, add_to_rows, as_before, stacks
+from fl.federation.cohort import States, as_before, replace_rows, select, stacks
 from fl.partition import Splits
 
 _ATTACKED = OnlyWith("share", Limits(above=0))
@@ -58,9 +58,7 @@ class Attack:
         return [k for k, client in enumerate(clients) if client in self.malicious]
 
     @torch.no_grad()
-    def amplified(
-        self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: Container[str]
-    ) -> States:
+    def amplified(self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: Set[str]) -> States:
         """Equation 1: start + (honest - start) + lambda (spoilt - start) for the parameters of the malicious clients.
 
         Args:
@@ -73,11 +71,11 @@ class Attack:
         >>> attack.amplified(one(1.0), one(0.5), one(0.0), [0], {"w"})
         {'w': tensor([[0.]])}
         """
-        steps = [
-            {name: self.amplify * (tensor - before[name]) for name, tensor in after.items() if name in names}
-            for after, before in zip(stacks(spoilt), stacks(starts))
-        ]
-        return add_to_rows(honest, rows, as_before(spoilt, steps))
+        sent = []
+        for own, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(spoilt)):
+            learnt = names & own.keys()
+            sent.append(own | {name: own[name] + self.amplify * (after[name] - start[name]) for name in learnt})
+        return replace_rows(honest, rows, as_before(honest, sent))
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:

@@ -169,15 +169,14 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
         models = {name: tensor.index_select(0, chosen) for name, tensor in level.models.items()}
         rows = pad_sequence([rows for _, _, rows in some], batch_first=True)
         at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
+        reason = ""
         try:
             said = fed.predict_each(models, fed.data.x[rows])
         except Exception as error:  # one by one the models may work, or else raise it again
             reason = first_line(error)
             if not isinstance(error, torch.OutOfMemoryError):
                 _ALONE.add(fed.model)
-        else:
-            reason = ""
-        if reason:
+        if reason:  # out of the handler, which holds the memory of what failed
             _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)
             yield from _one_by_one(fed, level, groups[first:])
             return

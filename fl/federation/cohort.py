@@ -1,7 +1,5 @@
-"""The clients of a round: their classes, and their states in one of two forms.
-
-These are one stack if all have the same architecture, otherwise a list, and so are the objectives' inputs. Everything
-that has to know which of the two it is lies here.
+"""The clients of a round: their classes, and their states, which are one stack if all have the same architecture and
+otherwise a list, as are the objectives' inputs. Everything that has to know which of the two it is lies here.
 """
 
 from collections.abc import Sequence
@@ -46,16 +44,12 @@ def stacks(states: States) -> list[Stack]:
     >>> [each["w"].shape for each in stacks([{"w": torch.zeros(3)}, {"w": torch.zeros(2)}])]
     [torch.Size([1, 3]), torch.Size([1, 2])]
     """
-    if not isinstance(states, list):
-        return [states]
-    return [{name: tensor[None] for name, tensor in state.items()} for state in states]
+    return [tree_map(lambda tensor: tensor[None], state) for state in states] if isinstance(states, list) else [states]
 
 
 def as_before(states: States, changed: Sequence[Stack]) -> States:
     """Undo `stacks`: what became of the stacks of these states, in the form that the states have."""
-    if not isinstance(states, list):
-        return changed[0]
-    return [{name: tensor[0] for name, tensor in stack.items()} for stack in changed]
+    return [tree_map(lambda tensor: tensor[0], stack) for stack in changed] if isinstance(states, list) else changed[0]
 
 
 def per_client(states: States) -> list[State]:
@@ -94,19 +88,6 @@ def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
         return [replaced.get(k, state) for k, state in enumerate(states)]
     index = _index(rows, next(iter(states.values())).device)
     return {name: tensor.index_copy(0, index, new[name]) for name, tensor in states.items()}
-
-
-def add_to_rows(states: States, rows: Sequence[int], steps: States) -> States:
-    """Add steps to the states of some clients in a copy; tensors without a step stay as they are.
-
-    >>> add_to_rows({"w": torch.zeros(3, 1)}, [1], {"w": torch.ones(1, 1)})["w"].flatten()
-    tensor([0., 1., 0.])
-    """
-    if isinstance(states, list):
-        moved = [{name: states[k][name] + step for name, step in some.items()} for k, some in zip(rows, steps)]
-        return replace_rows(states, rows, [states[k] | some for k, some in zip(rows, moved)])
-    index = _index(rows, next(iter(states.values())).device)
-    return states | {name: states[name].index_add(0, index, step) for name, step in steps.items()}
 
 
 def with_entry(context: Any, name: str, values: Tensor) -> Any:

@@ -19,9 +19,8 @@ def drop_failed(
 ) -> tuple[States, tuple[int, ...]]:
     """Give clients whose loss or weights are no longer finite their start back, and the size 0.
 
-    A client whose numbers are huge and still finite stays in.
-
-    Waits for the device, once in a round in which nobody fails. A warning names the clients and the round.
+    Numbers that are huge and still finite are no failure. A warning names the clients and the round. Waits for the
+    device, once in a round in which nobody fails.
 
     Args:
         loss: of each client [K].
@@ -41,19 +40,15 @@ def drop_failed(
     kept = (loss.isfinite() & fine).tolist()
     if all(kept):
         return states, tuple(sizes)
-    lost = [client for client, keep in zip(clients, kept) if not keep]
     if not any(kept):
         saved = " What came before is saved." if round > 1 else ""
         raise Diverged(
-            f"training diverged: in round {round} loss or weights of every client ({len(lost)}) became infinite "
+            f"training diverged: in round {round} loss or weights of every client ({len(kept)}) became infinite "
             f"or not a number.{saved} Start a new run with a smaller --lr, or a --clip such as 1"
         )
-    _log.warning(
-        "warning: round %d: client%s %s dropped: loss or weights became infinite or not a number",
-        round,
-        "s" * (len(lost) > 1),
-        ", ".join(map(str, lost)),
-    )
+    lost = [str(client) for client, keep in zip(clients, kept) if not keep]
+    who = f"client{'s' * (len(lost) > 1)} {', '.join(lost)}"
+    _log.warning("warning: round %d: %s dropped: loss or weights became infinite or not a number", round, who)
     return restored(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))
 
 

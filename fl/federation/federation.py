@@ -119,8 +119,8 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """The mean of models, or several means, with the frozen parameters that the models have. These are equal, and
-        rounding would change them: a weighted sum of equal numbers can differ from them in its last bit.
+        """The mean of models, or several means, with the frozen parameters that the models have: a weighted sum of
+        equal numbers can differ from them in its last bit.
         """
         kept = {}
         for name in self.frozen.intersection(mean, models):  # which may be some layers' alone
@@ -149,9 +149,7 @@ class Federation:
         """K different clients of those who are there, drawn uniformly and in random order. They are the same for every
         method in the same round with the same seed.
         """
-        if self.presence is None:
-            return draw(len(self.clients), self.participants, rng.torch("sample"))
-        there = self.presence.at(rng.round)
+        there = self.presence.at(rng.round) if self.presence else range(len(self.clients))
         return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
 
     def average(
@@ -236,9 +234,8 @@ class Federation:
     ) -> ClientUpdate:
         """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
 
-        A client whose loss or weights are no longer finite is dropped from the round: it keeps its start, its size
-        counts as 0, and a warning is logged. Malicious clients train a second time, on spoilt data, and send a mixture
-        of the two results. Updates are clipped if the defence says so.
+        A client whose loss or weights are no longer finite is dropped, see `drop_failed`. Malicious clients train a
+        second time, on spoilt data, and send a mixture of the two results. Updates are clipped if the defence says so.
 
         Args:
             starts: a stack [K, ...]; or a list of K states of several architectures, which train as if one by one.
@@ -266,12 +263,12 @@ class Federation:
             models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
         cohort = Cohort(clients, models, starts)
         context = list(context or [{}] * k) if mixed else context or {}
-        each = self._masked(cohort, LocalObjective(objective, context, ascent, per_sample))
+        each = LocalObjective(objective, context, ascent, per_sample)
         passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
         for client, model in zip(clients, models):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data)
-        states, loss = (self._over_ranks if current().sharing else self._in_chunks)(cohort, each, rng)
+        states, loss = self._run(cohort, self._masked(cohort, each), rng)
         rows = self.attack.rows(clients) if self.attack else []
         sent = self._amplified(states, rows, cohort, each, rng) if rows else states
         received, arrived = drop_failed(sent, loss, starts, clients, [len(parts[c]) for c in clients], rng.round)
@@ -295,21 +292,20 @@ class Federation:
 
     def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:
         """What the clients send of whom those in these rows are malicious, and train on spoilt data as well."""
-        malicious, context = cohort.select(rows), select(each.context, rows)
-        if self.local.masked:  # their honest training does not see the classes that only the spoilt samples have
-            held = classes_held(self.attack.data, self.clients.train, malicious.clients)
-            context = with_entry(context, "held", held)
-        spoilt, each = replace(self, data=self.attack.data), each._replace(context=context)
-        train_spoilt = spoilt._over_ranks if current().sharing else spoilt._in_chunks
-        learnt, _ = train_spoilt(malicious, each, rng)
-        return self.attack.amplified(honest, malicious.states, learnt, rows, self.trainable)
+        spoilt, malicious = replace(self, data=self.attack.data), cohort.select(rows)
+        learnt, _ = spoilt._run(malicious, spoilt._masked(malicious, each.select(rows)), rng)
+        return self.attack.amplified(honest, malicious.states, learnt, rows, self.trainable.keys())
+
+    @property
+    def _run(self) -> Callable[[Cohort, LocalObjective, Rng], tuple[States, Tensor]]:
+        """How clients train here: `_in_chunks`, on several ranks if there are some."""
+        return self._over_ranks if current().sharing else self._in_chunks
 
     def _over_ranks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
         """As `_in_chunks`; every rank trains its share of the clients."""
 
         def some(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
-            context = select(each.context, rows)
-            states, losses = self._in_chunks(cohort.select(rows), each._replace(context=context), rng)
+            states, losses = self._in_chunks(cohort.select(rows), each.select(rows), rng)
             return list(zip(per_client(states), losses))
 
         parts = self.clients.train
@@ -322,17 +318,17 @@ class Federation:
         """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
         parts, k = [], len(cohort.clients)
         chunk = self.local.max_parallel_clients or k
-        with progress.cohort(k):
-            for first in range(0, k, chunk):
-                alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
-                for row in range(k)[first : first + chunk]:
-                    alike.setdefault(id(cohort.models[row]), []).append(row)
-                groups = []
-                for rows in alike.values():
-                    clients, model = [cohort.clients[row] for row in rows], cohort.models[rows[0]]
-                    starts, context = (select(entries, rows, stacked=True) for entries in (cohort.states, each.context))
-                    groups.append(self.group(model, starts, clients, each._replace(context=context), rng))
-                parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
+        progress.begin(k)
+        for first in range(0, k, chunk):
+            alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
+            for row in range(k)[first : first + chunk]:
+                alike.setdefault(id(cohort.models[row]), []).append(row)
+            groups = []
+            for rows in alike.values():
+                clients, starts = [cohort.clients[row] for row in rows], select(cohort.states, rows, stacked=True)
+                each_of_them = each.select(rows, stacked=True)
+                groups.append(self.group(cohort.models[rows[0]], starts, clients, each_of_them, rng))
+            parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
         return joined(parts, cohort.states)
 
     def group(self, model: nn.Module, starts: Stack, clients: Sequence[int], each: LocalObjective, rng: Rng) -> Group:
@@ -348,7 +344,7 @@ class Federation:
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images
-        [N, C, H, W], [N, T, classes] for tokens [N, T], of which only a few fit at a time.
+        [N, C, H, W], [N, T, classes] for tokens [N, T].
 
         Static batch norms take the statistics of all training data, unless the state has some.
 
@@ -357,9 +353,7 @@ class Federation:
         """
         model = model or self.model
         state = {**state, **self.statistics(state, model)}
-        if self.local.augment.mask:  # a masked language model is asked about hidden tokens, here always the same ones
-            images = self.local.augment.masked(images, torch.zeros((), dtype=torch.int64, device=images.device))
-        return infer(model, state, self.data, images, self.local.precision)
+        return infer(model, state, self.data, self._hidden(images), self.local.precision)
 
     def predict_each(self, models: Stack, samples: Tensor) -> Tensor:
         """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
@@ -369,16 +363,18 @@ class Federation:
         Raises:
             RuntimeError: if the model has an operation that cannot be stacked.
         """
-        if self.local.augment.mask:
-            keys = torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
-            samples = self.local.augment.masked(samples, keys)
+        samples = self._hidden(samples, len(samples))
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
-    def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """The running statistics of static batch norms, if the model has such norms and the state no statistics.
+    def _hidden(self, samples: Tensor, *models: int) -> Tensor:
+        """Samples as they are; of a masked language model, which is asked about hidden tokens, always the same ones."""
+        if not self.local.augment.mask:
+            return samples
+        return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
-        They take a pass over the data for each state. Those of the last state are kept, since they are usually needed
-        again.
+    def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
+        """The running statistics of static batch norms, if the model has such norms and the state no statistics. They
+        take a pass over the data for each state; those of the last state are kept.
 
         Args:
             model: for a state of another architecture than the global one.

@@ -25,8 +25,9 @@ def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precis
     """Compute the logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
     model.eval()
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
+    chunk = _CHUNK if samples.device.type != "cpu" else min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
     with arithmetic(precision, samples.device):
-        batches = _batches(data, state, samples.split(_chunk(samples)), precision)
+        batches = _batches(data, state, samples.split(chunk), precision)
         return torch.cat([functional_call(model, state, x) for x in batches])
 
 
@@ -55,12 +56,6 @@ def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precis
     parts = upload(index, data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
     with arithmetic(precision, data.x.device):
         return collect_statistics(model, _batches(data, state, (data.x[part] for part in parts), precision), state)
-
-
-def _chunk(samples: Tensor) -> int:
-    if samples.device.type != "cpu":
-        return _CHUNK
-    return min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
 
 
 def _batches(data: Dataset, state: State, pieces: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:

@@ -8,17 +8,12 @@ from fl.base.torch_private import tree_flatten, version_of
 
 
 class LastValue:
-    """The value that was computed last, and what it was computed from: its source.
+    """The value that was computed last, and what it was computed from: its source, which stays in memory with it.
 
     A source is a tensor, or dicts, lists and tuples of tensors and other objects. It is still the same if each of its
     tensors is the same object, and nothing was written to it since, which PyTorch counts; other objects have to be
-    equal. Contents are not compared: that would read every weight, and wait for a GPU. So a copy of a tensor, or a new
-    view of it, is another source, and costs no more than computing the value again. Tensors made in inference mode
-    have no such count; nothing is remembered of them.
-
-    Tensors are held, and not just their ids: the id of a tensor that is gone may be given to a new one. A source
-    therefore stays in memory until the next value is kept. (Weak references would free it earlier, but not the value,
-    which is as large, and objects that have some cannot be pickled.)
+    equal. Contents are not compared, which would read every weight, and wait for a GPU: a copy of a tensor, or a new
+    view, is another source. Tensors made in inference mode have no such count; nothing is remembered of them.
 
     >>> import torch
     >>> last, weights = LastValue(), {"w": torch.zeros(2)}
@@ -32,7 +27,7 @@ class LastValue:
     """
 
     def __init__(self) -> None:
-        self._source: tuple[list, list, Any] | None = None
+        self._source: tuple[list, list, Any] | None = None  # not just ids: that of a tensor that is gone is used again
         self._value: Any = None
 
     def of(self, source: Any) -> Any:
@@ -41,9 +36,8 @@ class LastValue:
             return None
         leaves, versions, structure = self._source
         new, same = tree_flatten(source)
-        if structure != same or not all(map(_same, leaves, new)) or versions != _versions(new):
-            return None
-        return self._value
+        unchanged = structure == same and all(map(_same, leaves, new)) and versions == _versions(new)
+        return self._value if unchanged else None
 
     def keep(self, source: Any, value: Any) -> Any:
         """Remember the value, and return it."""

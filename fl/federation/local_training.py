@@ -1,5 +1,6 @@
 """How clients train on their own data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ from fl.engine import SGD, Optimizer, Precision, check
 from fl.engine.augment import Augment
 from fl.engine.batches import LAST_BATCHES, filled
 from fl.engine.objectives import Ascent, Objective, cross_entropy
-from fl.engine.schedule import Schedule
+from fl.engine.optimizers import Schedule
+from fl.federation.cohort import select
 from fl.partition.split import Parts
 
 
@@ -23,7 +25,7 @@ class LocalTraining:
         epochs: passes of a client over its samples in a round.
         batch_size: samples of a step; see `size_of_batches` for more than any client has.
         optimizer: what makes the steps; it starts afresh every round.
-        schedule: the factor of the learning rate in each round, see `fl.engine.schedule`.
+        schedule: the factor of the learning rate in each round, see `fl.engine.optimizers.schedule`.
         repeats: steps that a client makes on each of its batches.
         augment: how training samples are changed at random.
         masked: whether clients train with logits of 0 for the classes that they do not have
@@ -98,3 +100,7 @@ class LocalObjective(NamedTuple):
     context: Any = None
     ascent: Ascent | None = None
     per_sample: Tensor | None = None
+
+    def select(self, rows: Sequence[int], stacked: bool = False) -> "LocalObjective":
+        """That of some of the clients, by their positions in the cohort; see `fl.federation.cohort.select`."""
+        return self._replace(context=select(self.context, rows, stacked))

@@ -36,8 +36,8 @@ from fl.data import Dataset, Origin, TextOptions
 from fl.data import overview as data_sets
 from fl.engine import SGD, Adam, Optimizer, backend_names
 from fl.engine.batches import LAST_BATCHES
+from fl.engine.optimizers import SCHEDULES, Schedule, schedule
 from fl.engine.precision import NAMES as PRECISIONS
-from fl.engine.schedule import SCHEDULES, Schedule, schedule
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.federation.requirements import REQUIREMENTS

@@ -63,6 +63,12 @@ REFUSED = [
     ("run --name /tmp/x", "is not a plain name"),
     ("run --fedmr.unit block", "no residual blocks"),
     ("run --resume /nowhere", "no config.yaml"),
+    *((f"{command} {flags}", message) for command in ("run", "data") for flags, message in (
+        ("--partition iid --alpha 0.1", "--alpha is for --partition dirichlet, not for iid"),
+        ("--partition dirichlet --unequal", "--unequal is for --partition iid, not for dirichlet"),
+        ("--partition iid --cluster-classes 2", "--cluster-classes is for --partition clusters"),
+    )),
+    ("run --attack.amplify 20", "--attack.amplify is for --attack.share above 0"),
     ("run --attack.kind trigger", "--attack.kind is for --attack.share above 0"),
     ("run --defence.rule median --defence.trim 0.1", "--defence.trim is for --defence.rule trimmed"),
     ("recipe digit", "did you mean 'digits'?"),
