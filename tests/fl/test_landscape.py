@@ -1,4 +1,5 @@
 import csv
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import fl
 import zoo
 from fl import landscape
 from fl import run as cli
-from fl.analysis.landscape import grid, mean_loss, random_direction, rise, samples, surface
+from fl.analysis.landscape import Landscape, grid, mean_loss, random_direction, samples, surface
 from fl.runs import checkpoint
 from fl.runs.metrics import read
 from fl.settings import Config
@@ -80,7 +81,8 @@ def test_a_quadratic_has_its_known_surface(together):
     assert torch.allclose(values, 3 - a * (2 - 1) - b * 6 + (a**2 * 5 + b**2 * 9) / 2)
     inside = [(i, j) for i in range(5) for j in range(5) if 0 < axis[i] ** 2 + axis[j] ** 2 <= 1.5**2]
     rises = [(values[i, j] - 3).item() for i, j in inside]
-    assert rise(values, axis, 1.5) == pytest.approx((sum(rises) / len(rises), max(rises)))
+    found = Landscape("a", Path("a"), axis, values, 1)
+    assert found.rise() == pytest.approx((sum(rises) / len(rises), max(rises)))
     assert len(inside) == 12
 
 
@@ -154,7 +156,7 @@ def test_several_runs_stand_side_by_side(tmp_path, capsys):
         table = printed.partition("mean rise")[2].partition("\n\n")[0]
         (line,) = [line.split() for line in table.splitlines() if line.startswith(name)]
         assert [float(cell) for cell in line[1:]] == pytest.approx(
-            [values[1, 1].item(), *rise(values, grid(3, 0.5), 0.5)], abs=1e-4
+            [values[1, 1].item(), *Landscape(name, folder, grid(3, 0.5), values, 50).rise()], abs=1e-4
         )
         model = fl.load_model(folder / f"{name}-seed0")
         fed, _ = fl.build(Config.read(folder / f"{name}-seed0"))

@@ -12,7 +12,7 @@ from fl.analysis.weights import Compared, Member, ends, initial_model, measure, 
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.figures import coverage as coverage_file
-from fl.figures.coverage import coverage, coverage_maps, draw_coverage
+from fl.figures.coverage import coverage, coverage_maps
 from fl.figures.models import heat_maps, histograms
 from fl.runs import checkpoint
 from fl.runs.assembly import build
@@ -207,8 +207,7 @@ def test_plans_must_be_of_one_model():
         coverage_maps({"a": [one]}, "")
 
 
-@pytest.mark.drawn
-def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
+def test_coverage_maps_show_shares_of_the_width(monkeypatch):
     without, grafted = fleet()
     figure = coverage_maps({"before": without, "after": grafted}, "")
     left, right = figure.axes[:2]
@@ -231,5 +230,3 @@ def test_coverage_maps_show_shares_of_the_width(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage_file, "_NAMED", 5)
     labels = [label.get_text() for label in coverage_maps({"a": without}, "").axes[0].get_yticklabels()]
     assert labels == ["stem.conv", *(f"section{s}.{b}" for s in (1, 2, 3) for b in range(3)), "head"]
-    draw_coverage({"without grafting": without, "with grafting": grafted}, tmp_path / "c.png", "a run")
-    assert (tmp_path / "c.png").stat().st_size > 10_000
