@@ -90,10 +90,9 @@ def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look:
 
 
 def _band(
-    axis: Axes, at: Sequence[float], mean: Sequence[float], std: Sequence[float], color: str, ends: tuple[float, float]
+    axis: Axes, at: Sequence[float], mean: np.ndarray, std: np.ndarray, color: str, ends: tuple[float, float]
 ) -> None:
     """Draw a band of one standard deviation around a mean, within the ends of its values, such as 0 and 100 %."""
-    mean, std = np.asarray(mean), np.asarray(std)
     if std.any():
         axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
 
