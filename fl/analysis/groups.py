@@ -246,12 +246,11 @@ def write_results(option: str, found: Found, path: Path) -> None:
     """
     outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
     names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))
-    rows = []
+    rows: list[list[object]] = []
     for (text, method), runs in outcomes.items():
-        cells: list[object] = []
+        rows.append([text, method, len(runs)])
         for name in names:
             values = [run[name] for run in runs if name in run]
             mean, std = mean_and_spread(values) if values else ("", "")
-            cells += [mean, std if len(values) > 1 else ""]
-        rows.append([text, method, len(runs), *cells])
+            rows[-1] += [mean, std if len(values) > 1 else ""]
     write_csv(path, [option, "method", "seeds", *(f"{name}{end}" for name in names for end in ("", "_std"))], rows)

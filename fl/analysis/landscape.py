@@ -34,8 +34,8 @@ class Landscape:
 
     title: str
     folder: Path
-    axis: Tensor
-    values: Tensor
+    axis: Tensor  # float64 [P]
+    values: Tensor  # float64 [P, P], see `surface`
     samples: int
 
     @property
