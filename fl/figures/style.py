@@ -84,7 +84,11 @@ def _settle(axis: Axes, column: Column) -> None:
 
 
 def _within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
-    """Widen the ends of an axis until they are `span` apart, hardly beyond `bottom` and `top`."""
+    """Widen the ends of an axis until they are `span` apart, hardly beyond `bottom` and `top`.
+
+    >>> [round(end, 3) for end in _within(-0.4, 0.5, 0.02, 0, 1)]
+    [-0.018, 0.5]
+    """
     edge = _EDGE * max(span, high - low)
     bottom, top = bottom - edge, top + edge
     low, high = max(low, bottom), min(high, top)
