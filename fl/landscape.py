@@ -59,15 +59,11 @@ class Arguments:
     download: bool = True
     """download a data set that is missing"""
 
-    def check(self) -> None:
-        """Raise FLError for arguments that cannot be, before anything is computed."""
-        check_values(self)
-        grid(self.points, self.radius)
-
 
 def run(arguments: Arguments) -> int:
     """Measure, draw and print."""
-    arguments.check()
+    check_values(arguments)
+    axis = grid(arguments.points, arguments.radius)
     device = pick_device(arguments.device)
     runs = find_runs(arguments.folders)
     for one in runs:
@@ -88,11 +84,8 @@ def run(arguments: Arguments) -> int:
             )
     loaded = {one.origin(): one for one in settings}
     loaded = {origin: one.load().to(device) for origin, one in loaded.items()}
-    how = arguments.points, arguments.radius, arguments.part, arguments.samples, arguments.seed, arguments.together
-    found = [
-        landscape(run, title, loaded[run.config.origin()], *how, device=arguments.device)
-        for run, title in zip(runs, titles(runs))
-    ]
+    how = axis, arguments.part, arguments.samples, arguments.seed, arguments.together, arguments.device
+    found = [landscape(run, title, loaded[run.config.origin()], *how) for run, title in zip(runs, titles(runs))]
     what = f"{found[0].samples:,} {arguments.part} samples"
     print(f"cross entropy of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
     chance = math.log(loaded[settings[0].origin()].classes)

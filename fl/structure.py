@@ -41,16 +41,16 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Draw and print."""
     found = find(arguments.folders)
-    out = Path("structure.png") if arguments.out is None and not arguments.json else arguments.out
+    out = arguments.out or (None if arguments.json else Path("structure.png"))
     if out is not None:
         check_new(out)
         save(structure_maps(list(found.values())), out)
     if arguments.json:
         rows = {str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in found.items()}
         print(json.dumps(rows))
-        return 0
-    print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in found.items()))
-    print(f"\nfigure: {out}")
+    else:
+        print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in found.items()))
+        print(f"\nfigure: {out}")
     return 0
 
 

@@ -1,27 +1,72 @@
-"""The Python of the README and of docs/ runs as printed, and what pages name is there."""
+"""The README and docs/ hold true: their Python and commands run, what they name is there, and tables are the stored."""
 
+import argparse
+import csv
 import dataclasses
+import importlib
+import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import tyro
 import yaml
-from doc_pages import EXAMPLES, PAGES, ROOT, blocks
 from selection import some
+from torch.distributed.run import get_args_parser as torchrun_arguments
 
 import fl
 import surgery
 import zoo
+from fl.__main__ import COMMANDS
 from fl.algorithms import ALGORITHMS
 from fl.data import LOADERS
+from fl.settings import Config
+from fl.settings.command_line import parse
+from fl.sweep import command as parse_sweep
 from surgery.depth.adapters import BLOCKS
 from surgery.width.rules.registry import RULES
 from zoo.members import MEMBERS
 
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*TOP, *(ROOT / "docs").rglob("*.md")]}
+PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
 METHODS = dict(ALGORITHMS)
+EXAMPLES = ("NAME", "fedavgm", "squares", "mlp")
+"""What stands in the pages for a file that a reader adds."""
+FENCES = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A fence: its language, what is in it, and the fence of text after it, which is what it prints."""
+
+    language: str
+    code: str
+    output: str
+    line: int
+
+
+def blocks(text, *languages):
+    """The fences of these languages, in the order of the page."""
+    found = [Block(m[1], m[2], m[3] or "", text.count("\n", 0, m.start()) + 1) for m in FENCES.finditer(text)]
+    return [block for block in found if block.language in languages]
+
+
+def prose(text):
+    """A page without its fences."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+# Python
 
 
 @pytest.fixture
@@ -57,13 +102,13 @@ def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path)
 
 def assert_sound(name):
     """Predictions are numbers, also of batch norm; what attackers send and defences cut reaches the global model."""
-    after = {}
-    for case, settings in {
-        "plain": {},
-        "attacked": {"attack": fl.AttackOptions(0.5, 3.0)},
-        "clipped": {"defence": fl.Defence(clip=0.5)},
-        "median": {"defence": fl.Defence("median")},
-    }.items():
+    after = set()
+    for settings in (
+        {},
+        {"attack": fl.AttackOptions(0.5, 3.0)},
+        {"defence": fl.Defence(clip=0.5)},
+        {"defence": fl.Defence("median")},
+    ):
         config = fl.Config(
             algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participation=1.0,
             clients=4, partition="iid", samples=400, **settings,
@@ -74,8 +119,8 @@ def assert_sound(name):
             rng = fl.Rng(0, number)
             server, _ = algorithm.round(server, fed.sample(rng), rng)
         assert algorithm.predict(server, fed.data.test_x, None).isfinite().all()
-        after[case] = server["global"]["stem.conv.weight"]
-    assert len({tensor.sum().item() for tensor in after.values()}) == 4
+        after.add(server["global"]["stem.conv.weight"].sum().item())
+    assert len(after) == 4
 
 
 @pytest.mark.slow
@@ -91,16 +136,18 @@ def test_a_method_is_one_file(tmp_path):
     assert "fedavgm" in next(tmp_path.glob("runs/*/comparison.txt")).read_text()
 
 
+# What pages name
+
+
 def test_the_readme_is_short_and_has_the_two_commands():
     lines = PAGES["README.md"].splitlines()
     assert len(lines) <= 200
-    assert "pip install -e . && python -m fl.run" in lines
-    assert "pip install -e '.[dev]' && pytest" in lines
+    assert {"pip install -e . && python -m fl.run", "pip install -e '.[dev]' && pytest"} <= {*lines}
 
 
 def anchors(text):
     """The places of a page that links may name, as GitHub and the site make them of headings."""
-    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)", prose(text), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings]
     return {re.sub(r" +", "-", heading) for heading in plain}
 
@@ -118,15 +165,14 @@ def test_links_and_paths_lead_somewhere(page):
 
 
 def test_the_site_has_every_page():
-    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-
     def leaves(part):
         if isinstance(part, str):
             return {part}
         return set().union(*map(leaves, part.values() if isinstance(part, dict) else part))
 
     written = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
-    assert leaves(settings["nav"]) == written | {"index.md", "contributing.md", "changelog.md"}
+    shown = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert shown == written | {"index.md", "contributing.md", "changelog.md"}
 
 
 @pytest.mark.parametrize("package", [surgery, zoo, fl], ids=lambda package: package.__name__)
@@ -143,10 +189,207 @@ def test_the_pages_tell_of_every_method_and_option(name):
     options = dict(rows)[name]
     if inherits := re.search(r"those of (\w+)", options):
         options += dict(rows)[inherits[1].lower()]
-    told = set(re.findall(r"`(\w+)`", options))
-    assert told == {field.name for field in dataclasses.fields(METHODS[name].options or Nothing)}
+    there = METHODS[name].options
+    assert set(re.findall(r"`(\w+)`", options)) == {one.name for one in (dataclasses.fields(there) if there else ())}
 
 
-@dataclasses.dataclass
-class Nothing:
-    """The options of a method without any."""
+def test_every_picture_is_made_and_shown():
+    files = {path.stem for path in (ROOT / "docs/images").iterdir()}
+    shown = {name for text in PAGES.values() for name in re.findall(r"images/([\w.-]+)\.png\)", text)}
+    assert files == set(PICTURES) == shown
+
+
+# commands
+
+
+def split(line):
+    """The commands of a line, each as words, without comments and settings of the environment."""
+    for part in line.split(" && "):
+        if words := shlex.split(part, comments=True):
+            yield words[next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)) :]
+
+
+def commands(text):
+    """The commands of a page: in fences, and those in its text that begin with python."""
+    lines = []
+    for block in blocks(text, "sh", "console"):
+        code = block.code.replace("\\\n", " ")
+        lines += [line.removeprefix("$ ") for line in code.splitlines() if block.language == "sh" or line[:2] == "$ "]
+    lines += [" ".join(found.split()) for found in re.findall(r"`(python [^`]+)`", prose(text))]
+    return [words for line in lines for words in split(line)]
+
+
+EVERY = {tuple(words): page for page, text in PAGES.items() for words in commands(text)}
+EVERY = {words: page for words, page in EVERY.items() if not set(EXAMPLES) & {*",".join(words).split(",")}}
+EVERY |= {tuple(words): "docs/pictures.py" for picture in PICTURES.values() for words in split(picture.commands)}
+TOOLS = {"pytest", "ruff", "mypy", "mkdocs", ".ci/run", "export", "flwr", "flower-superlink", "flower-supernode"}
+"""Commands whose arguments are theirs."""
+
+
+class Parsed(Exception):
+    """The arguments were taken; nothing has run."""
+
+
+def main_of(name):
+    """What `python -m` calls in a module, or in a package."""
+    module = importlib.import_module(name)
+    return module.main if hasattr(module, "main") else importlib.import_module(f"{name}.__main__").main
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatch):
+    """Settings of runs pass their checks; other commands end when their arguments are parsed."""
+
+    def ending(parser):
+        def parsed(*args, **settings):
+            raise Parsed(parser(*args, **settings))
+
+        return parsed
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_module.py").write_text("import torch\n\nload = MyNet = torch.nn.Identity\n")
+    match words:
+        case ("python", "-m", "fl.run" | "fl.sweep", *arguments) if "--help" in arguments:
+            with pytest.raises(SystemExit, match="0"):
+                parse(arguments)
+        case ("python", "-m", "fl.sweep", *arguments) if "--resume" not in arguments:
+            for runs in parse_sweep(arguments)[0].runs(tmp_path).values():
+                for config in runs.values():
+                    config.check()
+        case ("python", "-m", "fl.run" | "fl.sweep", *arguments):
+            parse(arguments, read=lambda _: Config())[0].check()
+        case ("torchrun", *arguments):
+            given = torchrun_arguments().parse_args(arguments)
+            assert given.module
+            assert given.training_script == "fl.run"
+            parse(list(given.training_script_args), read=lambda _: Config())[0].check()
+        case ("python", "-m", "fl", *arguments):
+            assert not arguments or arguments[0] in COMMANDS
+        case ("python", "-m", module, *arguments):
+            main = main_of(module)
+            monkeypatch.setattr(tyro, "cli", ending(tyro.cli))
+            monkeypatch.setattr(argparse.ArgumentParser, "parse_args", ending(argparse.ArgumentParser.parse_args))
+            with pytest.raises(SystemExit if "--help" in words else Parsed):
+                main(arguments)
+        case ("python", "docs/pictures.py", *names):
+            assert set(names) <= {*PICTURES, "NAME..."}
+        case ("python", script, *arguments) if script.startswith("benchmarks/"):
+            monkeypatch.setattr(sys, "argv", [script, *arguments])
+            monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+            monkeypatch.setattr(argparse.ArgumentParser, "parse_args", ending(argparse.ArgumentParser.parse_args))
+            with pytest.raises(Parsed):
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+        case ("python", script, *_):
+            assert (ROOT / script).is_file()
+        case ("pip", "install", *arguments):
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert set(re.findall(r"\[(\w+)\]", " ".join(arguments))) <= set(extras)
+        case ("benchmarks/gpu.sh", *parts):
+            source = (ROOT / words[0]).read_text()
+            for part in parts:
+                assert part == "cpu" or re.search(rf"^ +(.* \| )?{re.escape(part)}( \| .*)?\)", source, re.MULTILINE)
+        case (tool, *_):
+            assert tool in TOOLS
+
+
+SHORT = ("fl", "fl.data", "zoo")
+"""Modules that take a moment: what they print is compared with the page."""
+CONSOLES = [
+    pytest.param(block, id=f"{page}:{block.line}", marks=[pytest.mark.slow] if "-m zoo" in block.code else [])
+    for page, text in PAGES.items()
+    for block in blocks(text, "console")
+    if block.code.split()[3] in SHORT
+]
+
+
+@pytest.mark.parametrize("block", CONSOLES)
+def test_short_commands_print_what_the_page_says(block, tmp_path, monkeypatch, capsys):
+    line, _, output = block.code.partition("\n")
+    ((_, _, module, *arguments),) = split(line.removeprefix("$ "))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    assert importlib.import_module(f"{module}.__main__").main() == 0
+    assert capsys.readouterr().out == output
+
+
+SHOWN = ("results ", "figure", "table ", "train on ", "compare ", "settings ", "grid:", "method  ", "model  ")
+"""How lines begin that do not depend on the machine."""
+LITTLE = ("--local-epochs", "1", "--width", "0.25", "--samples", "400")
+"""With these a new run takes seconds. They change neither its name nor its number of rounds."""
+TARGETS = {"0.9": "0.15"}
+"""Accuracies that such a run reaches, in the place of the pages'."""
+
+
+@pytest.mark.slow
+@pytest.mark.drawn
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/guides/resume.md", "docs/guides/secure.md"])
+def test_commands_run(page, tmp_path, monkeypatch, capsys):
+    """One after another; each prints the table heads, and says where it left the files, as the page shows it."""
+    monkeypatch.chdir(tmp_path)
+    for words in commands(PAGES[page]):
+        if words[0] == "python":
+            assert words[1] == "-m"
+            new = words[2] in ("fl.run", "fl.sweep") and "--resume" not in words
+            arguments = [TARGETS.get(word, word) for word in words[3:]]
+            assert main_of(words[2])([*arguments, *(LITTLE if new else ())]) == 0, words
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in [line for block in blocks(PAGES[page], "console") for line in block.code.splitlines()]:
+        words = line.split()  # the command that is proposed goes on with the flags of LITTLE
+        assert not line.startswith(SHOWN) or any(words == found[: len(words)] for found in printed), line
+
+
+@pytest.mark.slow
+@pytest.mark.drawn
+def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, capsys):
+    """As the page trains it; the last column, seconds, is of a machine."""
+    monkeypatch.chdir(tmp_path)
+    page = PAGES["docs/tutorial.md"]
+    for words in [words for words in commands(page) if "pair" in words or {"runs/pair", "--target"} <= {*words}]:
+        assert main_of(words[2])(list(words[3:])) == 0
+    printed = [line.split()[:-1] for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split()[:-1] for line in page.splitlines() if re.match(r"fed(avg|mr) +2 ", line)]
+    assert len(shown) == 6
+    assert [row for row in printed if row in shown] == shown
+
+
+# tables of stored results
+
+
+def test_what_others_can():
+    from benchmarks import others
+
+    found = json.loads((RESULTS / "others.json").read_text())["claims"]
+    assert found.keys() == others.CLAIMS.keys()
+    assert others.table(found) in PAGES["docs/results/surgery.md"]
+
+
+@pytest.mark.parametrize(
+    ("page", "setting"),
+    [
+        ("README.md", "dirichlet0.5"),
+        ("docs/results/index.md", "dirichlet0.5"),
+        ("docs/results/index.md", "momentum0.5"),
+    ],
+)
+def test_fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluations(page, setting):
+    assert "last ten" in PAGES[page]
+    for method in ("fedmr", "fedavg"):
+        runs = sorted((RESULTS / "fashion-mnist-rivals" / setting).glob(f"{method}-seed*.csv"))
+        rows = [[float(row["accuracy"]) for row in csv.DictReader(run.open()) if row["accuracy"]] for run in runs]
+        assert f"{100 * sum(sum(each[-10:]) / 10 for each in rows) / len(rows):.1f}%" in PAGES[page]
+
+
+@pytest.mark.slow
+def test_the_barriers(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    alignment = runpy.run_path(str(ROOT / "benchmarks/alignment.py"))
+    rows = json.loads((RESULTS / "alignment-cpu.json").read_text())["rows"]
+    assert alignment["table"](rows) in PAGES["docs/results/surgery.md"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["narrow", "plan", "permute", "align", "widen", "deepen", "merge", "informed"])
+def test_claims_of_ours_hold(name):
+    from benchmarks import others
+
+    others.CLAIMS[f"ours_{name}"]()

@@ -72,8 +72,7 @@ class Similarity:
             net = models.create(Rng(self.seed).torch("weights"), spec)
             found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), first=self.first)))
         save(heat_maps(found), self.out)
-        print("\n\n".join(map(similarity_table, found)))
-        print(f"\nfigure: {self.out}")
+        print("\n\n".join(map(similarity_table, found)), f"figure: {self.out}", sep="\n\n")
         return 0
 
 
@@ -97,8 +96,7 @@ class Scales:
         check_new(self.out)
         variation = measure(members)
         save(histograms(members), self.out)
-        print(scale_table(members, variation))
-        print(f"\nfigure: {self.out}")
+        print(scale_table(members, variation), f"figure: {self.out}", sep="\n\n")
         return 0
 
 

@@ -1,7 +1,7 @@
 """Costs of runs: traffic, multiply-accumulates and time, up to each round and up to a target."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,13 +18,21 @@ COSTS = {
     "elapsed": Column(heading="seconds", digits=1, label="seconds"),
 }
 """What `totals` adds up, and how tables and figures show it."""
-
 _UNITS = {
     "megabytes": (("TB", 1e-6), ("GB", 1e-3), ("MB", 1), ("kB", 1e3)),
     "tmac": (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6), ("kMAC", 1e9)),
     "elapsed": (("seconds", 1),),
 }
 """The units of each cost, largest first, and how many of the unit are one of the column's."""
+
+
+def unit_for(cost: str, value: float, least: float = 1) -> tuple[str, float]:
+    """Choose the largest unit in which a cost is `least` or more, and the unit's factor to the column's.
+
+    >>> unit_for("tmac", 3e-4), unit_for("tmac", 2.0), unit_for("megabytes", 8000.0), unit_for("tmac", 0.0)
+    (('MMAC', 1000000.0), ('TMAC', 1), ('GB', 0.001), ('kMAC', 1000000000.0))
+    """
+    return next((unit for unit in _UNITS[cost] if unit[1] * value >= least), _UNITS[cost][-1])
 
 
 def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -72,61 +80,36 @@ def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float
     return {}
 
 
-def target_lines(results: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
-    """Make the cells of a table: headings, then a line for each label, with means over the runs that reached the
-    target, or "-" if none did. If only some did, the column of seeds says how many.
+def target_text(
+    target: float,
+    results: Mapping[str, Sequence[Mapping[str, float]]],
+    lay_out: Callable[[Sequence[Sequence[str]]], str],
+) -> str:
+    """Write the table of costs up to a target: a line for each label, with means over the runs that reached it, or "-"
+    if none did. If only some did, the column of seeds says how many.
 
     Args:
-        results: label -> what `up_to` says of each of its runs.
-
-    >>> target_lines({"a": [{"round": 4, "elapsed": 3.0}, {"round": 5, "elapsed": 5.0}, {}], "b": [{}]})
-    [['method', 'seeds', 'rounds', 'seconds'], ['a', '2 of 3', '4.5', '4.0'], ['b', '0 of 1', '-', '-']]
+        results: from a label to what `up_to` says of each of its runs.
+        lay_out: makes the text of the cells, see `fl.base.tables`.
     """
-    means = {label: _means(runs) for label, runs in results.items()}
-    unit, factor = _unit([mean["tmac"] for mean in means.values() if "tmac" in mean])
-    columns = COSTS | {"tmac": replace(COSTS["tmac"], heading=unit, factor=factor)}
-    keys = [key for key in columns if key == "elapsed" or any(key in mean for mean in means.values())]
-    lines = [["method", "seeds", "rounds", *(columns[key].heading for key in keys)]]
+    means: dict[str, dict[str, float]] = {}
     for label, runs in results.items():
-        there, mean = sum(map(bool, runs)), means[label]
+        there = [run for run in runs if run]
+        keys = set.intersection(*map(set, there)) if there else ()
+        means[label] = {key: float(np.mean([run[key] for run in there])) for key in keys}
+    least = min((mean["tmac"] for mean in means.values() if "tmac" in mean), default=math.inf)
+    unit, factor = unit_for("tmac", least, 0.1)
+    columns = COSTS | {"tmac": replace(COSTS["tmac"], heading=unit, factor=factor)}
+    shown = [key for key in columns if key == "elapsed" or any(key in mean for mean in means.values())]
+    lines = [["method", "seeds", "rounds", *(columns[key].heading for key in shown)]]
+    for label, mean in means.items():
+        reached, number = sum(map(bool, results[label])), len(results[label])
         cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
-        cells += [columns[key].number(mean[key]) if key in mean else "-" for key in keys]
-        lines.append([label, f"{there}" if there == len(runs) else f"{there} of {len(runs)}", *cells])
-    return lines
-
-
-def target_text(target: float) -> str:
-    """Write the sentence above the table of `target_lines`.
-
-    >>> target_text(0.7).splitlines()[0]
-    'up to the first evaluated round with a global test accuracy of 70% or more, mean over the seeds that had one;'
-    """
+        cells += [columns[key].number(mean[key]) if key in mean else "-" for key in shown]
+        lines.append([label, f"{reached}" if reached == number else f"{reached} of {number}", *cells])
     what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
         f"up to the first evaluated round with a global test {what}, mean over the seeds that had one;\n"
-        "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)"
+        "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)\n"
+        f"{lay_out(lines)}"
     )
-
-
-def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    there = [run for run in runs if run]
-    keys = set.intersection(*map(set, there)) if there else ()
-    return {key: float(np.mean([run[key] for run in there])) for key in keys}
-
-
-def unit_for(cost: str, largest: float) -> tuple[str, float]:
-    """Choose the unit in which an axis of a cost that ends here has readable numbers, and its factor to the column's.
-
-    >>> unit_for("tmac", 3e-4), unit_for("tmac", 2.0), unit_for("megabytes", 8000.0), unit_for("tmac", 0.0)
-    (('MMAC', 1000000.0), ('TMAC', 1), ('GB', 0.001), ('kMAC', 1000000000.0))
-    """
-    return next((unit for unit in _UNITS[cost] if unit[1] * largest >= 1), _UNITS[cost][-1])
-
-
-def _unit(values: Sequence[float]) -> tuple[str, float]:
-    """Choose the largest unit in which no value is below 0.1, and its factor to the TMAC.
-
-    >>> _unit([3.0, 0.2]), _unit([3.0, 0.02]), _unit([])
-    (('TMAC', 1), ('GMAC', 1000.0), ('TMAC', 1))
-    """
-    return next((u for u in _UNITS["tmac"] if all(u[1] * value >= 0.1 for value in values)), _UNITS["tmac"][-1])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl.analysis.costs import COSTS, target_lines, target_text, totals, up_to
+from fl.analysis.costs import COSTS, target_text, totals, up_to
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.tables import wrapped, write_csv
@@ -102,10 +102,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def target_table(
     groups: dict[str, list[Run]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
 ) -> str:
-    """Tabulate the costs of runs up to a target, see `fl.analysis.costs.up_to`: FedFA's Table 2.
-
-    Args:
-        lay_out: makes the text of the cells, see `fl.base.tables`.
+    """Tabulate the costs of runs up to a target, see `fl.analysis.costs.target_text`: FedFA's Table 2.
 
     Raises FLError if the target is a perplexity and a run has none.
     """
@@ -115,7 +112,7 @@ def target_table(
                 f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
             )
     results = {label: [up_to(target, run.config, run.rows) for run in runs] for label, runs in groups.items()}
-    return f"{target_text(target)}\n{lay_out(target_lines(results))}"
+    return target_text(target, results, lay_out)
 
 
 def along(run: Run, against: str) -> list[Row]:
@@ -177,39 +174,25 @@ def others() -> dict[str, Column]:
     return found
 
 
-def results() -> dict[str, Column]:
-    """List all results that a run can have, see `outcome`, in the order of the table.
-
-    >>> list(results())[:7]
-    ['own_accuracy', 'own_f1', 'own_perplexity', 'accuracy', 'late', 'best', 'loss']
-    """
-    every = columns()
-    own = {name: every[column] for name, column in _own().items()}
-    late = replace(every["accuracy"], heading=f"last-{TAIL} acc. %", beside_own="")
-    best = replace(late, heading="best acc. %")
-    return own | {"accuracy": every["accuracy"], "late": late, "best": best} | _scores() | others() | _COSTS
-
-
 def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
-    """Make a table with a line for each label: mean ± sample standard deviation over seeds of final, late-mean and best
-    accuracy, loss and macro-F1 (of text: perplexity), then mean costs: megabytes of a client (see
-    `fl.analysis.costs.totals`) and seconds of training. Before the costs are all other columns that have a heading, see
-    `fl.base.columns`: where all runs have them, the scores of the participants' models after local training (local
-    acc., of text local perplexity); where any run has it, the success of a trigger's attack.
+    """Make a table with a line for each label: mean ± sample standard deviation over seeds of the results that
+    `outcome` computes, then mean costs. Scores of the participants' models are there if all runs have them.
 
-    If all runs have clients that test on samples of their own, their mean scores come first, in the round that
-    `fl.runs.metrics.selected` gives, and the headings of the others say that they are of the global model. The best
-    accuracy is left out then, since it was not chosen by validation.
+    If all runs have clients that test on samples of their own, their scores come first, and the headings of the others
+    say that they are of the global model. The best accuracy is left out then, since it was not chosen by validation.
 
     Args:
         lay_out: makes the text of the cells, see `fl.base.tables`.
     """
     found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in found.values() for run in runs]
-    own = have_own(every)
+    own, accuracy = have_own(every), columns()["accuracy"]
+    late = replace(accuracy, heading=f"last-{TAIL} acc. %", beside_own="")
+    results = {key: columns()[name] for key, name in _own().items()}
+    results |= {"accuracy": accuracy, "late": late, "best": replace(late, heading="best acc. %")}
     shown = {
         key: column
-        for key, column in results().items()
+        for key, column in (results | _scores() | others() | _COSTS).items()
         if any(key in run for run in every)
         and not (key == "best" if own else key in _own())
         and (column.due != "models" or all(key in run for run in every))
@@ -228,7 +211,7 @@ def have_own(results: Sequence[Mapping[str, float]]) -> bool:
 
 
 def outcome(run: Run) -> dict[str, float]:
-    """Compute the results of a run, by the names of `results`, and the last evaluated round.
+    """Compute the results of a run, and the last evaluated round.
 
     Scores of the global model (accuracy, loss, and macro-F1 or perplexity) are those of the last evaluated round. late
     is the mean of the last accuracies, best the largest. Scores on clients' own test data, if they have some, are means
@@ -266,12 +249,11 @@ def write_results(option: str, found: Found, path: Path) -> None:
     """
     outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
     names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))
-    rows = []
+    rows: list[list[object]] = []
     for (text, method), runs in outcomes.items():
-        cells: list[object] = []
+        rows.append([text, method, len(runs)])
         for name in names:
             values = [run[name] for run in runs if name in run]
             mean, std = mean_and_spread(values) if values else ("", "")
-            cells += [mean, std if len(values) > 1 else ""]
-        rows.append([text, method, len(runs), *cells])
+            rows[-1] += [mean, std if len(values) > 1 else ""]
     write_csv(path, [option, "method", "seeds", *(f"{name}{end}" for name in names for end in ("", "_std"))], rows)

@@ -30,41 +30,37 @@ _ON_CUDA = 16  # models side by side; on the CPU one is faster, since vmap turns
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss on a grid around a trained model.
-
-    Attributes:
-        title: the model's label in tables and figures.
-        folder: of its run.
-        axis: float64 [P].
-        values: float64 [P, P], see `surface`.
-        samples: how many samples the loss is the mean of.
-        mean, largest: the rise of the loss within the radius, see `rise`.
-    """
+    """The loss on a grid around the trained model of a run, as the mean of some samples."""
 
     title: str
     folder: Path
-    axis: Tensor
-    values: Tensor
+    axis: Tensor  # float64 [P]
+    values: Tensor  # float64 [P, P], see `surface`
     samples: int
-    mean: float
-    largest: float
 
     @property
     def centre(self) -> float:
         """The loss of the model itself."""
         return self.values[len(self.axis) // 2, len(self.axis) // 2].item()
 
+    def rise(self) -> tuple[float, float]:
+        """Measure how sharp the minimum is: the loss at all points of the plane as near to the centre as the ends of
+        the axis are, minus the loss in the centre, as (mean, maximum). Distances are in norms of the weights' filters.
+
+        >>> values = torch.tensor([[9.0, 3.0, 9.0], [3.0, 1.0, 3.0], [9.0, 5.0, 9.0]])
+        >>> Landscape("fedmr", Path("runs/a"), grid(3, 1.0), values, 100).rise()
+        (2.5, 4.0)
+        """
+        distance = torch.cdist(torch.cartesian_prod(self.axis, self.axis), self.axis.new_zeros(1, 2))
+        distance = distance.view(self.values.shape)
+        over = (self.values - self.centre)[(distance > 0) & (distance <= self.axis[-1] * (1 + 1e-9))]
+        return over.mean().item(), over.max().item()
+
 
 def table(found: Sequence[Landscape]) -> str:
-    """Make a table of the loss of each model and how it rises around it.
-
-    >>> axis = torch.tensor([-1.0, 0.0, 1.0])
-    >>> print(table([Landscape("fedmr", Path("a"), axis, torch.eye(3).double(), 9, -0.5, 0.0)]))
-    model       loss   mean rise   largest
-    fedmr     1.0000     -0.5000    0.0000
-    """
+    """Make a table of the loss of each model and how it rises around it."""
     lines = [["model", "loss", "mean rise", "largest"]]
-    lines += [[one.title, f"{one.centre:.4f}", f"{one.mean:.4f}", f"{one.largest:.4f}"] for one in found]
+    lines += [[one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise()))] for one in found]
     return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10])
 
 
@@ -80,22 +76,13 @@ def write_grid(found: Sequence[Landscape], path: Path) -> None:
 
 
 def landscape(
-    run: Run,
-    title: str,
-    dataset: Dataset,
-    points: int = 21,
-    radius: float = 1.0,
-    part: str = "test",
-    number: int = 1000,
-    seed: int = 0,
-    together: int = 0,
-    device: str = "auto",
+    run: Run, title: str, dataset: Dataset, axis: Tensor, part: str, number: int, seed: int, together: int, device: str
 ) -> Landscape:
     """Measure the loss around the global model of a run.
 
     Args:
         title: the model's label.
-        points, radius: see `fl.analysis.landscape.grid`.
+        axis: of the plane, see `grid`.
         part: "test" or "train": the samples on which the loss is computed.
         number: how many of them; 0 for all.
         seed: of the directions and the samples.
@@ -108,10 +95,9 @@ def landscape(
     directions = [random_direction(model, rng.torch("direction", number)) for number in (0, 1)]
     x, y = samples(fed, part, number, rng)
     together = together or (_ON_CUDA if where.type == "cuda" else 1)
-    axis = grid(points, radius)
     with arithmetic(fed.local.precision, where):
         values = surface(mean_loss(model, fed.data, x, y, together), state(model), directions, axis, together, title)
-    return Landscape(title, run.folder, axis, values, len(y), *rise(values, axis, radius))
+    return Landscape(title, run.folder, axis, values, len(y))
 
 
 def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
@@ -130,15 +116,9 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, 
     return x, y
 
 
-def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int = 1) -> Callable[[State], Tensor]:
+def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int) -> Callable[[State], Tensor]:
     """Make a function of some of a model's tensors: the mean cross entropy, float64, of all samples (of text: all
     tokens) in evaluation mode. The other tensors are the model's own.
-
-    >>> from fl.data import load
-    >>> data = load("digits")
-    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> mean_loss(net, data, data.test_x, data.test_y)({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
-    tensor(2.3026, dtype=torch.float64)
     """
     model.eval()
     dtype = next(model.parameters()).dtype
@@ -177,17 +157,11 @@ def random_direction(model: nn.Module, generator: torch.Generator) -> State:
             scale of the filters.
 
     Returns:
-        The tensors that move, by state name, with device and dtype of the parameters.
-
-    Raises:
-        FLError: if no tensor is left to move.
+        The tensors that move, by state name, with device and dtype of the parameters. Raises FLError if there is none.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
-    >>> direction = random_direction(net, torch.Generator().manual_seed(0))
-    >>> list(direction)
+    >>> list(random_direction(net, torch.Generator().manual_seed(0)))
     ['0.weight']
-    >>> torch.allclose(direction["0.weight"][1].norm(), net[0].weight[1].norm())
-    True
     """
     result = {}
     for name, weight in model.named_parameters():
@@ -220,7 +194,7 @@ def surface(
     centre: State,
     directions: Sequence[State],
     axis: Tensor,
-    together: int = 1,
+    together: int,
     label: str | None = None,
 ) -> Tensor:
     """Compute loss(centre + a u + b v) for all a and b of the axis.
@@ -238,7 +212,7 @@ def surface(
         float64 [P, P] on the CPU; entry (i, j) is at a = axis[i], b = axis[j].
 
     >>> a = {"w": torch.tensor([[1.0, 0.0]])}, {"w": torch.tensor([[0.0, 2.0]])}
-    >>> surface(lambda state: state["w"].square().sum(), {"w": torch.zeros(1, 2)}, a, grid(3, 1.0)).tolist()
+    >>> surface(lambda state: state["w"].square().sum(), {"w": torch.zeros(1, 2)}, a, grid(3, 1.0), 1).tolist()
     [[5.0, 1.0, 5.0], [4.0, 0.0, 4.0], [5.0, 1.0, 5.0]]
     """
     u, v = directions
@@ -267,21 +241,8 @@ def surface(
 
 
 def _agrees(at: Callable[[Tensor], Tensor], points: Tensor, first: Tensor) -> bool:
-    """Whether the points can be computed side by side, and the first one has the same value as alone."""
+    """Whether the points can be computed side by side, and the first has the same value as alone."""
     try:
         return torch.isclose(vmap(at)(points)[0], first, rtol=_AGREE, atol=1e-6).item()
     except RuntimeError:  # torch.func cannot do it, or memory is too small
         return False
-
-
-def rise(values: Tensor, axis: Tensor, radius: float) -> tuple[float, float]:
-    """Measure how sharp a minimum is: the loss at all points within `radius` of the centre, minus the loss in the
-    centre, as (mean, maximum). Distances are in norms of the weights' own filters.
-
-    >>> rise(torch.tensor([[9.0, 3.0, 9.0], [3.0, 1.0, 3.0], [9.0, 5.0, 9.0]]), grid(3, 1.0), 1.0)
-    (2.5, 4.0)
-    """
-    distance = torch.cdist(torch.cartesian_prod(axis, axis), axis.new_zeros(1, 2)).view(values.shape)
-    near = (distance > 0) & (distance <= radius * (1 + 1e-9))
-    over = (values - values[len(axis) // 2, len(axis) // 2])[near]
-    return over.mean().item(), over.max().item()

@@ -21,22 +21,18 @@ FILE = "structure.json"
 class Structure:
     """Which model each client has on each level of a run, and the clusters that its data were dealt out in.
 
-    Attributes:
-        algorithm: the method.
-        levels: what each level has: "global" (one model), a number (of cluster models) or "personal" (one a client).
-        truth: the cluster of each client on each level of the truth.
-        found: the model of each client on each level; -1 if it has none.
-        trained: how many levels have been trained, from the first on.
-        seed, title: of the run.
-
     Raises FLError for values that do not fit together.
     """
 
     algorithm: str
     levels: list[str]
+    """what each has: "global" (one model), a number (of cluster models) or "personal" (one a client)"""
     truth: list[list[int]]
+    """the cluster of each client on each level of the truth"""
     found: list[list[int]]
+    """the model of each client on each level; -1 if it has none"""
     trained: int
+    """how many levels have been trained, from the first on"""
     seed: int
     title: str
 
@@ -47,7 +43,10 @@ class Structure:
     def _wrong(self) -> str | None:
         if any(type(text) is not str for text in (self.algorithm, self.title)) or type(self.seed) is not int:
             return "algorithm and title must be texts, and seed a number"
-        if type(self.levels) is not list or any(not _is_level(name) for name in self.levels):
+        if type(self.levels) is not list or any(
+            type(name) is not str or not (name in ("global", "personal") or (name.isdecimal() and int(name)))
+            for name in self.levels
+        ):
             return 'levels must be "global", "personal" or a number of models, each as text'
         for name, table, least in (("truth", self.truth, 0), ("found", self.found, -1)):
             if type(table) is not list or not table or any(type(row) is not list for row in table):
@@ -69,12 +68,12 @@ class Structure:
 
     @classmethod
     def of(cls, run: Run) -> "Structure | None":
-        """Make the structure of a run; None if its method does not give clients models on levels."""
-        if not run.algorithm.levels:
+        """Make the structure of a run; None if its method does not give clients models on levels, or nobody knows the
+        truth, as of real clients.
+        """
+        if not run.algorithm.levels or run.fed.truth is None:
             return None
         (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
-        if run.fed.truth is None:  # of real clients
-            return None
         return cls(name, levels.names, run.fed.truth.tolist(), levels.models, levels.trained, seed, run.config.title())
 
     def save(self, folder: Path) -> None:
@@ -95,10 +94,6 @@ class Structure:
             raise FLError(f"{path} is damaged ({error}): run it again") from None
 
 
-def _is_level(name: object) -> bool:
-    return type(name) is str and (name in ("global", "personal") or (name.isdecimal() and int(name) > 0))
-
-
 def _missing(folder: Path) -> str:
     return (
         f"{folder} has no {FILE}: only methods that give clients models on levels leave one, such as femam and fesem; "
@@ -107,19 +102,12 @@ def _missing(folder: Path) -> str:
 
 
 class Agreement(NamedTuple):
-    """Agreement of a level with the truth.
-
-    Attributes:
-        level: its name.
-        models: how many are in use.
-        kept: share of the clients that have one.
-        rand: adjusted Rand index against each level of the truth, None if that is not defined.
-    """
+    """Agreement of a level with the truth."""
 
     level: str
-    models: int
-    kept: float
-    rand: list[float | None]
+    models: int  # how many are in use
+    kept: float  # share of the clients that have one
+    rand: list[float | None]  # adjusted Rand index against each level of the truth, None if that is not defined
 
     @property
     def best(self) -> float | None:
@@ -128,15 +116,11 @@ class Agreement(NamedTuple):
 
 
 def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
-    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those with a
-    model.
+    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those with a model
+    (not -1).
 
     It is None if there is no truth to find: these clients are all in one group, or each is in a group of its own, or
     there are fewer than two. If there is one, a single model for all of them, or a model for each, scores 0.
-
-    Args:
-        found: model of each client, -1 for none.
-        truth: cluster of each client.
 
     >>> rand_index([2, 2, 0, 0, -1], [0, 0, 1, 1, 1]), rand_index([0, 0, 0, 0], [0, 0, 1, 1])
     (1.0, 0.0)
@@ -183,17 +167,7 @@ def agreement(structure: Structure) -> list[Agreement]:
 
 
 def describe(structure: Structure) -> str:
-    """Make a table: models in use on each level, clients with one, and adjusted Rand indices against the truth.
-
-    >>> truth = [[0, 0, 1, 1, 2, 2]]
-    >>> found = [[0] * 6, [1, 1, 0, 0, 0, -1], [-1] * 6]
-    >>> print(describe(Structure("femam", ["global", "2", "personal"], truth, found, trained=2, seed=0, title="")))
-    femam, seed 0: 2 of 3 levels trained, 6 clients
-    level      models in use     clients    ARI of 3        best
-    1 global               1        100%           -           -
-    2 of 2                 2         83%        0.55        0.55
-    pathway                3         83%        0.44        0.44
-    """
+    """Make a table: models in use on each level, clients with one, and adjusted Rand indices against the truth."""
     levels = f"{structure.trained} of {len(structure.levels)} levels trained, {structure.clients} clients"
     columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
     lines = [["level", "models in use", "clients", *columns, "best"]]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fl.base.errors import FLError
@@ -35,8 +34,8 @@ class Compared(NamedTuple):
     """Similarity of a model's blocks untrained, and trained if it is a run's."""
 
     title: str
-    before: list[SectionSimilarity]
-    after: list[SectionSimilarity] | None = None
+    before: Sequence[SectionSimilarity]
+    after: Sequence[SectionSimilarity] = ()
 
 
 def initial_model(folder: Path) -> nn.Module:
@@ -49,27 +48,18 @@ def initial_model(folder: Path) -> nn.Module:
 def similarity_table(compared: Compared) -> str:
     """Make a table with a line for each convolution of each section: the mean over pairs of blocks, untrained, trained,
     and the change.
-
-    >>> layers = {"conv1.weight": torch.tensor([[1.0, 0.5], [0.5, 1.0]])}
-    >>> section = SectionSimilarity("section1", ("section1.1", "section1.2"), layers)
-    >>> print(similarity_table(Compared("a model", [section])))
-    a model
-    section   convolution    pairs   untrained
-    section1  conv1              1      0.5000
-              all                1      0.5000
     """
     columns = ["untrained"] + (["trained", "change"] if compared.after else [])
     lines = [["section", "convolution", "pairs", *columns]]
     for at, before in enumerate(compared.before):
-        upper = torch.triu_indices(len(before.blocks), len(before.blocks), 1)
-        pairs = {layer: int((~matrix[*upper].isnan()).sum()) for layer, matrix in before.layers.items()}
-        pairs |= {None: sum(pairs.values())}
-        for number, layer in enumerate([*before.layers, None]):
-            values = [before.mean(layer)] + ([compared.after[at].mean(layer)] if compared.after else [])
-            cells = [f"{value:.4f}" for value in values]
-            cells += [f"{values[1] - values[0]:+.4f}"] if compared.after else []
-            name = before.name if number == 0 else ""
-            lines.append([name, layer.removesuffix(".weight") if layer else "all", str(pairs[layer]), *cells])
+        stages = [before] + ([compared.after[at]] if compared.after else [])
+        pairs = {layer: int((~matrix.isnan()).triu(1).sum()) for layer, matrix in before.layers.items()}
+        name = before.name
+        for layer, number in (pairs | {None: sum(pairs.values())}).items():
+            values = [one.mean(layer) for one in stages]
+            cells = [f"{value:.4f}" for value in values] + [f"{after - values[0]:+.4f}" for after in values[1:]]
+            lines.append([name, layer.removesuffix(".weight") if layer else "all", str(number), *cells])
+            name = ""
     widths = [max(len(line[at]) for line in lines) + 2 for at in (0, 1)]
     return f"{compared.title}\n{aligned(lines, [*widths, 7, *[12] * len(columns)], left=2)}"
 
@@ -111,11 +101,6 @@ def place(small: nn.Module, large: nn.Module) -> Submodel:
     """Plan a model within a wider and deeper one of its family: leading channels of the first blocks.
 
     Raises FLError or SurgeryError if it does not fit into it.
-
-    >>> import zoo
-    >>> plan = place(zoo.create("resnet20", width=0.5, depth=1), zoo.create("resnet20", depth=2))
-    >>> plan.small_shapes["section1.0.conv1.weight"], plan.shapes["section1.1.conv1.weight"]
-    ((8, 8, 3, 3), (16, 16, 3, 3))
     """
     depths = [len(section.blocks) for section in sections(small)]
     if len(depths) != (number := len(sections(large))):

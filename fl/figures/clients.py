@@ -39,9 +39,7 @@ def structure_maps(structures: Sequence[Structure]) -> Figure:
     """Draw the truth of each run beside the models it found: a column is a level, a row a client, a colour a model.
 
     Below a level is its largest adjusted Rand index, the share of clients with a model if not all kept one, and the
-    level of the truth that the index is for if there are several.
-
-    Raises FLError for too many runs.
+    level of the truth that the index is for if there are several. Raises FLError for too many runs.
     """
     if len(structures) > MOST:
         raise FLError(f"{len(structures)} runs are too many for one figure: give at most {MOST}")
@@ -66,9 +64,16 @@ def _draw_truth(axis: Axes, one: Structure) -> None:
     _levels(axis, one.truth, kinds, [f"{level}\n{number}" for level, number in enumerate(numbers, 1)])
     axis.set_title("truth", fontsize=9)
     axis.set_xlabel("level, clusters", fontsize=8)
-    axis.set_ylabel("client", fontsize=8)
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    axis.yaxis.label.set_size(8)
     axis.tick_params(axis="y", labelsize=7)
+    _number_clients(axis, one.clients)
+
+
+def _number_clients(axis: Axes, clients: int) -> None:
+    """Number the clients, which are the rows, from the top to the bottom."""
+    axis.set_ylabel("client")
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    axis.set_ylim(clients - 0.5, -0.5)
 
 
 def _draw_found(axis: Axes, one: Structure) -> None:
@@ -96,7 +101,7 @@ def _levels(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | N
     Args:
         kinds: the colour of each level, ONE or OWN; None for clusters, which have several.
     """
-    table = np.array([cells(level, kind) for level, kind in zip(levels, kinds)])
+    table = np.array([_cells(level, kind) for level, kind in zip(levels, kinds)])
     clients = table.shape[1]
     image = np.ma.masked_less(table.T, 0)
     axis.imshow(image, cmap=_MAP, vmin=0, vmax=_MAP.N - 1, aspect="auto", interpolation="nearest")
@@ -108,15 +113,11 @@ def _levels(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | N
     axis.vlines(np.arange(1, len(levels)) - 0.5, -0.5, clients - 0.5, color="0.6", lw=0.6)
     axis.set_xticks(range(len(labels)), labels, fontsize=7)
     axis.set_xlim(-0.5, len(levels) - 0.5)
-    axis.set_ylim(clients - 0.5, -0.5)
 
 
-def cells(level: Sequence[int], kind: int | None = None) -> list[int]:
+def _cells(level: Sequence[int], kind: int | None) -> list[int]:
     """Choose the colour of each client, -1 for no model. All models have the colour `kind` if that is given. Else they
     are numbered in the order in which they appear, so that clusters that agree with the truth look like it.
-
-    >>> cells([4, 4, -1, 0, 4]), cells([3, -1], kind=OWN) == [OWN, -1]
-    ([0, 0, -1, 1, 0], True)
     """
     order = {model: place % len(CLUSTERS) for place, model in enumerate(dict.fromkeys(m for m in level if m >= 0))}
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]
@@ -145,10 +146,8 @@ def partition_map(partition: Partition, labels: Tensor, classes: int, title: str
     *left, middle, right = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
 
     if grouped:
-        colors = ListedColormap(CLUSTERS)
-        left[0].imshow(
-            structure.T % colors.N, aspect="auto", cmap=colors, interpolation="nearest", vmin=0, vmax=colors.N - 1
-        )
+        look = {"cmap": ListedColormap(CLUSTERS), "vmin": 0, "vmax": len(CLUSTERS) - 1}
+        left[0].imshow(structure.T % len(CLUSTERS), aspect="auto", interpolation="nearest", **look)
         left[0].set_xticks(range(levels), [str(level + 1) for level in range(levels)])
         left[0].set_xlabel("cluster\non level" if levels > 1 else "cluster")
         for boundary in np.flatnonzero(np.diff(structure, axis=1).any(0)) + 0.5:
@@ -169,10 +168,7 @@ def partition_map(partition: Partition, labels: Tensor, classes: int, title: str
     right.set_xlabel("samples in all")
     right.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True, steps=[1, 2, 5, 10]))
     right.spines[["top", "right"]].set_visible(False)
-    first = [*left, middle][0]
-    first.set_ylabel("client")
-    first.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    first.set_ylim(clients - 0.5, -0.5)
+    _number_clients([*left, middle][0], clients)
     figure.suptitle(shorten(title), fontsize=11)
     return figure
 

@@ -6,8 +6,7 @@ these as well.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from pathlib import Path
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -26,24 +25,17 @@ _GRID = 400  # positions of a row
 _NAMED = 45  # with more rows than these, blocks are named instead of rows
 
 
-def draw_coverage(panels: Mapping[str, Sequence[Submodel]], path: Path, title: str) -> None:
-    """Write maps side by side: the share of the clients that cover each part of the global model's layers.
+def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figure:
+    """Draw maps side by side: the share of the clients that cover each part of the global model's layers.
 
     A row is a layer (a weight with two axes or more); the first is next to the input. Along a row are its outputs, in
     percent of the full width. Thin lines separate blocks, thick ones sections.
 
     Args:
         panels: from a title to the plans of all clients, which are of one global model. Panels may differ in it.
-        path, title: of the figure.
 
-    Raises:
-        FLError: as `coverage`, and for a path that cannot be written.
+    Raises FLError as `coverage` does, and for a model without such layers.
     """
-    save(coverage_maps(panels, title), path)
-
-
-def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figure:
-    """Draw maps side by side, see `draw_coverage`."""
     tables = [_rows(plans) for plans in panels.values()]
     height = 1.3 + max(min(9.0, max(1.5, 0.19 * len(rows))) for rows, _ in tables)
     figure = Figure(figsize=(2 + 4.1 * len(tables), height), layout="constrained")
@@ -88,11 +80,9 @@ def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, s
 
 def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> None:
     """Draw lines between blocks and sections, and name rows, or blocks if there are many rows."""
-    for at in range(1, len(names)):
-        for part, width in ((0, 1.8), (1, 0.6)):
-            if names[at][part] != names[at - 1][part]:
-                panel.axhline(at, color="white", lw=width)
-                break
+    for at, (above, below) in enumerate(pairwise(names), 1):
+        if above[:2] != below[:2]:
+            panel.axhline(at, color="white", lw=1.8 if above[0] != below[0] else 0.6)
     part = 2 if len(names) <= _NAMED else 1
     places = [list(group) for _, group in groupby(range(len(names)), key=lambda at: names[at][part])]
     ticks = [(group[0] + group[-1] + 1) / 2 for group in places]
@@ -110,7 +100,7 @@ def leave_coverage(run: Run) -> None:
     bare = list(map(ungrafted, plans))
     grafted = {"without grafting": bare, "with grafting": plans}
     maps = grafted if bare != plans else {"clients' models": plans}
-    draw_coverage(maps, run.folder / "coverage.png", run.config.title())
+    save(coverage_maps(maps, run.config.title()), run.folder / "coverage.png")
 
 
 def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:

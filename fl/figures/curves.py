@@ -47,22 +47,8 @@ class Panel(NamedTuple):
     title: str = ""
 
 
-def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
-    """Return (rounds, values) of the rounds that measured a column.
-
-    >>> series([{"round": 1}, {"round": 2, "loss": 0.5}], "loss")
-    ([2], [0.5])
-    """
-    pairs = [(int(row["round"]), row[key]) for row in rows if key in row]
-    return [r for r, _ in pairs], [v for _, v in pairs]
-
-
 def new_levels(rows: Sequence[Row]) -> list[Row]:
-    """Find the rows in which another level begins to train; the first level does not count.
-
-    >>> new_levels([{"round": 1, "level": 1}, {"round": 2, "level": 2}, {"round": 3, "level": 2}])
-    [{'round': 2, 'level': 2}]
-    """
+    """Find the rows in which another level begins to train; the first level does not count."""
     having = [row for row in rows if "level" in row]
     return [row for before, row in pairwise(having) if row["level"] != before["level"]]
 
@@ -82,9 +68,6 @@ def mean_and_std(
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
     """Average a column over runs: (places, mean, sample standard deviation) in the rounds that all runs measured. The
     places are the means of the column `along` in these rounds.
-
-    >>> mean_and_std([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[:2]
-    ([1.0], array([2.]))
     """
     measured = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
     shared = sorted(set.intersection(*(set(one) for one in measured)))
@@ -96,9 +79,8 @@ def mean_and_std(
 
 
 def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look: Look, along: str = "round") -> None:
-    """Draw mean and one standard deviation of a column over runs, round by round; the band ends where the column's
-    values do, such as at 0 and 100 %. The end of the curve has a dot if it lies straight above or below the point
-    before it, as for a method whose last rounds send nothing.
+    """Draw mean and one standard deviation of a column over runs. The end of the curve has a dot if it lies straight
+    above or below the point before it, as for a method whose last rounds send nothing.
     """
     at, mean, std = mean_and_std(runs, key, along)
     axis.plot(at, mean, label=label, **look)
@@ -108,10 +90,9 @@ def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look:
 
 
 def _band(
-    axis: Axes, at: Sequence[float], mean: Sequence[float], std: Sequence[float], color: str, ends: tuple[float, float]
+    axis: Axes, at: Sequence[float], mean: np.ndarray, std: np.ndarray, color: str, ends: tuple[float, float]
 ) -> None:
-    """Draw a band of one standard deviation around a mean, within the ends, unless there is no deviation."""
-    mean, std = np.asarray(mean), np.asarray(std)
+    """Draw a band of one standard deviation around a mean, within the ends of its values, such as 0 and 100 %."""
     if std.any():
         axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
 
@@ -133,11 +114,7 @@ def looks_of(lines: Sequence[Line], along: str = "round") -> dict[str, Look]:
 
 
 def parts(lines: Sequence[Line]) -> list[list[Line]]:
-    """Split lines into groups of at most `MOST`, as equal as can be, each with all references.
-
-    >>> [len(part) for part in parts([Line(str(name), [], "") for name in range(17)])]
-    [6, 6, 5]
-    """
+    """Split lines into groups of at most `MOST`, as equal as can be, each with all references."""
     references = [line for line in lines if line.reference]
     colored = list({line.label: line for line in lines if not line.reference}.values())
     split = np.array_split(np.arange(len(colored)), math.ceil(len(colored) / MOST) or 1)
@@ -196,8 +173,6 @@ def seeds_note(numbers: Sequence[int], band: str = "band") -> str:
 
     >>> seeds_note([3, 3]), seeds_note([1, 1])
     ('line: mean, band: ± one standard deviation over 3 seeds', '')
-    >>> seeds_note([2, 1])
-    'line: mean, band: ± one standard deviation over 1 to 2 seeds (no band: one seed)'
     """
     if max(numbers) == 1:
         return ""
@@ -216,10 +191,6 @@ def new_figure(width: float, panels_high: int) -> Figure:
 def two_wide(figure: Figure, number: int) -> list[Axes]:
     """Add panels in rows of two, so that they can be read on a narrow screen; the first of an odd number has a row of
     its own.
-
-    >>> axes = two_wide(Figure(), 3)
-    >>> [axis.get_subplotspec().colspan.stop for axis in axes]
-    [2, 1, 2]
     """
     order = [0, *range(number)] if number > 1 and number % 2 else [*range(number)]
     rows = [order[at : at + 2] for at in range(0, len(order), 2)]
@@ -236,13 +207,14 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
 
     def line(axis: Axes, key: str, color: str, label: str) -> None:
         if key in names:
-            rounds, values = series(rows, key)
-            lost = "" if np.isfinite(values[-1]) else f", then {values[-1]}"
-            axis.plot(rounds, values, color=color, lw=1.5 if color == COLORS[0] else 1.2, label=label + lost)
+            end = [row[key] for row in rows if key in row][-1]
+            lost = "" if math.isfinite(end) else f", then {end}"
+            curve(axis, [rows], key, label + lost, {"color": color, "lw": 1.5 if color == COLORS[0] else 1.2})
 
     line(accuracy, "accuracy", COLORS[0], "global model")
     if "models_accuracy" in names:
-        _band(accuracy, *series(rows, "models_accuracy"), series(rows, "models_std")[1], COLORS[1], (0, 1))
+        (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{what}") for what in ("accuracy", "std"))
+        _band(accuracy, at, mean, std, COLORS[1], (0, 1))
     line(accuracy, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
     for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
         line(accuracy, f"local_{part}_accuracy", color, f"clients' own {part} data (mean)")
@@ -273,10 +245,8 @@ def comparison_figure(
     groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
 ) -> None:
     """Draw curves of several methods: mean and one standard deviation over their runs. More than `MOST` methods are
-    shared out among panels, in each of which the others are grey.
-
-    Scores on clients' own test data are drawn if all runs have them. A vertical line marks the round in which the first
-    run of a method begins to train another level, and the caption says so.
+    shared out among panels, in each of which the others are grey. Vertical lines mark the rounds in which the first run
+    of a method begins to train another level.
 
     Args:
         groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
@@ -307,7 +277,7 @@ def draw_panels(
     along: str = "round",
     notes: Sequence[str] = (),
 ) -> None:
-    """Draw panels into axes, all before any is finished, since they may share the y axis; explain them below."""
+    """Draw panels into axes, all before any is finished, since they may share the y axis, and explain them below."""
     looks = looks_of(lines, along)
     for axis, panel in zip(axes, shown):
         _draw(axis, panel, looks, along)
@@ -319,19 +289,17 @@ def draw_panels(
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:
-    """Choose the columns that have curves: those with a label, the global model's first.
-
-    Args:
-        measured: the columns that each run has.
+    """Choose the columns that have curves, of those that each run has: with a label, the global model's first. Scores
+    on clients' own test data are drawn, beside the accuracy, if all runs have them.
 
     >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
     ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']
     """
     labelled = {name: column for name, column in columns().items() if column.label}
     keys = [name for due in get_args(Due) for name, column in labelled.items() if column.due == due]
-    own = "local_test_accuracy"
-    keys = ["accuracy", own, *(name for name in keys if name not in ("accuracy", own))]  # to compare the two
-    left_out = set() if all(own in names for names in measured) else {own}
-    if all("perplexity" in names for names in measured):
+    keys = list(dict.fromkeys(["accuracy", own := "local_test_accuracy", *keys]))
+    everywhere, somewhere = set.intersection(*map(set, measured)), set().union(*measured)
+    left_out = {own} - everywhere
+    if "perplexity" in everywhere:
         left_out.add("loss")  # of which the perplexity is the exponential
-    return [key for key in keys if key not in left_out and any(key in names for names in measured)]
+    return [key for key in keys if key in somewhere - left_out]

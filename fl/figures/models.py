@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fl.analysis.landscape import Landscape
 from fl.analysis.weights import Compared, Member, brief, ends
@@ -47,27 +48,18 @@ def draw_landscapes(found: Sequence[Landscape], title: str, what: str, path: Pat
         for side in (panel.xaxis, panel.yaxis):
             side.set_major_locator(MaxNLocator(nbins=4))
         panel.tick_params(labelsize=8)
-        panel.set_title(f"{one.title}\nloss {one.centre:#.3g}, mean rise {one.mean:#.3g}", fontsize=9)
+        panel.set_title(f"{one.title}\nloss {one.centre:#.3g}, mean rise {one.rise()[0]:#.3g}", fontsize=9)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
     figure.supxlabel("first direction (in norms of the filters)", fontsize=9)
     figure.supylabel("second direction", fontsize=9)
-    bar = figure.colorbar(filled, ax=list(panels), label=what, pad=0.02, ticks=_ticks(low, high), format="%.3g")
+    ticks = LogLocator(subs=(1, 2, 5) if high / low < 1e4 else (1,), numticks=99).tick_values(low, high)
+    inside = ticks[(low <= ticks) & (ticks <= high)]
+    shown = inside if len(inside) > 1 else [low, high]
+    bar = figure.colorbar(filled, ax=list(panels), label=what, pad=0.02, ticks=shown, format="%.3g")
     bar.ax.minorticks_off()
     figure.suptitle(title, fontsize=10)
     save(figure, path)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Choose round numbers for a logarithmic scale, or its two ends.
-
-    >>> _ticks(0.3, 30.0), _ticks(1.3, 1.4)
-    ([0.5, 1.0, 2.0, 5.0, 10.0, 20.0], [1.3, 1.4])
-    """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 1e4 else (1,)
-    inside = [float(f"{step}e{n}") for n in decades for step in steps if low <= float(f"{step}e{n}") <= high]
-    return inside if len(inside) > 1 else [low, high]
 
 
 _MAPS = 6  # models in one figure
@@ -90,13 +82,13 @@ def heat_maps(found: Sequence[Compared]) -> Figure:
     heights = [0.95 + 0.2 * title.count("\n") + 2.0 * n for title, n in zip(titles, rows)]
     figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
     parts = figure.subfigures(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    matrices = [section.matrix for one in found for part in (one.before, one.after or []) for section in part]
+    matrices = [section.matrix for one in found for part in (one.before, one.after) for section in part]
     apart = torch.cat([matrix[~torch.eye(len(matrix), dtype=torch.bool)] for matrix in matrices])
     apart = apart[~apart.isnan()]
     low, high = math.floor(10 * apart.min().item()) / 10, math.ceil(10 * apart.max().item()) / 10
     for part, title, one, number in zip(parts, titles, found, rows):
         panels = part.subplots(number, columns, squeeze=False)
-        for stage, sections, line in zip(("untrained", "trained"), (one.before, one.after or []), panels):
+        for stage, sections, line in zip(("untrained", "trained"), (one.before, one.after), panels):
             for panel, section in zip(line, sections):
                 image = _heat_map(panel, section, low, high)
             for panel in line[len(sections) :]:
@@ -119,7 +111,8 @@ def _heat_map(panel: Axes, section: SectionSimilarity, low: float, high: float) 
     values = section.matrix.clone().fill_diagonal_(float("nan"))
     panel.set_facecolor("0.88")
     image = panel.imshow(values.numpy(), vmin=low, vmax=high, cmap="cividis", interpolation="nearest")
-    start = len(_parent(section.blocks))
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*section.blocks))
+    start = "".join(letters[0] for letters in same).rfind(".") + 1  # the names after their common beginning
     step = 1 if size <= 8 else -(-size // 8)
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_ticks(range(0, size, step), [block[start:] for block in section.blocks[::step]], fontsize=7)
@@ -130,18 +123,6 @@ def _heat_map(panel: Axes, section: SectionSimilarity, low: float, high: float) 
                     color = "white" if value < (low + high) / 2 else "black"
                     panel.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=color)
     return image
-
-
-def _parent(blocks: Sequence[str]) -> str:
-    """Find the common beginning of names, up to a dot.
-
-    >>> _parent(["section1.1", "section1.12"])
-    'section1.'
-    """
-    common = blocks[0]
-    while not all(block.startswith(common) for block in blocks) or (common and not common.endswith(".")):
-        common = common[:-1]
-    return common
 
 
 _STYLES = ["-", "--", "-.", ":"]  # that differ in black and white as well

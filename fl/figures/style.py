@@ -34,7 +34,7 @@ def finish(axis: Axes, key: str, along: str = "round") -> None:
     """Finish the axes of a column's curves, once all curves are drawn."""
     column = columns()[key]
     dress(axis, column.label, percent=column.factor == 100, along=along)
-    settle(axis, column)
+    _settle(axis, column)
 
 
 def dress(axis: Axes, label: str, percent: bool = False, along: str = "round") -> None:
@@ -60,15 +60,9 @@ def dress(axis: Axes, label: str, percent: bool = False, along: str = "round") -
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def settle(axis: Axes, column: Column) -> None:
+def _settle(axis: Axes, column: Column) -> None:
     """Set the ends of the y axis once all curves are drawn: at least `column.span` apart, and not far beyond the
     values that the column can have. An axis without a finite value says so.
-
-    >>> axis = Figure().subplots()
-    >>> _ = axis.plot([1, 2], [0.9991, 0.9993])
-    >>> settle(axis, Column(factor=100))
-    >>> [round(float(end), 4) for end in axis.get_ylim()]
-    [0.9804, 1.0004]
     """
     if column.log:
         axis.set_yscale("log")
@@ -79,7 +73,7 @@ def settle(axis: Axes, column: Column) -> None:
     scale = axis.yaxis.get_transform()
     low, high = scale.transform(axis.get_ylim())
     span = math.log10(1 + column.span) if column.log else max(column.span, _RELATIVE * max(abs(low), abs(high)))
-    low, high = scale.inverted().transform(within(low, high, span, *scale.transform(column.ends)))
+    low, high = scale.inverted().transform(_within(low, high, span, *scale.transform(column.ends)))
     axis.set_ylim(low, high)
     if column.log:  # plain numbers, some of them between the powers of ten if the axis spans few
         if high / low < _FEW:  # an axis that hardly spans a factor of two is as good as linear
@@ -89,12 +83,10 @@ def settle(axis: Axes, column: Column) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
+def _within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
     """Widen the ends of an axis until they are `span` apart, hardly beyond `bottom` and `top`.
 
-    >>> [round(end, 3) for end in within(0.4, 0.402, 0.02, 0, 1)]
-    [0.391, 0.411]
-    >>> [round(end, 3) for end in within(-0.4, 0.5, 0.02, 0, 1)]
+    >>> [round(end, 3) for end in _within(-0.4, 0.5, 0.02, 0, 1)]
     [-0.018, 0.5]
     """
     edge = _EDGE * max(span, high - low)
@@ -129,8 +121,8 @@ def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] 
 def shorten(text: str) -> str:
     """Cut absolute paths in a text down to the file and its folder.
 
-    >>> shorten("/home/me/runs/pair/fedmr-seed0 (cnn)"), shorten("text:/data/emma.txt, runs/a")
-    ('pair/fedmr-seed0 (cnn)', 'text:data/emma.txt, runs/a')
+    >>> shorten("/home/me/runs/pair/fedmr-seed0 (cnn), text:/data/emma.txt, runs/a")
+    'pair/fedmr-seed0 (cnn), text:data/emma.txt, runs/a'
     """
     return re.sub(r"(?<![^\s:=,(])(?:/[^\s:=,()/]+)+", lambda found: "/".join(found[0].split("/")[1:][-2:]), text)
 
@@ -152,11 +144,7 @@ def check_new(path: Path, flag: str = "--out") -> None:
 
 
 def check_file(path: Path) -> str:
-    """Return the format of a figure's file. Raises FLError if matplotlib cannot write it, or there is no folder.
-
-    >>> check_file(Path("a.PDF"))
-    'pdf'
-    """
+    """Return the format of a figure's file. Raises FLError if matplotlib cannot write it, or there is no folder."""
     if not path.name:
         raise FLError(f"{path} is no file that a figure can be written to: give a name, such as figure.png")
     kind = path.suffix.lstrip(".").lower() or "png"

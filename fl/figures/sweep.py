@@ -32,12 +32,10 @@ _STEP = 0.015  # share of an axis between points of several lines at one value
 
 
 def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """Draw accuracy (of text: perplexity) round by round. With several methods there is a panel for each value, with a
-    line for each method (FedMR's Fig. 10); with one method there is a line for each value (Figs. 11 and 12). Methods
-    that do not read the option are dashed.
-
-    If all runs have clients that test on samples of their own, it is their mean accuracy there. A vertical line marks
-    the round in which the first run of a line begins to train another level, and the caption says so.
+    """Draw accuracy (of text: perplexity) round by round; if all runs have clients that test on samples of their own,
+    their mean accuracy there. With several methods there is a panel for each value, with a line for each method
+    (FedMR's Fig. 10); with one method there is a line for each value (Figs. 11 and 12). Methods that do not read the
+    option are dashed.
     """
     results = [outcome(run) for runs in found.values() for run in runs]
     key = "local_test_accuracy" if have_own(results) else _metric(results)
@@ -70,9 +68,8 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
 
 def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """Draw the last accuracy (of text: perplexity) against the value: mean and standard deviation over seeds, one line
-    a method, see `positions`. Below it are the accuracies on clients' own test data
-    (`own_accuracy` of `fl.analysis.groups.outcome`), if all runs have them, and the other columns that have a label,
-    such as the success of a trigger, if any run has them.
+    a method. Below it are the accuracies on clients' own test data, if all runs have them, and the other columns that
+    have a label, such as the success of a trigger, if any run has them.
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]
@@ -171,11 +168,7 @@ def positions(values: Sequence[str]) -> tuple[list[float], str]:
 
 
 def _short(option: str) -> str:
-    """Drop the method's name from a method's option.
-
-    >>> _short("fedmr.segment-fraction"), _short("attack.share")
-    ('segment-fraction', 'attack.share')
-    """
+    """Drop the method's name from a method's option: "unit" of "fedmr.unit"."""
     owner, _, name = option.rpartition(".")
     return name if owner.replace("-", "_") in ALGORITHMS else option
 

@@ -173,15 +173,6 @@ def assert_waves_repeat(fed, times):
 
 
 @pytest.mark.parametrize("backend", some(BACKENDS, ["graphs"]))
-def test_two_runs_are_equal_bit_for_bit(cuda, make_federation, backend):
-    fed = on_gpu(make_federation("cnn" if cuda else "resnet20"), backend=backend)
-    algorithm = made("fedmr", fed)
-    (*_, (first, _)), (*_, (second, _)) = (play(algorithm, fed) for _ in range(2))
-    for part in first:
-        assert all(torch.equal(first[part][name], second[part][name]) for name in first[part])
-
-
-@pytest.mark.parametrize("backend", some(BACKENDS, ["graphs"]))
 @pytest.mark.parametrize("precision", [Precision("tf32"), Precision("bf16"), Precision("bf16", channels_last=True)])
 def test_precisions_are_close_to_float32(cuda, make_federation, backend, precision):
     if precision.channels_last and backend == "vmap":

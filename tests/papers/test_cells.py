@@ -6,31 +6,13 @@ import pytest
 
 from benchmarks.papers import CLAIMS, cells, find
 from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
-from benchmarks.papers.stored import settings
 from benchmarks.papers.verdict import MEASURES, result
 from fl import FLError
 from fl.settings.recipes import fedmr, femam
 
 
-def test_ids_say_where_a_cell_stands_and_name_one_cell():
-    found = cells()
-    assert {name.split(".")[0] for name in found} == {*PAPERS}
-    for name, cell in found.items():
-        assert find(name) is cell
-        assert cell.id == name
-        assert (cell.row or name) in found
-    for name in (
-        "fedmr.table1.cifar10.lenet.dir0.5", "femam.table1.cifar100.client0.1", "femam.figure5a",
-        "fedfa.table1.fashion-mnist.preresnet.noniid.both", "fedfa.table1.cifar10.preresnet.iid.both",
-    ):  # fmt: skip
-        assert find(name).arms
-    with pytest.raises(FLError, match=r"no cell is called 'fedmr.figure55': did you mean fedmr.figure5\? "):
-        find("fedmr.figure55")
-    with pytest.raises(FLError, match="no id of a cell"):
-        Cell("FedMR.table1", "Table 1", "")
-
-
 def test_all_tables_and_figures_with_results_have_a_cell():
+    assert all(cell.id == name and find(name) is cell for name, cell in cells().items())
     places = {paper: {cell.place for cell in cells().values() if cell.paper == paper} for paper in PAPERS}
     assert {"Table 1", *(f"Fig. {k}" for k in range(5, 13))} <= places["fedmr"]
     assert {"Table 1", "Table 2", "Table C.2", "Table C.3", "Table C.4", "Figs. 3, C.6, C.8", "Figs. 4, A.1, C.2, C.4",
@@ -69,6 +51,8 @@ def test_comparisons_fit_their_cells():
             assert len(one.arms) == {"ratio": 2, "drop": 4, "above": 1}.get(one.kind, len(one.arms))
     with pytest.raises(FLError, match="can only name arms"):
         Cell("fedmr.a", "", "", (), (Comparison("", "late", "first", ("fedmr",)),))
+    with pytest.raises(FLError, match="no id of a cell"):
+        Cell("FedMR.table1", "Table 1", "")
 
 
 def test_numbers_are_those_of_the_recipes():
@@ -88,18 +72,6 @@ def test_numbers_are_those_of_the_recipes():
     assert sum(cell.id.startswith(("femam.table1", "femam.tablec")) for cell in cells().values()) == 2 * len(
         femam.TABLE
     )
-
-
-def test_settings_are_told_from_each_other():
-    names = ("cnn", "lenet", "lenet-released")
-    text, short, code = (find(f"fedmr.table1.cifar100.{name}.iid").arm("fedmr") for name in names)
-    assert settings(text.config)["lr"] == 0.01
-    assert settings(text.config)["momentum"] == 0.9
-    assert settings(short.config)["momentum"] == settings(code.config)["momentum"] == 0.5
-    assert settings(code.config)["dataset"] == "cifar100-coarse"
-    assert settings(code.config)["fedmr.unit"] == "tensor"
-    deep = find("fedfa.table1.cifar10.preresnet.iid.both").arm("fedfa").config
-    assert (deep.depth, deep.architectures.depths) == ((3,), ("2", "3"))
 
 
 def test_what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():

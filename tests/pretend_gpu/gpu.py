@@ -139,7 +139,6 @@ class PretendGPU:
             "get_device": lambda tensor: 0 if self.where(tensor).type == "cuda" else -1,
             "to": move,
             "cpu": lambda tensor: move(tensor, "cpu"),
-            "cuda": lambda tensor, *_, **__: move(tensor, "cuda"),
             "tolist": listed,
             "pin_memory": lambda tensor, *_: tensor,  # which has effects on speed alone
             "numpy": array,
@@ -148,7 +147,7 @@ class PretendGPU:
     def _patches(self) -> Iterator[tuple]:
         """(object, name, what stands in its place) of what else is asked about devices."""
         cuda, autocast, deepcopy = torch.cuda, torch.autocast, UntypedStorage.__deepcopy__
-        tensor, as_tensor, hot = torch.tensor, torch.as_tensor, torch.nn.functional.one_hot
+        hot = torch.nn.functional.one_hot
 
         def copied(storage: UntypedStorage, memo: dict) -> UntypedStorage:
             with torch.utils._python_dispatch._disable_current_modes():
@@ -184,9 +183,6 @@ class PretendGPU:
             def replay(self) -> None:
                 gpu.replay(self.recording)
 
-            def pool(self):
-                return id(self)
-
         @contextmanager
         def graph(captured: CUDAGraph, pool=None, stream=None, **_):
             gpu.recording = captured.recording
@@ -197,16 +193,12 @@ class PretendGPU:
             finally:
                 gpu.recording = None
 
-        def synchronize(device=None) -> None:
-            self.waited("synchronize")
+        def then_moved(make):
+            def made(data, *, device=None, **kwargs) -> Tensor:
+                values = make(data, **kwargs)
+                return values if device is None else values.to(device)
 
-        def made(data, *, device=None, **kwargs) -> Tensor:
-            values = tensor(data, **kwargs)
-            return values if device is None else values.to(device)
-
-        def made_as(data, *, device=None, **kwargs) -> Tensor:
-            values = as_tensor(data, **kwargs)
-            return values if device is None else values.to(device)
+            return made
 
         def one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
             self._unseen = num_classes != -1  # only on the CPU the range of the labels is looked at
@@ -219,17 +211,16 @@ class PretendGPU:
             self.waiting_is_an_error = mode in (2, "error")
 
         yield UntypedStorage, "__deepcopy__", copied
-        yield torch, "tensor", made
-        yield torch, "as_tensor", made_as
+        yield torch, "tensor", then_moved(torch.tensor)
+        yield torch, "as_tensor", then_moved(torch.as_tensor)
         yield torch.nn.functional, "one_hot", one_hot
         yield torch, "autocast", Cast
         yield cuda, "Stream", Stream
         yield cuda, "stream", lambda stream: nullcontext()
         yield cuda, "current_stream", Stream
-        yield cuda, "default_stream", Stream
         yield cuda, "CUDAGraph", CUDAGraph
         yield cuda, "graph", graph
-        yield cuda, "synchronize", synchronize
+        yield cuda, "synchronize", lambda device=None: self.waited("synchronize")
         yield cuda, "is_available", lambda: True
         yield cuda, "device_count", lambda: 1
         yield cuda, "is_initialized", lambda: True
@@ -237,7 +228,6 @@ class PretendGPU:
         yield cuda, "is_current_stream_capturing", lambda: self.recording is not None
         yield cuda, "set_sync_debug_mode", debug
         yield cuda, "get_sync_debug_mode", lambda: 2 * self.waiting_is_an_error
-        yield cuda, "get_device_name", lambda device=None: "a GPU that is not there"
         yield cuda, "get_device_properties", lambda device=None: SimpleNamespace(total_memory=80 * 2**30)
         yield cuda, "get_rng_state", lambda device=None: torch.zeros(1, dtype=torch.uint8)
 
@@ -260,7 +250,7 @@ class PretendGPU:
             kwargs["device"] = HOST
         inputs = tensors_of((args, kwargs))
         here = [t in self for t in inputs]
-        around = bool(self._context and self._context[-1]) or self._in_backward()
+        around = bool(self._context and self._context[-1]) or torch._C._current_graph_task_id() != -1  # in backward
         target = any(here) if inputs and asked is None else around
         if asked is not None and asked.type != "cpu":
             target = asked.type == "cuda"
@@ -313,10 +303,6 @@ class PretendGPU:
             seen.inside += recording.launches
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             recording.replay()
-
-    @staticmethod
-    def _in_backward() -> bool:
-        return torch._C._current_graph_task_id() != -1
 
 
 class _Functions(TorchFunctionMode):

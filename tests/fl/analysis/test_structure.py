@@ -28,25 +28,17 @@ def test_rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model()
             adjusted_rand_score(truth[kept], found[kept])
         )
     assert rand_index([1, 1, 0, 0, 2, -1], [0, 0, 1, 1, 2, 2]) == 1  # another numbering, and one pruned
-    # pairs together: 1 in both, 2 found, 3 true, of 10; by chance 0.6, at most 2.5: (1 - 0.6) / (2.5 - 0.6)
-    assert rand_index([0, 0, 1, 1, 2], [0, 0, 0, 1, 2]) == pytest.approx(0.4 / 1.9)
-    assert rand_index([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
 
 
-@pytest.mark.parametrize(
-    ("found", "truth"),
-    [
+def test_rand_index_is_none_where_the_truth_says_nothing():
+    for found, truth in (
         ([0, 0, 1, 1], [0, 0, 0, 0]),
         ([0, 0, 1, 1], [0, 1, 2, 3]),
         ([0, 0, 1, -1], [0, 0, 0, 1]),  # the cluster of the last is not there any more
         ([0, -1, 0, 1], [0, 0, 1, 2]),  # those that are left are each alone
-        ([0, 0, 0, -1], [0, 0, 0, 1]),
         ([-1, 1, -1, -1], [0, 0, 1, 1]),
-        ([-1, -1, -1, -1], [0, 0, 1, 1]),
-    ],
-)
-def test_rand_index_is_none_where_the_truth_says_nothing(found, truth):
-    assert rand_index(found, truth) is None
+    ):
+        assert rand_index(found, truth) is None
 
 
 def test_a_level_that_collapsed_is_seen():
@@ -79,29 +71,15 @@ def test_agreement_of_levels_and_of_whole_pathways():
     assert agreement(pruned)[-1].kept == 5 / 6
     coarse_last = agreement(make(truth=TRUTH[::-1]))[-1]
     assert coarse_last.rand == pathway.rand[::-1]  # the finest is the one with most clusters, wherever it stands
-
-
-def test_levels_that_are_not_trained_do_not_count():
-    rows = agreement(make(trained=2))
-    assert [row.level for row in rows] == ["global", "5", "pathway"]
-    assert rows[-1].models == 3  # 3, 0 and none
+    untrained = agreement(make(trained=2))
+    assert [row.level for row in untrained] == ["global", "5", "pathway"]
+    assert untrained[-1].models == 3  # 3, 0 and none
     assert [row.level for row in agreement(make(trained=1))] == ["global"]
-
-
-def test_the_table_is_aligned():
-    lines = describe(make()).splitlines()
-    assert lines[0] == "femam, seed 3: 5 of 5 levels trained, 6 clients"
-    assert len({len(line) for line in lines[1:]}) == 1
-    assert lines[3].split() == ["2", "of", "5", "2", "83%", "1.00", "0.55", "1.00"]
-    assert lines[1].split()[-6:] == ["of", "2", "ARI", "of", "3", "best"]
-
-
-def test_the_file_holds_it_all(tmp_path):
-    saved = make(trained=4)
-    saved.save(tmp_path)
-    assert Structure.read(tmp_path) == saved
-    assert json.loads((tmp_path / FILE).read_text())["found"] == FOUND
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    head, names, *lines = describe(make()).splitlines()
+    assert head == "femam, seed 3: 5 of 5 levels trained, 6 clients"
+    assert names.split()[-6:] == ["of", "2", "ARI", "of", "3", "best"]
+    assert lines[1].split() == ["2", "of", "5", "2", "83%", "1.00", "0.55", "1.00"]
+    assert len(set(map(len, [names, *lines]))) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,15 +98,16 @@ def test_the_file_holds_it_all(tmp_path):
         ({"more": 1}, "other fields"),
     ],
 )
-def test_damaged_files_are_told(tmp_path, changes, reason):
-    make().save(tmp_path)
+def test_damaged_files_are_refused(tmp_path, changes, reason):
+    make(trained=4).save(tmp_path)
+    assert Structure.read(tmp_path) == make(trained=4)
     path = tmp_path / FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(FLError, match=f"is damaged .*{reason}.*run it again"):
         Structure.read(tmp_path)
 
 
-def test_a_file_that_is_none_is_told(tmp_path):
+def test_a_file_that_is_none_is_refused(tmp_path):
     with pytest.raises(FLError, match=r"such as femam and fesem; .*again"):
         Structure.read(tmp_path)
     for text in (b"", b'{"algorithm": "femam"', b"[1, 2]", b"{}", b"\xff\xfe\x00"):
@@ -183,14 +162,9 @@ def test_colours_differ_within_a_level_and_white_is_for_none():
     assert each.axes[0].images[0].get_array().tolist() == [[OWN]] * clients
     assert panels(each)[0][1] == set()
     assert (each.axes[1].images[0].to_rgba(each.axes[1].images[0].get_array())[..., 3] == 0).all()  # blank
-
-
-def test_levels_not_trained_are_hatched():
-    figure = structure_maps([make(trained=2)])
-    found = figure.axes[1]
+    found = structure_maps([make(trained=2)]).axes[1]
     assert found.images[0].get_array()[:, 2:].mask.all()
     assert [patch.get_x() for patch in found.patches if patch.get_hatch()] == [1.5, 2.5, 3.5]
-    assert "ARI" not in found.get_xticklabels()[2].get_text()
 
 
 def test_several_runs_are_rows_and_not_too_many():
@@ -201,10 +175,8 @@ def test_several_runs_are_rows_and_not_too_many():
     assert titles == ["truth", "femam, seed 3", "truth", "femam, seed 4", "truth", "fesem, seed 7"]
     assert [row.get_suptitle() for row in figure.subfigs] == ["a title", "b", "other"]
     assert panels(figure)[5][0].T.tolist() == [[0, 0, 1, 0]]
-    label = figure.axes[5].get_xticklabels()[0].get_text()
-    assert (
-        label == f"1\n2\nARI {adjusted_rand_score([0, 0, 1, 1], [1, 1, 0, 1]):.2f}"
-    )  # one level of truth needs no name
+    index = adjusted_rand_score([0, 0, 1, 1], [1, 1, 0, 1])
+    assert figure.axes[5].get_xticklabels()[0].get_text() == f"1\n2\nARI {index:.2f}"  # one level of truth has no name
     figure.draw_without_rendering()
     tops = [axis.get_window_extent().y0 for axis in figure.axes[::2]]
     assert tops == sorted(tops, reverse=True)
@@ -260,6 +232,3 @@ def test_the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
         assert message in error
         assert error.count("\n") == 1
     assert not (tmp_path / "map.png").exists()
-    (runs / "femam-seed0" / FILE).write_text("{")
-    assert structure.main([str(runs), "--out", str(tmp_path / "map.png")]) == 2
-    assert "is damaged" in capsys.readouterr().err

@@ -122,12 +122,13 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
 )
 def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monkeypatch, name, panels):
     drawn = []
-    monkeypatch.setattr("fl.figures.coverage.draw_coverage", lambda maps, path, title: drawn.extend([*maps, title]))
+    monkeypatch.setattr("fl.figures.coverage.save", lambda figure, _: drawn.append(figure))
     fed = mixed(make_federation)
     if name == "flexifed":
         fed = replace(fed, fleet=make_fleet(fed.model, WIDE, [SHALLOW, WIDE, SHALLOW, SHALLOW]))
     leave_coverage(Run(SMALL, fed, made(name, fed), tmp_path, {}, 0))
-    assert drawn == (panels and [*panels, SMALL.title()])
+    assert [axis.get_title() for figure in drawn for axis in figure.axes if axis.get_title()] == panels
+    assert all(figure.get_suptitle() == SMALL.title() for figure in drawn)
 
 
 def by_hand(fed, cohort, statistics):

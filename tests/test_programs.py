@@ -1,0 +1,117 @@
+"""What lies beside the packages and is run by hand: examples/, benchmarks/gpu.sh and benchmarks/peers.py."""
+
+import csv
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from benchmarks.papers import find
+from fl.algorithms import ALGORITHMS
+from fl.data import load
+
+ROOT = Path(__file__).parent.parent
+GPU = ROOT / "benchmarks/gpu.sh"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs an example in a folder of its own; what it added to the methods goes away again."""
+    before = dict(ALGORITHMS)
+
+    def call(name, *arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        return runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+
+    yield call
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+def test_examples_are_short():
+    lengths = [len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")]
+    assert len(lengths) == 3
+    assert max(lengths) <= 25
+
+
+@pytest.mark.slow
+def test_a_table(run):
+    assert run("table.py")["summary"]["final"]["accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_a_method(run, tmp_path):
+    assert run("method.py")["summary"]["final"]["accuracy"] > 0.8
+    assert len(list(csv.DictReader((tmp_path / "runs/careful/metrics.csv").open()))) == 10
+
+
+@pytest.mark.slow
+def test_images(run, tmp_path):
+    digits = load("digits")
+    for part, (x, y) in {"train": (digits.x[:300], digits.y[:300]), "test": (digits.test_x, digits.test_y)}.items():
+        for k, (image, label) in enumerate(zip(x[:, 0], y.tolist())):
+            folder = tmp_path / "digits" / part / str(label)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image * 15).numpy()).save(folder / f"{k}.png")
+    torch.manual_seed(0)
+    weights = timm.create_model("resnet10t").state_dict()
+    save_file(weights, tmp_path / "weights.safetensors")
+    scope = run("images.py", tmp_path / "digits", tmp_path / "weights.safetensors")
+    made = scope["model"]().state_dict()
+    assert torch.equal(made["conv1.0.weight"], weights["conv1.0.weight"])
+    assert made["fc.weight"].shape == (10, 512)
+    assert scope["summary"]["final"]["accuracy"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["tset"], "unknown part tset: there are tests, engine, rounds, step, peers, paper, all and wheels"),
+        (["--device", "tpu", "tests"], "--device tpu: there are cuda and cpu"),
+        (["--quick"], "What waits for a GPU"),
+    ],
+)
+def test_what_the_gpu_script_does_not_know_is_an_error(arguments, answer):
+    done = subprocess.run(["bash", GPU, *arguments], capture_output=True, text=True)
+    assert done.returncode
+    assert answer in done.stdout + done.stderr
+
+
+def test_the_gpu_script_names_cells_that_there_are():
+    ids = re.findall(r"\b(?:fedmr|femam|fedfa)\.[\w.-]+", GPU.read_text())
+    assert len(ids) == 5
+    assert all(find(name).arms for name in ids)
+
+
+@pytest.mark.slow
+def test_the_gpu_scripts_papers_run_and_go_on(tmp_path):
+    command = ["bash", GPU, "--device", "cpu", "--quick", "paper"]
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, text=True)
+        assert not done.returncode, done.stdout + done.stderr
+        outputs.append(done.stdout)
+    assert ["fedfa.lambda.digits.0/fedavg seed 0: 1 of 1 rounds" in text for text in outputs] == [True, False]
+    assert (tmp_path / "papers/fedfa.lambda.digits.5/fedfa-seed0.csv").exists()
+
+
+@pytest.mark.slow
+def test_the_plain_loop_of_peers_trains_the_same_model(tmp_path):
+    command = ["benchmarks/peers.py", "--quick", "--settings", "B", "--device", "cpu", "--data-root", "none"]
+    subprocess.run([sys.executable, *command, "--backend", "loop", "--out", tmp_path], cwd=ROOT, check=True)
+    result = json.loads((tmp_path / "peers-cpu-quick.json").read_text())
+    ours, plain = result["settings"]["B"]["rows"]
+    assert (ours["side"], plain["side"]) == ("ours", "plain")
+    assert plain["check"]["parameters"] < 1e-10
+    assert len(plain["seconds"]) == 2
+    assert plain["ratio"] > 0
