@@ -278,7 +278,7 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
         ({"dataset": table()}, {}, r"--model cnn takes images, and samples are \[7\]"),
         ({"dataset": table()}, {"model": "transformer"}, "made for text"),
         ({"dataset": NEXT}, {}, "made for images, and the data set is text"),
-        ({"dataset": WIDE}, {}, "--model cnn is made for square images, and these are 8x12"),
+        ({"dataset": WIDE}, {}, "--model cnn cannot take images of 1x8x12"),
         ({"dataset": torch.utils.data.TensorDataset(torch.zeros(4, 3))}, {}, "dataset is a TensorDataset: give what"),
     ],
 )
