@@ -44,7 +44,8 @@ def run(argv: list[str]) -> int:
             if not current().rank:
                 write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
                 print(f"\n{table(group(find_runs(ended.done)), fitted)}")
-                print(ended.describe(), end="\n" * failed)
+                if failed:
+                    print(ended.describe())
     if not current().rank:
         print(advice(config, folder))
     return int(failed)

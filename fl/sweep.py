@@ -66,6 +66,8 @@ class Sweep:
         ('5', '10')
         """
         option = option.replace("_", "-")
+        if option == "participants":  # numbers replace the share that the settings may have
+            config = replace(config, participation=0.0)
         several = isinstance(_default(option), tuple) and "/" in values
         sweep = cls(option, tuple(text.strip() for text in values.split("/" if several else ",")), config)
         sweep.check()

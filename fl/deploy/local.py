@@ -192,10 +192,8 @@ class Deployment:
 
     def start_node(self, number: int) -> None:
         """Start a SuperNode with its own data folder, whose public key the SuperLink knows."""
-        keys, config = (
-            self.root / "keys",
-            {"partition-id": number, "data": str(node_folder(self.root / "data", number))},
-        )
+        keys = self.root / "keys"
+        config = {"partition-id": number, "data": str(node_folder(self.root / "data", number))}
         self._start(
             f"node-{number}",
             *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),

@@ -242,7 +242,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     ],
 )
 def test_values_are_of_the_flags_kind(option, values, found):
-    config = Config(lr_schedule="step" if option == "lr-steps" else "constant")
+    config = Config(lr_schedule="step" if option == "lr-steps" else "constant", participation=0.5)
     made = Sweep.make(option, values, config)
     group, _, name = option.replace("-", "_").rpartition(".")
     for text, value in zip(made.values, found, strict=True):
