@@ -15,6 +15,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.batches import make_batches
+from fl.federation import federation as federation_module
 
 
 @cache
@@ -71,6 +72,17 @@ def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name)
         model.load_state_dict(state | fed.statistics(state, model))
         torch.testing.assert_close(algorithm.predict(server, x, client), model(fed.data.normalise(x, torch.float64)))
     assert torch.equal(algorithm.predict(second, x, None), algorithm.predict(second, x, 0))
+
+
+def test_statistics_of_static_norms_take_one_pass_for_each_plan(monkeypatch):
+    fed, passes = mixed("static_batch"), []
+    algorithm = ALGORITHMS["fedfa"](fed)
+    server = algorithm.init()
+    honest = federation_module.collect
+    monkeypatch.setattr(federation_module, "collect", lambda *given: passes.append(given) or honest(*given))
+    for client in (0, 1, 2, 3, 1, 0):
+        algorithm.predict(server, fed.data.test_x, client)
+    assert len(passes) == len(fed.fleet.architectures) == 4
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])

@@ -38,3 +38,11 @@ def test_a_line_without_its_end_may_lack_digits_and_is_not_read(tmp_path):
     assert read(path) == [{"round": 1, "loss": 2.5}]
     path.write_bytes(b"round,loss\r\n1,2.5\r\n2,0.125\r\n")
     assert read(path)[1] == {"round": 2, "loss": 0.125}
+
+
+@pytest.mark.parametrize(("rounds", "message"), [("1,1,2", "round 1 twice"), ("1,3,2", "round 2 out of order")])
+def test_rounds_of_two_processes_are_refused(tmp_path, rounds, message):
+    path = tmp_path / "metrics.csv"
+    path.write_text("".join(f"{line}\n" for line in ["round,loss", *(f"{number},0.5" for number in rounds.split(","))]))
+    with pytest.raises(FLError, match=message):
+        read(path)
