@@ -3,9 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+import timm
 import torch
+import torchvision
 
 import fl
+import surgery
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,3 +44,34 @@ def test_speedruns_are_files_of_their_own():
         assert len(lines) <= 300, path
         roots = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import ", "from "))}
         assert not roots & {"fl", "surgery", "zoo", "benchmarks"}, path
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_axes_narrows_as_the_library_does(name):
+    """The same positions of every tensor, and the same outputs."""
+    axes, image = speedrun("axes"), torch.randn(2, 3, 32, 32)
+    if name == "resnet":
+        model = torchvision.models.resnet18(num_classes=5)
+    else:
+        model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32, patch_size=8, num_classes=5)
+    with torch.no_grad():
+        for tensor in surgery.state(model).values():
+            tensor.add_(0.05 * torch.rand(tensor.shape)) if tensor.is_floating_point() else None
+    small, (expected, _) = axes.narrow(model, 0.5, image[:1]), surgery.narrow(model, rate=0.5, example=image)
+    found, wanted = surgery.state(small), surgery.state(expected)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert sum(tensor.numel() for tensor in found.values()) < 0.35 * sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(small.eval()(image), expected.eval()(image))
+
+
+def test_axes_keeps_what_it_does_not_know():
+    """An operation without a rule fixes all that it touches, and a model of one is as it was."""
+
+    class Sorted(torch.nn.Sequential):
+        def forward(self, x):
+            return self[1](self[0](x).sort(-1).values)
+
+    model = Sorted(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+    small = speedrun("axes").narrow(model, 0.5, torch.zeros(1, 4))
+    assert all(torch.equal(a, b) for a, b in zip(small.parameters(), model.parameters()))

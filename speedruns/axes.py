@@ -1,0 +1,300 @@
+"""The algebra of axes in one file: make any network narrower without knowing its class.
+
+    python speedruns/axes.py
+
+To halve the width of a network one has to know which positions of which tensors belong together: a convolution's
+outputs, the norm after it, and all that is added to it. One forward pass on the meta device shows it. Every axis of every tensor is a product of digits, as a number is:
+`view(B, N, 3, heads, dim)` shows that an axis has three digits. Operations say which axes are the same; digits that
+are not fixed by the input, the output or an unknown operation are the widths of the network.
+
+The library knows some 350 operations, sums (concatenations) and orders, and repairs configurations. This file knows
+what a ResNet and a Vision Transformer need. It imports torch (torchvision and timm only to have something to cut).
+"""
+
+import copy
+import math
+import textwrap
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Digit:
+    """Some positions of an axis. It may turn out to be a product of digits (`parts`), or the same as another digit.
+
+    `fixed` says why all of its positions have to stay; it is "" if they need not.
+    """
+
+    def __init__(self, size: int, fixed: str = "") -> None:
+        self.size, self.fixed, self.same, self.parts = size, fixed, None, []
+
+
+Axis = list[Digit]  # a product, the last digit runs fastest; an axis of size 1 has none
+
+
+def axis(size: int, fixed: str = "") -> Axis:
+    """An axis about which nothing is known yet."""
+    return [Digit(size, fixed)] if size != 1 else []
+
+
+def digits(product: Axis) -> Axis:
+    """The digits of an axis, as they are known now."""
+    found = []
+    for digit in product:
+        while digit.same:
+            digit = digit.same
+        found += digits(digit.parts) if digit.parts else [digit]
+    return found
+
+
+def fix(product: Axis, why: str) -> None:
+    """All positions of this axis have to stay."""
+    for digit in digits(product):
+        digit.fixed = digit.fixed or why
+
+
+def split(digit: Digit, last: int) -> Axis:
+    """A digit is a product of two, the last of which has this size."""
+    digit.parts = [Digit(digit.size // last, digit.fixed), Digit(last, digit.fixed)]
+    return digit.parts
+
+
+def unify(a: Axis, b: Axis) -> None:
+    """Two axes are one: their digits are split until they agree."""
+    a, b = digits(a), digits(b)
+    while a and b:
+        x, y = a.pop(), b.pop()
+        if x is y:
+            continue
+        if x.size == y.size:
+            x.same, y.fixed = y, y.fixed or x.fixed
+        elif x.size % y.size == 0:
+            a, b = a + split(x, y.size), [*b, y]
+        elif y.size % x.size == 0:
+            a, b = [*a, x], b + split(y, x.size)
+        else:
+            fix([*a, *b, x, y], "its digits do not fit together")
+            return
+
+
+class Trace(TorchDispatchMode):
+    """Follows the axes of all tensors through the operations of a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.axes: dict[int, tuple[Tensor, list[Axis]]] = {}  # with the tensor, so that its id stays its own
+
+    def of(self, tensor: Tensor) -> list[Axis]:
+        """The axes of a tensor; those of one that nobody has made, such as a constant, are new."""
+        if id(tensor) not in self.axes:
+            self.axes[id(tensor)] = tensor, [axis(size) for size in tensor.shape]
+        return self.axes[id(tensor)][1]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        results = [t for t in (out if isinstance(out, tuple | list) else [out]) if isinstance(t, Tensor)]
+        rule = OPERATIONS.get(function.overloadpacket.__name__, unknown)
+        for result, found in zip(results, rule(self, args, results)):
+            self.axes[id(result)] = result, found
+        return out
+
+
+def unknown(trace: Trace, args: tuple, results: list[Tensor]) -> list[list[Axis]]:
+    """Whatever no rule knows keeps all it touches as it is: nothing is assumed."""
+    for tensor in torch.utils._pytree.tree_leaves(args):
+        for each in trace.of(tensor) if isinstance(tensor, Tensor) else ():
+            fix(each, "unknown operation")
+    return [[axis(size, "unknown operation") for size in result.shape] for result in results]
+
+
+def convolution(trace, args, results):
+    """[N, C, H, W] with weights [O, C / groups, h, w] gives [N, O, H', W']."""
+    x, weight, bias, groups = trace.of(args[0]), trace.of(args[1]), args[2], args[8]
+    for each in [*weight[2:], *([x[1], weight[0], weight[1]] if groups > 1 else [])]:
+        fix(each, "windows and groups")
+    if groups == 1:
+        unify(x[1], weight[1])
+    unify(trace.of(bias)[0], weight[0]) if bias is not None else None
+    return [[x[0], weight[0], *(axis(size, "pixels") for size in results[0].shape[2:])]]
+
+
+def matrix_product(trace, args, results):
+    """`mm`, `bmm`: [..., n, k] times [..., k, m] gives [..., n, m]; `addmm` has a bias [m] before them."""
+    *bias, a, b = (trace.of(arg) for arg in args)
+    for one, other in [(a[-1], b[-2]), *zip(a[:-2], b[:-2]), *((each[-1], b[-1]) for each in bias)]:
+        unify(one, other)
+    return [[*a[:-1], b[-1]]]
+
+
+def elementwise(trace, args, results):
+    """Position by position: axes of the operands are the same, unless they are broadcast."""
+    found: list[Axis] = [[] for _ in results[0].shape]
+    for operand in (arg for arg in args if isinstance(arg, Tensor)):
+        for place, each in enumerate(reversed(trace.of(operand)), 1):
+            if digits(each):
+                unify(each, found[-place])
+                found[-place] = found[-place] or each
+    return [found, *([axis(size) for size in result.shape] for result in results[1:])]
+
+
+def norm(trace, args, results):
+    """Batch norms scale channels, layer norms the last axis; both have a vector for each of their tensors."""
+    x = trace.of(args[0])
+    along = x[-1] if isinstance(args[1], list | tuple) else x[1]
+    for tensor in (arg for arg in args[1:5] if isinstance(arg, Tensor)):
+        unify(trace.of(tensor)[0], along)
+    return [x, *([axis(size) for size in result.shape] for result in results[1:])]
+
+
+def view(trace, args, results):
+    """The digits of all axes in a row are dealt out anew."""
+    row, found = [digit for each in trace.of(args[0]) for digit in digits(each)], []
+    for size in reversed(results[0].shape):
+        taken: Axis = []
+        while (left := size // math.prod(digit.size for digit in taken)) > 1:
+            digit = row.pop()
+            if digit.size > left and digit.size % left == 0:
+                before, digit = split(digit, left)
+                row.append(before)
+            elif left % digit.size:
+                raise NotImplementedError(f"a view as {tuple(results[0].shape)} that cuts through a digit")
+            taken.insert(0, digit)
+        found.insert(0, taken)
+    return [found]
+
+
+def permute(trace, args, results):
+    """Axes in another order."""
+    x = trace.of(args[0])
+    return [[x[place] for place in args[1]]]
+
+
+def transpose(trace, args, results):
+    """Two axes change places; `t` means both of a matrix."""
+    x = list(trace.of(args[0]))
+    i, j = args[1:] or (0, 1)
+    x[i], x[j] = x[j], x[i]
+    return [x]
+
+
+def picked(trace, args, results):
+    """`select`, `unbind`, `slice`: what is picked by its place has to stay there."""
+    x, place, result = list(trace.of(args[0])), args[1] if len(args) > 1 else 0, results[0]
+    fix(x[place], "positions are picked")
+    x[place : place + 1] = [axis(result.shape[place], "positions are picked")] * (result.ndim == len(x))
+    return [x for _ in results]
+
+
+def joined(trace, args, results):
+    """`cat`: the axis along which tensors are joined stays whole here, the others are the same."""
+    along, found = args[1] % results[0].ndim if len(args) > 1 else 0, list(trace.of(args[0][0]))
+    for x in map(trace.of, args[0]):
+        fix(x[along], "it is joined to another")
+        for place, each in enumerate(x):
+            unify(each, found[place]) if place != along else None
+    found[along] = axis(results[0].shape[along], "it is joined of others")
+    return [found]
+
+
+def resized(trace, args, results):
+    """Pooling and means over pixels, and broadcasting: an axis of another size is a new one, the others stay."""
+    x, result = trace.of(args[0]), results[0]
+    if result.ndim < len(x):
+        x = [each for place, each in enumerate(x) if place not in args[1] and place - len(x) not in args[1]]
+    same = [math.prod(digit.size for digit in digits(each)) == size for each, size in zip(x, result.shape)]
+    return [[a if stays else axis(size, "pixels") for a, stays, size in zip(x, same, result.shape)] for _ in results]
+
+
+RULES = {
+    convolution: "convolution",
+    matrix_product: "mm bmm addmm",
+    elementwise: "add add_ mul div relu relu_ gelu _softmax clone detach _to_copy",
+    norm: "native_batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm native_layer_norm",
+    view: "view _unsafe_view",
+    permute: "permute",
+    transpose: "transpose t",
+    picked: "select unbind slice",
+    joined: "cat",
+    resized: "mean max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d expand",
+}
+OPERATIONS = {name: rule for rule, names in RULES.items() for name in names.split()}
+
+
+# Cutting -----------------------------------------------------------------------------------------------------------
+
+ATTRIBUTES = {  # numbers of a module that say how large its tensors are: name -> tensor, axis, and which of its digits
+    "in_features": ("weight", 1, None), "out_features": ("weight", 0, None), "in_channels": ("weight", 1, None),
+    "out_channels": ("weight", 0, None), "num_features": ("weight", 0, None), "normalized_shape": ("weight", 0, None),
+    "head_dim": ("qkv.weight", 0, -1), "attn_dim": ("proj.weight", 1, None),
+}  # fmt: skip
+
+
+def solve(model: nn.Module, image: Tensor) -> dict[str, list[Axis]]:
+    """The axes of every parameter and buffer of a model, after one forward pass; the model is not changed."""
+    ghost = copy.deepcopy(model).to("meta").eval()
+    named = dict([*ghost.named_parameters(), *ghost.named_buffers()])
+    trace, image = Trace(), image.to("meta")
+    for each in trace.of(image):
+        fix(each, "the input")
+    with torch.no_grad(), trace:
+        out = ghost(image)
+    for each in trace.of(out):
+        fix(each, "the output")
+    solved = {name: [digits(each) for each in trace.of(tensor)] for name, tensor in named.items()}
+    for axes in solved.values():  # of heads and their dimension only the latter shrinks
+        for each in axes:
+            fix([digit for digit in each if not digit.fixed][:-1], "heads")
+    return solved
+
+
+def positions(product: Axis, rate: float) -> Tensor:
+    """Which positions of an axis stay: of each width the first ones."""
+    kept = torch.zeros(1, dtype=torch.int64)
+    for digit in product:
+        stay = digit.size if digit.fixed else math.ceil(digit.size * rate)
+        kept = (kept[:, None] * digit.size + torch.arange(stay)).flatten()
+    return kept
+
+
+def narrow(model: nn.Module, rate: float, image: Tensor) -> nn.Module:
+    """A copy of a model in which each of its widths has this share of its positions."""
+    solved, small = solve(model, image), copy.deepcopy(model)
+    for path, module in small.named_modules():
+        for attribute, (tensor, place, which) in ATTRIBUTES.items():
+            axes = solved.get(f"{path}.{tensor}".lstrip("."))
+            if axes and hasattr(module, attribute):
+                number = len(positions(axes[place] if which is None else axes[place][which:], rate))
+                setattr(module, attribute, (number,) if attribute == "normalized_shape" else number)
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            cut = tensor.detach()
+            for place, each in enumerate(solved[f"{path}.{name}".lstrip(".")]):
+                cut = cut.index_select(place, positions(each, rate))
+            setattr(module, name, nn.Parameter(cut) if isinstance(tensor, nn.Parameter) else cut)
+    return small
+
+
+def widths(model: nn.Module, image: Tensor) -> list[str]:
+    """Each width of a model, with the places that it runs along."""
+    members: dict[Digit, list[str]] = {}
+    for name, axes in solve(model, image).items():
+        for place, digit in ((place, digit) for place, each in enumerate(axes) for digit in each):
+            members.setdefault(digit, []).append(f"{name}[{place}]")
+    return [f"{d.size:4} {textwrap.shorten(' '.join(at), 100)}" for d, at in members.items() if not d.fixed]
+
+
+def main() -> None:
+    """Halve a ResNet and a Vision Transformer."""
+    import timm
+    import torchvision
+
+    image = torch.zeros(1, 3, 224, 224)
+    for model in (torchvision.models.resnet18(), timm.create_model("vit_tiny_patch16_224", depth=2)):
+        print(f"\n{type(model).__name__}: {sum(p.numel() for p in model.parameters()):,} parameters, and its widths")
+        print("\n".join(widths(model, image)))
+        small = narrow(model, 0.5, image)
+        print(f"half as wide: {sum(p.numel() for p in small.parameters()):,}; logits {tuple(small(image).shape)}")
+
+
+if __name__ == "__main__":
+    main()
