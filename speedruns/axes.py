@@ -3,8 +3,8 @@
     python speedruns/axes.py
 
 To halve the width of a network one has to know which positions of which tensors belong together: a convolution's
-outputs, the norm after it, and all that is added to it. One forward pass on the meta device shows it. Every axis of every tensor is a product of digits, as a number is:
-`view(B, N, 3, heads, dim)` shows that an axis has three digits. Operations say which axes are the same; digits that
+outputs, the norm after it, and all that is added to it. One forward pass on the meta device shows it. An axis is a
+product of digits: `view(B, N, 3, heads, dim)` shows three of them. Operations say which axes are the same; digits that
 are not fixed by the input, the output or an unknown operation are the widths of the network.
 
 The library knows some 350 operations, sums (concatenations) and orders, and repairs configurations. This file knows
