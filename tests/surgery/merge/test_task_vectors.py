@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from surgery import SurgeryError, lazy, merge
-from surgery.merge.draws import uniform
-from surgery.merge.ranks import of_rank
+from surgery import lazy, merge
+from surgery.merge.parts import of_rank, uniform
 
 
 def models(k=3, seed=0, dtype=torch.float64):
@@ -101,6 +100,8 @@ CASES = {
     "breadcrumbs": (merge.breadcrumbs, {"density": 0.6, "gamma": 0.2}, middle(0.6, 0.2), False, False),
     "breadcrumbs_ties": (merge.breadcrumbs, ELECTED, middle(0.9, 0.5), True, False),
     "della": (merge.della, {"density": 0.6, "epsilon": 0.3, "seed": 2}, by_rank(0.6, 0.3, 2), True, True),
+    "della_linear, all": (merge.della, {"density": 1.0} | LINEAR, all_of, False, False),
+    "della_linear, mean": (merge.della, {"density": 1.0, "elect": False, "normalize": True}, all_of, False, True),
     "della_linear": (merge.della, LINEAR, by_rank(0.5, 0.1, 0), False, False),
 }  # fmt: skip
 
@@ -111,7 +112,6 @@ def test_it_is_the_papers_algorithm(case, slab, monkeypatch):
     method, settings, sparse, elect, normalize = CASES[case]
     if slab:
         monkeypatch.setattr(lazy, "SLAB", slab)
-        monkeypatch.setattr("surgery.merge.ranks.SLAB", slab)
     expected = slowly(models(), sparse, [1.0, 2.0, 0.5], 0.7, elect, normalize)
     close(method(models(), base=BASE, weights=[1, 2, 0.5], scale=0.7, **settings), expected)
 
@@ -173,40 +173,16 @@ DENSE = {"task_arithmetic": {}, "ties": {"density": 1.0}, "dare": {"density": 1.
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_a_weight_for_one_model_gives_that_model_bit_for_bit(name):
-    states = models(dtype=torch.float32)
-    states[0]["w"][0] = math.nan
-    base = {name: tensor.float() for name, tensor in BASE.items()}
-    close(merge.METHODS[name].function(states, base=base, weights=[0, 1, 0], **DENSE[name]), states[1], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", DENSE)
 def test_with_nothing_left_out_and_agreeing_signs_it_is_task_arithmetic(name):
     states = [{n: BASE[n] + s[n].abs() for n in BASE} for s in models()]
     expected = merge.task_arithmetic(states, base=BASE, weights=[1, 2, 3], normalize=True)
-    close(merge.METHODS[name].function(states, base=BASE, weights=[1, 2, 3], normalize=True, **DENSE[name]), expected)
-
-
-@pytest.mark.parametrize("name", ["task_arithmetic", "ties", "breadcrumbs", "sce", "model_stock"])
-def test_the_order_of_models_does_not_matter(name):
-    a, b, c = models()
-    method = merge.METHODS[name].function
-    close(method([c, a, b], base=BASE), method([a, b, c], base=BASE))
-
-
-@pytest.mark.parametrize("name", [name for name, method in merge.METHODS.items() if method.base == "needed"])
-def test_models_that_are_the_base_give_the_base_bit_for_bit(name):
-    """What is frozen in fine-tuning must not move by a rounding."""
-    base = {name: tensor.float() for name, tensor in BASE.items()}
-    settings = {"nearswap": {"t": 0.1}}.get(name, {})
-    found = merge.METHODS[name].function([base] * (1 if name == "nearswap" else 3), base=base, **settings)
-    close(found, base, rtol=0, atol=0)
+    close(merge.METHODS[name](states, base=BASE, weights=[1, 2, 3], normalize=True, **DENSE[name]), expected)
 
 
 @pytest.mark.parametrize("name", ["dare", "della"])
 def test_what_is_drawn_has_the_task_vector_as_its_mean(name):
     (state,), settings = models(1), {"density": 0.5, "elect": False, "normalize": False}
-    method = merge.METHODS[name].function
+    method = merge.METHODS[name]
     found = [method([state], base=BASE, seed=seed, **settings) for seed in range(100)]
     mean = torch.stack([f["w"] for f in found]).mean(0) - BASE["w"]
     delta = state["w"] - BASE["w"]
@@ -225,7 +201,7 @@ def test_draws_do_not_depend_on_where_reading_begins(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_rank_is_found_as_by_sorting(dtype, monkeypatch):
-    monkeypatch.setattr("surgery.merge.ranks.SLAB", 10)
+    monkeypatch.setattr(lazy, "SLAB", 10)
     draw = torch.Generator().manual_seed(0)
     values = (
         torch.randn(997, generator=draw, dtype=dtype) * 10.0 ** torch.randint(-30, 30, (997,), generator=draw)
@@ -236,31 +212,3 @@ def test_a_rank_is_found_as_by_sorting(dtype, monkeypatch):
     for rank in (0, 49, 50, 300, 500, 984, 985, 995, 996):
         found = of_rank(lambda: iter(values.split(100)), 997, rank)
         torch.testing.assert_close(found, ordered[rank], rtol=0, atol=0, equal_nan=True)
-
-
-def test_settings_out_of_range_are_named():
-    a, b = models(2)
-    for call, text in [
-        (lambda: merge.ties([a, b], base=BASE, density=0), "density=0 is out of range"),
-        (lambda: merge.ties([a, b], base=BASE, density=2), "density=2 is out of range"),
-        (lambda: merge.ties([a, b], base=BASE, weights=[1, -1]), "not negative"),
-        (lambda: merge.ties([a, b], base=BASE, across="all"), "across='all'"),
-        (lambda: merge.ties([a, b], base=BASE, across="model", density={"*": 0.5}), "across='model'"),
-        (lambda: merge.ties([a, b], base=None), "give the model that was fine-tuned as base"),
-        (lambda: merge.ties([a, b], base={"w": a["w"]}), "'b' of model 0 is missing in the base"),
-        (lambda: merge.della([a, b], base=BASE, density=0.9, epsilon=0.5), "an epsilon of at most 0.2"),
-        (lambda: merge.dare([a, b], base=BASE, seed=0.5), "seed=0.5"),
-        (lambda: merge.sce([a, b], base=BASE, select=0), "select=0 is out of range"),
-        (lambda: merge.model_stock([a], base=BASE), "at least 2 models, got 1"),
-    ]:
-        with pytest.raises(SurgeryError, match=text):
-            call()
-
-
-def test_without_election_della_is_a_sum():
-    states = models()
-    deltas = {name: sum(w * (s[name] - BASE[name]) for w, s in zip((1, -2, 3), states)) for name in BASE}
-    found = merge.della(states, base=BASE, weights=[1, -2, 3], density=1.0, elect=False)
-    close(found, {name: BASE[name] + delta for name, delta in deltas.items()})
-    mean = merge.della(states, base=BASE, weights=[1, 2, 3], density=1.0, elect=False, normalize=True)
-    close(mean, merge.linear(states, weights=[1, 2, 3]))
