@@ -116,28 +116,6 @@ def test_transformers_reads_what_is_written(tmp_path):
         torch.testing.assert_close(tensor, (a[name] + b[name]) / 2)
 
 
-@pytest.mark.parametrize("name", [*merge.METHODS])
-def test_lazy_states_are_merged_as_those_in_memory(tmp_path, name, monkeypatch):
-    draw = torch.Generator().manual_seed(0)
-    states = [{"w": torch.randn(6, 5, generator=draw), "n": torch.tensor(k)} for k in range(4)]
-    for k, values in enumerate(states):
-        save_file(values, tmp_path / f"{k}.safetensors")
-    files = [open_state(tmp_path / f"{k}.safetensors") for k in range(4)]
-    method = merge.METHODS[name]
-    count = {"slerp": 2, "nearswap": 1}.get(name, 3)
-    own = {"t": 0.3} if name == "nearswap" else {"density": 0.5} if "density" in method.settings else {}
-    expected = method.function(states[:count], **own, **({"base": states[3]} if method.base == "needed" else {}))
-    monkeypatch.setattr(lazy, "SLAB", 7)
-    monkeypatch.setattr("surgery.merge.ranks.SLAB", 7)
-    found = method.function(files[:count], **own, **({"base": files[3]} if method.base == "needed" else {}))
-    assert isinstance(found, LazyState)
-    write(tmp_path / "out.safetensors", found)
-    written = load_file(tmp_path / "out.safetensors")
-    for tensor in expected:
-        torch.testing.assert_close(written[tensor], expected[tensor], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(written[tensor], found[tensor], rtol=0, atol=0)
-
-
 def safetensors_bytes(header, data=b"", length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
