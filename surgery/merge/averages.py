@@ -211,5 +211,5 @@ def _by_measures(
 
     result = merged(mean, models, weights=weights, settings=settings)
     if unknown := names - set(result):
-        raise SurgeryError(f"there is {what} of {min(unknown)!r}, but the models have no such tensor")
+        raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor")
     return result
