@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surgery.averaging import average
+    from surgery.averaging import average, trimmed_mean
     from surgery.batch_statistics import repair
     from surgery.decomposition import Layer, layers
     from surgery.depth.adapters import register_block
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from surgery.errors import SurgeryError
     from surgery.libraries import example_input, named
     from surgery.recombine import inverse, permutations, segments, shuffle
-    from surgery.robust import trimmed_mean, trimmed_mean_submodels
+    from surgery.robust import trimmed_mean_submodels
     from surgery.scale import match_norms, percentile_norm
     from surgery.similarity import SectionSimilarity, block_similarity, filter_similarity
     from surgery.states import (
@@ -154,7 +154,7 @@ _WHERE = {
     "stack_size": "surgery.states",
     "state": "surgery.states",
     "submodel_factors": "surgery.submodel_scale",
-    "trimmed_mean": "surgery.robust",
+    "trimmed_mean": "surgery.averaging",
     "trimmed_mean_submodels": "surgery.robust",
     "ungraft": "surgery.depth.graft",
     "unstack": "surgery.states",

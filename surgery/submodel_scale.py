@@ -8,8 +8,7 @@ from torch import Tensor
 
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
-from surgery.percentile import joint_norms
-from surgery.scale import checked_groups, matching_factors
+from surgery.scale import checked_groups, joint_norms, matching_factors
 from surgery.submodel import Submodel
 from surgery.submodel_checks import check_clients, client_states, client_weights
 from surgery.submodel_index import Index, ascending, repeats

@@ -52,10 +52,4 @@ def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     >>> download([torch.tensor([1.0, 2.0]), torch.tensor(3)])
     [tensor([1., 2.], dtype=torch.float64), tensor(3., dtype=torch.float64)]
     """
-    result: list[Tensor] = list(tensors)
-    for device in {tensor.device for tensor in tensors}:
-        here = [i for i, tensor in enumerate(tensors) if tensor.device == device]
-        flat = torch.cat([tensors[i].detach().reshape(-1).double() for i in here]).cpu()
-        for i, values in zip(here, flat.split([tensors[i].numel() for i in here])):
-            result[i] = values.view(tensors[i].shape)
-    return result
+    return host_copies([tensor.detach().double() for tensor in tensors])

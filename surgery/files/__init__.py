@@ -1,6 +1,6 @@
 """States in files: read piece by piece without running code that a file may hold, written whole or not at all."""
 
-from surgery.files.opening import Checkpoint, open_state
+from surgery.files.reading import Checkpoint, open_state
 from surgery.files.whole import check_absent
 from surgery.files.writing import check_new, write
 

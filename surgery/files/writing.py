@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from surgery.errors import SurgeryError
-from surgery.files.header import NAMES
-from surgery.files.opening import INDEX, TORCH, Checkpoint
+from surgery.files.reading import DTYPES, INDEX, TORCH, Checkpoint
 from surgery.files.whole import check_absent, replacing
 from surgery.lazy import Pieces, pieces_of, spans
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORMAT = {"format": "pt"}  # transformers refuses files without it
 Progress = Callable[[int], object]
 """Called with the number of bytes that were written since the last call."""
@@ -86,9 +86,9 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     order = sorted(pieces, key=lambda name: -pieces[name].dtype.itemsize)  # so that all lie where their size divides
     for name in order:
         one = pieces[name]
-        if one.dtype not in NAMES:
+        if one.dtype not in _NAMES:
             raise SurgeryError(f"tensor {name!r} is {one.dtype}, which safetensors files cannot hold: convert it")
-        header[name] = {"dtype": NAMES[one.dtype], "shape": one.shape, "data_offsets": [end, end + one.nbytes]}
+        header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [end, end + one.nbytes]}
         end += one.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -10,15 +10,18 @@ models that count, as in `surgery.average`. States of files (`surgery.files.open
 """
 
 from surgery.merge.assembly import passthrough, union
-from surgery.merge.curvature import fisher
-from surgery.merge.energy import sce
+from surgery.merge.averages import Soup, fisher, greedy_soup, linear, regmean
 from surgery.merge.information import fisher_information, input_grams
-from surgery.merge.interpolation import karcher, linear, multislerp, nearswap, slerp
-from surgery.merge.methods import METHODS
-from surgery.merge.regression import regmean
-from surgery.merge.soup import Soup, greedy_soup
-from surgery.merge.stock import model_stock
-from surgery.merge.task_vectors import breadcrumbs, dare, della, task_arithmetic, ties
+from surgery.merge.spheres import karcher, model_stock, multislerp, slerp
+from surgery.merge.task_vectors import breadcrumbs, dare, della, nearswap, sce, task_arithmetic, ties
+
+METHODS = {
+    method.__name__: method
+    for method in (
+        linear, slerp, multislerp, karcher, nearswap, task_arithmetic, ties, dare, breadcrumbs, della, model_stock, sce
+    )
+}  # fmt: skip
+"""The methods that need nothing but models and numbers; `fisher`, `regmean` and `greedy_soup` need more."""
 
 __all__ = [
     "METHODS",

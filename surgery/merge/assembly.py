@@ -30,23 +30,18 @@ def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
     ['0.w', '1.w']
     """
     states = [values if isinstance(values, LazyState) else as_state(values) for values in models]
-    return LazyState(
-        {
-            f"{k}.{name}": _checked(pieces_of(values, name), name, k)
-            for k, values in enumerate(states)
-            for name in values
-        }
-    )
 
+    def without_nan(k: int, name: str, pieces: Pieces) -> Pieces:
+        def read(start: int, stop: int) -> Tensor:
+            values = pieces.read(start, stop)
+            if not values.is_meta and bool(values.isnan().any()):
+                raise SurgeryError(f"{name!r} of model {k} (from 0) holds NaN: mend that model, or leave it out")
+            return values
 
-def _checked(pieces: Pieces, name: str, k: int) -> Pieces:
-    def read(start: int, stop: int) -> Tensor:
-        values = pieces.read(start, stop)
-        if not values.is_meta and bool(values.isnan().any()):
-            raise SurgeryError(f"{name!r} of model {k} (from 0) holds NaN: mend that model, or leave it out")
-        return values
+        return replace(pieces, read=read)
 
-    return replace(pieces, read=read)
+    every = [(k, name, pieces_of(values, name)) for k, values in enumerate(states) for name in values]
+    return LazyState({f"{k}.{name}": without_nan(k, name, pieces) for k, name, pieces in every})
 
 
 def passthrough(

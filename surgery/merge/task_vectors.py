@@ -1,25 +1,22 @@
-"""Merging of task vectors, the differences of models from the base that they were fine-tuned from."""
+"""Merging of task vectors, the differences of models from the base that they were fine-tuned from.
+
+Most methods make task vectors sparse, each in its own way, and then add or average what is left; a function
+`sparse(group, i, **settings)` looks at the whole of task vector i and returns the function that reads a stretch of it.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader, spans
-from surgery.merge.combine import combination
-from surgery.merge.draws import uniform
-from surgery.merge.group import Group, aligned, group_of, merged
-from surgery.merge.ranks import of_rank
-from surgery.merge.settings import ByName, Weights, switch, within
+from surgery.merge.driver import Base, ByName, Group, Weights, checked, group_of, merged, needed, switch, within
+from surgery.merge.parts import combination, of_rank, uniform
 from surgery.states import Models, State
-
-Base = Mapping[str, Tensor] | nn.Module
-Sparse = Callable[[Group, int], Reader]
-"""A function from (group, i) to stretches of tensor i's task vector with most of its elements 0."""
 
 
 def task_arithmetic(
@@ -40,7 +37,61 @@ def task_arithmetic(
     >>> task_arithmetic([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}], base=base)
     {'w': tensor([1., 2.])}
     """
-    return _merged(None, models, base, weights, scale, normalize, elect=False)
+    return _task_vectors(None, models, base, weights, scale, normalize, elect=False)
+
+
+def _task_vectors(
+    sparse: Callable[..., Reader] | None, models: Models, base: Base, weights: Weights, scale: ByName, normalize: bool,
+    *, elect: bool, **settings: tuple[ByName, float],
+) -> State | LazyState:  # fmt: skip
+    """base + scale * the sum (or mean) of task vectors, which `sparse` makes sparse, with signs elected or not."""
+    switch("normalize", normalize), switch("elect", elect)
+    settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
+
+    def kernel(group: Group, *, scale: float, **own: float) -> Reader:
+        weights = group.shares() if normalize or elect else group.weights  # refuses negative weights
+        thin = sparse if own.get("density") != 1 else None
+        if thin is None and (not elect or len(weights) == 1):
+            return combination(group, [scale * weight for weight in (weights if normalize else group.weights)])
+        every = range(len(weights))
+        vectors = [thin(group, i, **own) if thin else partial(group.delta, i) for i in every]
+
+        def read(start: int, stop: int) -> Tensor:
+            deltas = [vector(start, stop) for vector in vectors]
+            total = elected(deltas, group.weights, normalize) if elect else _added(deltas, weights)
+            return total.mul_(scale).add_(group.origin(start, stop))
+
+        return read
+
+    return merged(kernel, models, base=needed(base), weights=weights, settings=settings)
+
+
+def _added(deltas: list[Tensor], weights: list[float]) -> Tensor:
+    total = torch.zeros_like(deltas[0])
+    for delta, weight in zip(deltas, weights):
+        total.add_(delta, alpha=weight)
+    return total
+
+
+def elected(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
+    """The weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
+
+    >>> elected([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
+    tensor([3., 2.])
+    """
+    sign = _added(deltas, weights).sign_()
+    total, share = torch.zeros_like(sign), torch.zeros_like(sign)
+    for delta, weight in zip(deltas, weights):
+        agrees = (delta * sign) > 0
+        total.add_(delta * agrees, alpha=weight)
+        share.add_(agrees, alpha=weight)
+    return total.div_(share.masked_fill_(share == 0, 1)) if normalize else total
+
+
+def magnitudes(group: Group, i: int) -> Iterator[Tensor]:
+    """Slabs of |x_i - base|."""
+    for start, stop in spans(group.size):
+        yield group.delta(i, start, stop).abs_()
 
 
 def ties(
@@ -72,11 +123,40 @@ def ties(
     """
     within("density", density, 0, 1, open_low=True)
     if across == "tensor":
-        return _merged(_largest, models, base, weights, scale, normalize, elect=True, density=density)
+        return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or isinstance(density, Mapping):
         raise SurgeryError(f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number")
     limits = _limits(models, base, density)
-    return _merged(partial(_above, limits), models, base, weights, scale, normalize, elect=True)
+    return _task_vectors(
+        lambda group, i: _above(limits[group.places[i]], group, i), models, base, weights, scale, normalize, elect=True
+    )
+
+
+def _largest(group: Group, i: int, density: float) -> Reader:
+    kept = max(1, int(density * group.size))
+    return _above(of_rank(lambda: magnitudes(group, i), group.size, group.size - kept) if group.size else 0, group, i)
+
+
+def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
+    def read(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        return delta.mul_(delta.abs() >= limit)
+
+    return read
+
+
+def _limits(models: Models, base: Base, density: float) -> list[Tensor | float]:
+    """For each model the smallest magnitude that is kept of its whole task vector."""
+    states, base = checked(models, needed(base))
+    result = []
+    for k in range(len(states)):
+        alone = [float(j == k) for j in range(len(states))]
+        groups = [group_of(name, states, base, alone) for name in states[0]]
+        groups = [group for group in groups if group.tensors[0].dtype.is_floating_point]
+        size = sum(group.size for group in groups)
+        slabs = lambda g=groups: (slab.double() for group in g for slab in magnitudes(group, 0))  # noqa: E731
+        result.append(of_rank(slabs, size, size - max(1, int(density * size))) if size else 0)
+    return result
 
 
 def dare(
@@ -107,7 +187,22 @@ def dare(
     """
     within("density", density, 0, 1, open_low=True)
     sparse = partial(_dropped, seed=_seed(seed), rescale=switch("rescale", rescale))
-    return _merged(sparse, models, base, weights, scale, normalize, elect=elect, density=density)
+    return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
+
+
+def _dropped(group: Group, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
+    def read(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        stays = uniform(seed, group.name, group.places[i], start, stop).to(delta.device) < density
+        return delta.mul_(stays).div_(density if rescale else 1)
+
+    return read
+
+
+def _seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SurgeryError(f"seed={seed!r}: give a whole number")
+    return seed
 
 
 def breadcrumbs(
@@ -135,8 +230,24 @@ def breadcrumbs(
     {'w': tensor([0., 0., 2., 3.])}
     """
     within("density", density, 0, 1, open_low=True)
-    within("gamma", gamma, 0, 1)
-    return _merged(_middle, models, base, weights, scale, normalize, elect=elect, density=density, gamma=gamma)
+    own = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1), 0.0)}
+    return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **own)
+
+
+def _middle(group: Group, i: int, density: float, gamma: float) -> Reader:
+    kept = int(density * group.size)
+    if not kept:
+        return lambda start, stop: torch.zeros_like(group.delta(i, start, stop))
+    below = max(0, group.size - kept - int(gamma * group.size))
+    low = of_rank(lambda: magnitudes(group, i), group.size, below)
+    high = of_rank(lambda: magnitudes(group, i), group.size, below + kept - 1)
+
+    def read(start: int, stop: int) -> Tensor:
+        delta = group.delta(i, start, stop)
+        size = delta.abs()
+        return delta.mul_((size >= low) & (size <= high))
+
+    return read
 
 
 def della(
@@ -172,130 +283,10 @@ def della(
     tensor(6.)
     """
     within("density", density, 0, 1, open_low=True)
-    within("epsilon", epsilon, 0, 1)
+    own = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1), 0.0)}
     sparse = partial(_by_rank, seed=_seed(seed))
     normalize = elect if normalize is None else normalize
-    return _merged(sparse, models, base, weights, scale, normalize, elect=elect, density=density, epsilon=epsilon)
-
-
-_DEFAULTS = {"scale": 1.0, "density": 1.0, "gamma": 0.0, "epsilon": 0.0}
-
-
-def _merged(sparse, models, base, weights, scale, normalize, *, elect, **settings) -> State | LazyState:
-    switch("normalize", normalize), switch("elect", elect)
-    settings |= {"scale": within("scale", scale, -math.inf, math.inf)}
-    if base is None:
-        raise SurgeryError("task vectors are differences from a base: give the model that was fine-tuned as base=...")
-    kernel = partial(_sum, sparse=sparse, normalize=normalize, elect=elect)
-    return merged(kernel, models, base=base, weights=weights, settings=settings, defaults=_DEFAULTS)
-
-
-def _sum(group: Group, *, sparse: Sparse | None, normalize: bool, elect: bool, scale: float, **settings) -> Reader:
-    if normalize or elect:
-        group.shares()  # refuses negative weights
-    if sparse is not None and settings.get("density", 0) == 1:
-        sparse = None
-    if sparse is None and (not elect or len(group.tensors) == 1):
-        weights = group.shares() if normalize else group.weights
-        return combination(group, [scale * weight for weight in weights])
-    vectors = [
-        partial(group.delta, i) if sparse is None else sparse(group, i, **settings) for i in range(len(group.tensors))
-    ]
-
-    def read(start: int, stop: int) -> Tensor:
-        deltas = [vector(start, stop) for vector in vectors]
-        total = elected(deltas, group.weights, normalize) if elect else _added(deltas, group, normalize)
-        return total.mul_(scale).add_(group.origin(start, stop))
-
-    return read
-
-
-def _added(deltas: list[Tensor], group: Group, normalize: bool) -> Tensor:
-    total = torch.zeros_like(deltas[0])
-    for delta, weight in zip(deltas, group.shares() if normalize else group.weights):
-        total.add_(delta, alpha=weight)
-    return total
-
-
-def elected(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
-    """The weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
-
-    >>> elected([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
-    tensor([3., 2.])
-    """
-    sign = torch.zeros_like(deltas[0])
-    for delta, weight in zip(deltas, weights):
-        sign.add_(delta, alpha=weight)
-    sign.sign_()
-    total, share = torch.zeros_like(sign), torch.zeros_like(sign)
-    for delta, weight in zip(deltas, weights):
-        agrees = (delta * sign) > 0
-        total.add_(delta * agrees, alpha=weight)
-        share.add_(agrees, alpha=weight)
-    return total.div_(share.masked_fill_(share == 0, 1)) if normalize else total
-
-
-def _largest(group: Group, i: int, density: float) -> Reader:
-    return _above({group.places[i]: _limit(group, i, density)}, group, i)
-
-
-def _above(limits: Mapping[int, Tensor], group: Group, i: int) -> Reader:
-    limit = limits[group.places[i]]
-
-    def read(start: int, stop: int) -> Tensor:
-        delta = group.delta(i, start, stop)
-        return delta.mul_(delta.abs() >= limit)
-
-    return read
-
-
-def _limit(group: Group, i: int, density: float) -> Tensor:
-    """The smallest magnitude that is kept: that of rank int(density * n) from the top, of at least one element."""
-    kept = max(1, int(density * group.size))
-    return of_rank(lambda: magnitudes(group, i), group.size, group.size - kept) if group.size else torch.zeros(())
-
-
-def magnitudes(group: Group, i: int):
-    """Slabs of |x_i - base|."""
-    for start, stop in spans(group.size):
-        yield group.delta(i, start, stop).abs_()
-
-
-def _limits(models: Models, base: Base, density: float) -> dict[int, Tensor]:
-    """By model the smallest magnitude that is kept of its whole task vector."""
-    states, base, names = aligned(models, base)
-    result = {}
-    for k, values in enumerate(states):
-        groups = [group for name in names if (group := group_of(name, [values], base, places=[k])).is_float]
-        size = sum(group.size for group in groups)
-        kept = max(1, int(density * size))
-        result[k] = of_rank(lambda g=groups: (s.double() for one in g for s in magnitudes(one, 0)), size, size - kept)
-    return result
-
-
-def _dropped(group: Group, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
-    def read(start: int, stop: int) -> Tensor:
-        delta = group.delta(i, start, stop)
-        stays = uniform(seed, group.name, group.places[i], start, stop).to(delta.device) < density
-        return delta.mul_(stays).div_(density if rescale else 1)
-
-    return read
-
-
-def _middle(group: Group, i: int, density: float, gamma: float) -> Reader:
-    kept = int(density * group.size)
-    if not kept:
-        return lambda start, stop: torch.zeros_like(group.delta(i, start, stop))
-    below = max(0, group.size - kept - int(gamma * group.size))
-    low = of_rank(lambda: magnitudes(group, i), group.size, below)
-    high = of_rank(lambda: magnitudes(group, i), group.size, below + kept - 1)
-
-    def read(start: int, stop: int) -> Tensor:
-        delta = group.delta(i, start, stop)
-        size = delta.abs()
-        return delta.mul_((size >= low) & (size <= high))
-
-    return read
+    return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **own)
 
 
 def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int) -> Reader:
@@ -323,7 +314,81 @@ def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int)
     return read
 
 
-def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SurgeryError(f"seed={seed!r}: give a whole number")
-    return seed
+def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyState:
+    """Task vectors weighted by their energy, where models differ most (Wan et al., "FuseChat", 2024, section 3.3).
+
+    Select: of each tensor the share `select` of the elements with the largest variance over the models, counted among
+    those whose variance is not 0. Calculate: model k's weight is the mean of its squared selected elements, divided by
+    the sum over models. Erase: elements whose sign is not that of the sum over models are left out, and the weights of
+    the others are divided by their sum.
+
+    Args:
+        models: a stack, or a list of states or modules.
+        base: the model that they were fine-tuned from.
+        select: in (0, 1], or by patterns of tensor names (1 where none matches). 1 keeps all elements.
+
+    >>> sce([{"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([-1.0, 1.0])}], base={"w": torch.zeros(2)})
+    {'w': tensor([2., 1.])}
+    """
+    settings = {"select": (within("select", select, 0, 1, open_low=True), 1.0)}
+    return merged(_sce, models, base=needed(base), settings=settings)
+
+
+def _sce(group: Group, select: float) -> Reader:
+    k = len(group.tensors)
+
+    def deltas(start: int, stop: int) -> Tensor:
+        return torch.stack([group.delta(i, start, stop) for i in range(k)])
+
+    def variances() -> Iterator[Tensor]:
+        for start, stop in spans(group.size):
+            yield deltas(start, stop).var(0, correction=0)
+
+    limit = torch.zeros(())
+    if select < 1:
+        differ = sum(int(slab.count_nonzero()) for slab in variances())
+        kept = int(select * differ)
+        if not kept:
+            return lambda start, stop: group.origin(start, stop)
+        limit = of_rank(variances, group.size, group.size - kept)
+
+    def selected(start: int, stop: int) -> Tensor:
+        own = deltas(start, stop)
+        return own if select == 1 else own * (own.var(0, correction=0) >= limit)
+
+    energy = sum(selected(start, stop).double().square().sum(1) for start, stop in spans(group.size))
+    shares = (energy / energy.sum()).tolist() if group.size and bool(energy.sum() > 0) else [1 / k] * k
+
+    def read(start: int, stop: int) -> Tensor:
+        own = selected(start, stop)
+        agrees = own * own.sum(0).sign() > 0
+        weights = torch.tensor(shares, dtype=own.dtype, device=own.device)[:, None] * agrees
+        total = weights.sum(0)
+        return ((own * weights).sum(0) / total.masked_fill(total == 0, 1)).add_(group.origin(start, stop))
+
+    return read
+
+
+def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
+    """The base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
+
+    Elements that are within t of the other model's take its value; the rest change by t: base + clamp(x - base, -t, t).
+
+    Args:
+        models: one model.
+        base: the model that is changed.
+        t: a distance, not negative, or distances by patterns of tensor names (0 where none matches).
+
+    >>> nearswap([{"w": torch.tensor([0.1, 9.0, -9.0])}], base={"w": torch.zeros(3)}, t=0.5)
+    {'w': tensor([ 0.1000,  0.5000, -0.5000])}
+    """
+
+    def kernel(group: Group, t: float) -> Reader:
+        def read(start: int, stop: int) -> Tensor:
+            other, own = group.value(0, start, stop), group.origin(start, stop)
+            difference = other - own
+            return torch.where(difference.abs() <= t, other, own + difference.clamp(-t, t))
+
+        return read
+
+    return merged(kernel, models, base=needed(base), exactly=1, settings={"t": (within("t", t, 0, math.inf), 0.0)})

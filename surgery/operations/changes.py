@@ -13,7 +13,7 @@ from surgery.lazy import metas
 from surgery.lazy_plans import cast as cast_values
 from surgery.lazy_plans import embed as embed_values
 from surgery.lazy_plans import extract as extract_values
-from surgery.merge.settings import switch
+from surgery.merge.driver import switch
 from surgery.operations.given import choice, number, plan_of, share, texts, whole
 from surgery.operations.subject import Subject
 from surgery.operations.texts import shown

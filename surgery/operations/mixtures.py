@@ -13,11 +13,11 @@ from surgery.lazy import LazyState, metas, pieces_of
 from surgery.lazy_plans import extract
 from surgery.merge.assembly import passthrough as assembled
 from surgery.merge.assembly import union
-from surgery.merge.curvature import fisher as fisher_mean
+from surgery.merge.averages import fisher as fisher_mean
+from surgery.merge.averages import greedy_soup as soup_of
+from surgery.merge.averages import regmean as regression_mean
+from surgery.merge.driver import check_patterns, switch
 from surgery.merge.information import fisher_information, input_grams
-from surgery.merge.regression import regmean as regression_mean
-from surgery.merge.settings import check_patterns, switch
-from surgery.merge.soup import greedy_soup as soup_of
 from surgery.operations.given import choice, function_of, whole
 from surgery.operations.orders import batches_of
 from surgery.operations.subject import Subject

@@ -11,7 +11,7 @@ from torch import nn
 from surgery.edits import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.lazy_plans import embed, extract
-from surgery.merge.settings import switch
+from surgery.merge.driver import switch
 from surgery.operations.changes import SCORES
 from surgery.operations.given import choice, function_of, plan_of
 from surgery.operations.models import state_for

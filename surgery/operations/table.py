@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from surgery.errors import SurgeryError
-from surgery.merge.methods import METHODS
+from surgery.merge import METHODS
 from surgery.operations import changes, mixtures, orders
 from surgery.operations.subject import Subject
 
@@ -34,10 +34,10 @@ def _by_numbers(name: str) -> Callable[..., Subject]:
                     model.built()
         if "base" in settings and settings["base"] is not None:
             settings["base"] = settings["base"].values
-        values = method.function([model.values for model in models], **settings)
+        values = method([model.values for model in models], **settings)
         return models[0].alike(values)
 
-    operation.__signature__ = inspect.signature(method.function)
+    operation.__signature__ = inspect.signature(method)
     return operation
 
 

@@ -28,14 +28,6 @@ def seeded():
 
 X = torch.ones(1, 3)
 CASES = {
-    "average": (
-        lambda: surgery.average(BLOCK, [1, 3], MASK, KEEP),
-        lambda: surgery.average(BLOCK, weights=[1, 3], mask=MASK, fallback=KEEP),
-    ),
-    "trimmed_mean": (
-        lambda: surgery.trimmed_mean(BLOCK, 0.5, [1, 1], MASK, KEEP),
-        lambda: surgery.trimmed_mean(BLOCK, trim=0.5, weights=[1, 1], mask=MASK, fallback=KEEP),
-    ),
     "average_submodels": (
         lambda: surgery.average_submodels(STATES, PLANS, KEEP, [1, 3], torch.float64, {"w": torch.tensor([2, 1])}),
         lambda: surgery.average_submodels(
@@ -51,14 +43,6 @@ CASES = {
     "submodel_factors": (
         lambda: surgery.submodel_factors(STATES, PLANS, 1.0, [["w"]], [1, 1], "rms"),
         lambda: surgery.submodel_factors(STATES, PLANS, q=1.0, groups=[["w"]], weights=[1, 1], measure="rms"),
-    ),
-    "match_norms": (
-        lambda: surgery.match_norms(BLOCK, None, 0.5, [["w"]]),
-        lambda: surgery.match_norms(BLOCK, mask=None, q=0.5, groups=[["w"]]),
-    ),
-    "percentile_norm": (
-        lambda: surgery.percentile_norm(BLOCK["w"], 0.5, True),
-        lambda: surgery.percentile_norm(BLOCK["w"], q=0.5, stacked=True),
     ),
     "narrow": (lambda: surgery.narrow(net(), 0.5, X), lambda: surgery.narrow(net(), rate=0.5, example=X)),
     "narrow by a model": (
@@ -84,25 +68,9 @@ CASES = {
         lambda: surgery.ungraft(net(), keep=[1], stands_for="none"),
     ),
     "layers": (lambda: surgery.layers(net(), X, "tensor"), lambda: surgery.layers(net(), example=X, unit="tensor")),
-    "segments": (
-        lambda: surgery.segments(surgery.layers(net()), 0.4),
-        lambda: surgery.segments(surgery.layers(net()), fraction=0.4),
-    ),
-    "permutations": (
-        lambda: surgery.permutations(4, 3, seeded(), True),
-        lambda: surgery.permutations(4, 3, generator=seeded(), derange=True),
-    ),
-    "shuffle": (
-        lambda: surgery.shuffle(BLOCK, [("w",)], SWAPS, False),
-        lambda: surgery.shuffle(BLOCK, segments=[("w",)], permutations=SWAPS, inplace=False),
-    ),
     "example_input": (
         lambda: surgery.example_input(nn.Conv2d(3, 1, 1), 3),
         lambda: surgery.example_input(nn.Conv2d(3, 1, 1), batch=3),
-    ),
-    "block_similarity": (
-        lambda: surgery.block_similarity(net(), True),
-        lambda: surgery.block_similarity(net(), first=True),
     ),
     "embed": (lambda: PLANS[0].embed(STATES[0], KEEP), lambda: PLANS[0].embed(STATES[0], into=KEEP)),
     "count": (lambda: surgery.count(BLOCK), lambda: surgery.stack_size(BLOCK)),
@@ -139,7 +107,16 @@ def test_every_function_with_options_is_covered():
         for name in functions
         if any(p.kind is p.KEYWORD_ONLY for p in inspect.signature(public[name]).parameters.values())
     ]
-    newer = {"importance", "register_rule", "permute", "sort_by", "align", "repair", "widen"}  # always by keyword
+    # always by keyword
+    newer = {"importance", "register_rule", "permute", "sort_by", "align", "repair", "widen", "average", "trimmed_mean"}
+    newer |= {
+        "match_norms",
+        "percentile_norm",
+        "segments",
+        "permutations",
+        "shuffle",
+        "block_similarity",
+    }  # always by keyword
     assert set(optional) - newer == CASES.keys() - {
         "narrow by a model",
         "rolling like",
@@ -163,16 +140,11 @@ def test_options_are_never_given_by_position():
 def test_a_value_given_twice_and_too_many_are_errors():
     with (
         pytest.warns(DeprecationWarning, match="surgery"),
-        pytest.raises(TypeError, match="multiple values for argument 'weights'"),
-    ):
-        surgery.average(BLOCK, [1, 1], weights=[1, 1])
-    with (
-        pytest.warns(DeprecationWarning, match="surgery"),
         pytest.raises(TypeError, match="multiple values for argument 'keep'"),
     ):
         surgery.ungraft(net(), keep=[1], depths=[1])
     with pytest.raises(TypeError):
-        surgery.average(BLOCK, [1, 1], None, None, None)
+        surgery.ungraft(net(), [1], X, "none", None)
     with pytest.raises(TypeError, match="unexpected keyword argument 'wieghts'"):
         surgery.average(BLOCK, wieghts=[1, 1])
 

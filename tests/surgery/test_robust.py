@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import surgery
-import surgery.robust as module
+import surgery.averaging as module
 from surgery import SurgeryError, average, stack, trimmed_mean, trimmed_mean_submodels
 from surgery.submodel import Source, Submodel, as_runs
 

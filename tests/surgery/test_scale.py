@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import surgery
-import surgery.percentile as module
+import surgery.scale as module
 
 QUANTILES = st.sampled_from([0.0, 0.1, 0.29, 0.5, 0.75, 0.95, 1.0])
 

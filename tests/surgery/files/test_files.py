@@ -116,28 +116,6 @@ def test_transformers_reads_what_is_written(tmp_path):
         torch.testing.assert_close(tensor, (a[name] + b[name]) / 2)
 
 
-@pytest.mark.parametrize("name", [*merge.METHODS])
-def test_lazy_states_are_merged_as_those_in_memory(tmp_path, name, monkeypatch):
-    draw = torch.Generator().manual_seed(0)
-    states = [{"w": torch.randn(6, 5, generator=draw), "n": torch.tensor(k)} for k in range(4)]
-    for k, values in enumerate(states):
-        save_file(values, tmp_path / f"{k}.safetensors")
-    files = [open_state(tmp_path / f"{k}.safetensors") for k in range(4)]
-    method = merge.METHODS[name]
-    count = {"slerp": 2, "nearswap": 1}.get(name, 3)
-    own = {"t": 0.3} if name == "nearswap" else {"density": 0.5} if "density" in method.settings else {}
-    expected = method.function(states[:count], **own, **({"base": states[3]} if method.base == "needed" else {}))
-    monkeypatch.setattr(lazy, "SLAB", 7)
-    monkeypatch.setattr("surgery.merge.ranks.SLAB", 7)
-    found = method.function(files[:count], **own, **({"base": files[3]} if method.base == "needed" else {}))
-    assert isinstance(found, LazyState)
-    write(tmp_path / "out.safetensors", found)
-    written = load_file(tmp_path / "out.safetensors")
-    for tensor in expected:
-        torch.testing.assert_close(written[tensor], expected[tensor], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(written[tensor], found[tensor], rtol=0, atol=0)
-
-
 def safetensors_bytes(header, data=b"", length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
@@ -146,29 +124,19 @@ def safetensors_bytes(header, data=b"", length=None):
 ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 DAMAGED = {
     "empty": b"",
-    "short": b"\x05",
     "a header longer than the file": safetensors_bytes({}, length=10**9),
-    "a huge header": safetensors_bytes({}, length=2**64 - 1),
     "no JSON": safetensors_bytes(b"{nonsense"),
-    "no text": safetensors_bytes(b"\xff\xfe{}"),
-    "a list": safetensors_bytes([]),
     "nested": safetensors_bytes(b"[" * 100_000),
     "twice": safetensors_bytes(b'{"w":%b,"w":%b}' % ((json.dumps(ONE).encode(),) * 2), bytes(8)),
-    "no offsets": safetensors_bytes({"w": {"dtype": "F32", "shape": [2]}}, bytes(8)),
-    "a text": safetensors_bytes({"w": "x"}),
-    "a negative size": safetensors_bytes({"w": ONE | {"shape": [-2]}}, bytes(8)),
-    "a size that is no number": safetensors_bytes({"w": ONE | {"shape": [True, 2]}}, bytes(8)),
     "sizes that overflow": safetensors_bytes({"w": ONE | {"shape": [2**40, 2**40]}}, bytes(8)),
-    "offsets that go backwards": safetensors_bytes({"w": ONE | {"data_offsets": [8, 0]}}, bytes(8)),
-    "offsets of three": safetensors_bytes({"w": ONE | {"data_offsets": [0, 4, 8]}}, bytes(8)),
     "another size than the shape": safetensors_bytes({"w": ONE | {"shape": [3]}}, bytes(8)),
     "an end beyond the file": safetensors_bytes({"w": ONE}, bytes(4)),
     "an end before that of the file": safetensors_bytes({"w": ONE}, bytes(12)),
-    "overlap": safetensors_bytes({"w": ONE, "v": ONE}, bytes(8)),
     "a hole": safetensors_bytes({"w": ONE, "v": ONE | {"data_offsets": [12, 20]}}, bytes(20)),
     "an unknown dtype": safetensors_bytes({"w": ONE | {"dtype": "F31"}}, bytes(8)),
+    "a dtype that is not read": safetensors_bytes({"w": ONE | {"dtype": "F8_E8M0", "shape": [8]}}, bytes(8)),
     "metadata of numbers": safetensors_bytes({"__metadata__": {"a": 1}, "w": ONE}, bytes(8)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DAMAGED)
@@ -199,39 +167,44 @@ def test_any_changed_byte_of_a_header_is_an_error_or_another_state(tmp_path):
 
 
 def test_a_file_that_runs_code_is_refused(tmp_path):
-    ran = tmp_path / "ran"
-
     class Evil:
         def __reduce__(self):
-            return (open, (str(ran), "w"))
+            return (open, (str(tmp_path / "ran"), "w"))
 
     torch.save({"w": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(SurgeryError, match=r"evil\.pt is damaged, or holds other objects than tensors"):
         open_state(tmp_path / "evil.pt")
-    assert not ran.exists()
+    assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text.pt").write_text("no zip file")
-    torch.save({"w": torch.ones(3), "epoch": 2}, tmp_path / "mixed.pt")
-    torch.save([1], tmp_path / "list.pt")
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../a.safetensors"}}')
-    (tmp_path / "b.index.json").write_text('{"weights": 3}')
-    (tmp_path / "c.index.json").write_text('{"weight_map": {"w": "good.safetensors"}}')
-    save_file({"v": torch.ones(1)}, tmp_path / "good.safetensors")
-    for name, text in [
-        ("none.pt", "there is no such file"),
-        ("folder", "holds no model.safetensors"),
-        ("text.pt", "damaged|cannot be read"),
-        ("mixed.pt", "holds a int as 'epoch'"),
-        ("list.pt", "holds no state dict"),
-        ("model.safetensors.index.json", "no file beside the index"),
-        ("b.index.json", "no index of shards"),
-        ("c.index.json", "'w' is not in good.safetensors"),
-    ]:
-        with pytest.raises(SurgeryError, match=text):
-            open_state(tmp_path / name)
+def index(**places):
+    return json.dumps({"weight_map": places}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("none.pt", None, "there is no such file"),
+        (".", None, "holds no model.safetensors"),
+        ("net.onnx", b"", r"give a file \*\.safetensors"),
+        ("text.pt", b"no zip file", "damaged|cannot be read"),
+        ("mixed.pt", {"w": torch.ones(3), "epoch": 2}, "holds a int as 'epoch'"),
+        ("list.pt", [1], "holds no state dict"),
+        ("sparse.pt", {"w": torch.eye(2).to_sparse()}, "'w' is sparse or quantised"),
+        ("a.index.json", index(w="../a.safetensors"), "no file beside the index"),
+        ("b.index.json", b'{"weights": 3}', "no index of shards"),
+        ("c.index.json", index(w="good.pt"), "'w' is not in good.pt"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(tmp_path, name, content, text):
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif content is not None:
+        torch.save(content, tmp_path / name)
+    if name.startswith("c"):
+        torch.save({"v": torch.ones(1)}, tmp_path / "good.pt")
+    with pytest.raises(SurgeryError, match=text):
+        open_state(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a"])
@@ -274,21 +247,17 @@ def test_a_file_that_shrinks_is_named(tmp_path):
         found["w"]
 
 
-def test_a_file_that_is_cut_short_is_one_plain_line(tmp_path):
-    torch.save({"w": torch.zeros(1000)}, tmp_path / "net.pt")
-    (tmp_path / "net.pt").write_bytes((tmp_path / "net.pt").read_bytes()[:-500])
-    with pytest.raises(SurgeryError, match=r"net.pt .* it is damaged or cut short; fetch or save it again$"):
-        open_state(tmp_path / "net.pt")
-
-
-@pytest.mark.parametrize("where", ["data", "pickle"])
-def test_a_flipped_byte_in_a_file_of_torch_save_is_an_error(tmp_path, where):
+@pytest.mark.parametrize("where", ["data", "pickle", "end"])
+def test_a_damaged_file_of_torch_save_is_one_plain_line(tmp_path, where):
     path = tmp_path / "net.pt"
     torch.save({"w": torch.full((1000,), 0.1)}, path)
     good = path.read_bytes()
     at = good.index(torch.tensor(0.1).numpy().tobytes() * 9) + 2000 if where == "data" else good.index(b"torch")
-    path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-    with pytest.raises(SurgeryError, match=r"net\.pt is damaged \(Bad CRC-32 for file 'net/data.*'\): fetch or save"):
+    flipped = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+    path.write_bytes(good[:-500] if where == "end" else flipped)
+    text = r"is damaged \(Bad CRC-32 for file 'net/data.*'\): fetch or save it again$"
+    text = "it is damaged or cut short; fetch or save it again$" if where == "end" else text
+    with pytest.raises(SurgeryError, match=rf"net\.pt.* {text}"):
         open_state(path)
 
 

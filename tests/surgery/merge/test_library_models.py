@@ -1,5 +1,7 @@
 """Merging models of libraries: of a model and its permuted copy, and of blocks of two models."""
 
+import inspect
+
 import pytest
 import torch
 from library_models import LIBRARY_MODELS, library_model
@@ -42,10 +44,11 @@ def test_a_model_merged_with_its_aligned_copy_is_the_model(name):
     assert not all(torch.allclose(apart[name], tensor) for name, tensor in state(net).items())
     models = align([net, copy], example=example).models
     for method in merge.METHODS.values():
-        if method.function is merge.nearswap:
+        if method is merge.nearswap:
             merged = merge.nearswap(models[1:], base=net, t=0.1)
         else:
-            merged = method.function(models, **({"base": net} if method.base == "needed" else {}))
+            base = inspect.signature(method).parameters.get("base")
+            merged = method(models, **({"base": net} if base is not None and base.default is base.empty else {}))
         for name, tensor in state(net).items():
             torch.testing.assert_close(merged[name], tensor, rtol=1e-12, atol=1e-12)
 

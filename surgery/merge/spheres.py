@@ -1,49 +1,23 @@
-"""Means of models: along straight lines, along great circles, and towards the nearer values."""
+"""Means of models by directions and lengths: along great circles, and by angles between task vectors."""
 
 import math
 from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
-from surgery.merge.combine import combination, gram
-from surgery.merge.group import Group, merged
-from surgery.merge.settings import ByName, Weights, switch, within
+from surgery.merge.driver import Base, ByName, Group, Weights, merged, needed, within
+from surgery.merge.parts import combination, gram
 from surgery.states import Models, State
 
 _SMALL = 1e-6  # radians; along a shorter arc a straight line differs by less than 1e-12
 _STEPS, _CLOSE = 200, 1e-12  # of the search for the Karcher mean
 
 
-def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
-    """The weighted mean of models: sum w_k x_k / sum w_k (Wortsman et al., "Model soups", ICML 2022, uniform soup).
-
-    Args:
-        models: a stack, or a list of states or modules.
-        weights: of the models, one list or lists by patterns of tensor names; not negative if they are normalised.
-        normalize: whether weights are divided by their sum.
-
-    Raises:
-        SurgeryError: for models whose names, shapes or devices differ, and for weights that do not fit.
-
-    >>> linear([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], weights=[3, 1])
-    {'w': tensor([1.])}
-    """
-    for one in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
-        switch("normalize", one)
-    return merged(_linear, models, weights=weights, settings={"normalize": normalize}, defaults={"normalize": True})
-
-
-def _linear(group: Group, normalize: bool) -> Reader:
-    return combination(group, group.shares() if normalize else group.weights)
-
-
-def slerp(
-    models: Models, *, t: ByName = 0.5, base: Mapping[str, Tensor] | nn.Module | None = None
-) -> State | LazyState:
+def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None) -> State | LazyState:
     """The point at t on the arc between two models, tensor by tensor (Shoemake, SIGGRAPH 1985).
 
     With the angle a between tensors x and y it is (sin((1 - t) a) x + sin(t a) y) / sin a; tensors are not scaled to
@@ -84,9 +58,7 @@ def _slerp(group: Group) -> Reader:
     return combination(group, [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)])
 
 
-def multislerp(
-    models: Models, *, weights: Weights = None, base: Mapping[str, Tensor] | nn.Module | None = None
-) -> State | LazyState:
+def multislerp(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
     """An interpolation of any number of models on the sphere in one step (Goddard, "Multi-SLERP", 2024; in mergekit).
 
     A tensor's direction is that of the weighted mean of the models' directions, its length the weighted mean of their
@@ -107,9 +79,7 @@ def multislerp(
     return merged(partial(_spherical, _one_step), models, base=base, weights=weights)
 
 
-def karcher(
-    models: Models, *, weights: Weights = None, base: Mapping[str, Tensor] | nn.Module | None = None
-) -> State | LazyState:
+def karcher(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
     """The Karcher mean on the sphere: the direction whose weighted squared angles to the models' ones are smallest.
 
     Karcher, "Riemannian center of mass and mollifier smoothing" (1977). The mean m solves
@@ -179,27 +149,30 @@ def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     raise SurgeryError(f"the directions of {name!r} have no unique mean on the sphere: take other weights, or linear")
 
 
-def nearswap(models: Models, *, base: Mapping[str, Tensor] | nn.Module, t: ByName) -> State | LazyState:
-    """The base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
+def model_stock(models: Models, *, base: Base) -> State | LazyState:
+    """The point between the base and the mean of models that is nearest to the centre of the weights' distribution.
 
-    Elements that are within t of the other model's take its value; the rest change by t: base + clamp(x - base, -t, t).
+    Jang et al., "Model Stock: all we need is just a few fine-tuned models" (ECCV 2024), equation 5: for each tensor
+    t * mean + (1 - t) * base with t = K cos / (1 + (K - 1) cos), where cos is the mean cosine between the task vectors
+    of two models. Task vectors that are 0 have the cosine 0. Where the denominator is 0 the base stays.
 
     Args:
-        models: one model.
-        base: the model that is changed.
-        t: a distance, not negative, or distances by patterns of tensor names (0 where none matches).
+        models: at least two models, fine-tuned from the base.
+        base: the model that they were fine-tuned from.
 
-    >>> nearswap([{"w": torch.tensor([0.1, 9.0, -9.0])}], base={"w": torch.zeros(3)}, t=0.5)
-    {'w': tensor([ 0.1000,  0.5000, -0.5000])}
+    >>> models = [{"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([1.0, -1.0])}]  # at right angles
+    >>> model_stock(models, base={"w": torch.zeros(2)})
+    {'w': tensor([0., 0.])}
     """
-    settings = {"t": within("t", t, 0, math.inf)}
-    return merged(_nearswap, models, base=base, exactly=1, settings=settings, defaults={"t": 0.0})
+    return merged(_stock, models, base=needed(base), least=2)
 
 
-def _nearswap(group: Group, t: float) -> Reader:
-    def read(start: int, stop: int) -> Tensor:
-        other, own = group.value(0, start, stop), group.origin(start, stop)
-        difference = other - own
-        return torch.where(difference.abs() <= t, other, own + difference.clamp(-t, t))
-
-    return read
+def _stock(group: Group) -> Reader:
+    k = len(group.tensors)
+    products = gram(group)
+    lengths = products.diagonal().sqrt()
+    cosines = (products / (lengths[:, None] * lengths).clamp(min=1e-300)).clamp(-1, 1)
+    cosine = (cosines.sum() - cosines.diagonal().sum()).item() / (k * (k - 1))
+    below = 1 + (k - 1) * cosine
+    share = k * cosine / below if abs(below) > _SMALL else 0.0
+    return combination(group, [share / k] * k)

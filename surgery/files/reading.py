@@ -1,0 +1,238 @@
+"""Open a checkpoint: a safetensors file, a file of torch.save, or a folder as HuggingFace's libraries write it."""
+
+import errno
+import json
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO
+from zipfile import BadZipFile, ZipFile, is_zipfile
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from surgery.errors import SurgeryError, first_line
+from surgery.lazy import LazyState, Pieces
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+"""By the safetensors format's names."""
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+"""Suffixes of files of torch.save."""
+INDEX = "model.safetensors.index.json"
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_INDICES = (INDEX, "pytorch_model.bin.index.json")
+_LARGEST = 2**28  # bytes of an index
+_WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which a state dict may lie in a file of torch.save
+_PREFIXES = ("module.", "_orig_mod.", "module.")  # of DistributedDataParallel and torch.compile
+_AT_A_TIME = 2**20  # bytes
+
+
+class Checkpoint(LazyState):
+    """The state of a file or folder; its tensors are read when they are asked for.
+
+    Attributes:
+        path: of the file or folder.
+        metadata: texts by name, of a safetensors file.
+        files: the weight files, in a folder also its index.
+    """
+
+    def __init__(
+        self, entries: Mapping[str, Pieces], path: Path, metadata: Mapping[str, str], files: tuple[Path, ...]
+    ) -> None:
+        super().__init__(entries, str(path))
+        self.path, self.metadata, self.files = path, dict(metadata), files
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, with files beside the weights."""
+        return self.path.is_dir()
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Checkpoint:", f"Checkpoint {self.path}:")
+
+
+def open_state(path: str | Path) -> Checkpoint:
+    """The state of a checkpoint, of which only names and shapes are read, and of a file of torch.save the checksums.
+
+    Args:
+        path: a .safetensors file; a .pt, .pth, .bin or .ckpt file of torch.save; the index of a sharded checkpoint; or
+            a folder with model.safetensors, pytorch_model.bin, an index of shards, or a single .safetensors file.
+
+    Raises:
+        SurgeryError: that begins with the path, for what is missing, damaged or no checkpoint.
+
+    >>> import tempfile, torch
+    >>> file = tempfile.mkdtemp() + "/net.pt"
+    >>> torch.save({"w": torch.ones(2)}, file)
+    >>> open_state(file)["w"]
+    tensor([1., 1.])
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise SurgeryError(f"{path}: there is no such file or folder")
+    try:
+        if path.name.endswith(".index.json"):
+            return _sharded(path, path)
+        if path.suffix == ".safetensors":
+            return _safetensors(path)
+        if path.suffix in TORCH:
+            return Checkpoint(_torch(path), path, {}, (path,))
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
+    raise SurgeryError(f"{path}: give a file *.safetensors, *{', *'.join(TORCH)} or a folder with one")
+
+
+def _folder(path: Path) -> Checkpoint:
+    for name in _INDICES:
+        if (path / name).is_file():
+            return _sharded(path / name, path)
+    found = [path / name for name in _WHOLE if (path / name).is_file()] or sorted(path.glob("*.safetensors"))
+    if not found:
+        raise SurgeryError(f"{path} holds no {', '.join((*_WHOLE, *_INDICES))}")
+    if len(found) > 1 and found[0].name not in _WHOLE:
+        raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one of the files")
+    inside = open_state(found[0])
+    return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (found[0],))
+
+
+def _sharded(index: Path, path: Path) -> Checkpoint:
+    try:
+        if index.stat().st_size > _LARGEST:
+            raise ValueError("it is too large for an index")
+        places = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SurgeryError(f"{index} is damaged or no index of shards: {first_line(error)}") from None
+    shards: dict[str, Checkpoint] = {}
+    entries = {}
+    for name, file in places.items():
+        if not isinstance(file, str) or Path(file).name != file or file.endswith(".json"):
+            raise SurgeryError(f"{index}: {name!r} is in {str(file)[:60]!r}, which is no file beside the index")
+        if file not in shards:
+            shards[file] = open_state(index.with_name(file))
+        if name not in shards[file]:
+            raise SurgeryError(f"{index}: {name!r} is not in {file}")
+        entries[name] = shards[file].pieces(name)
+    metadata = next((shard.metadata for shard in shards.values()), {})
+    return Checkpoint(entries, path, metadata, (index, *(index.with_name(file) for file in shards)))
+
+
+def _safetensors(path: Path) -> Checkpoint:
+    """A safetensors file, whose header the library checks: sizes, offsets without holes, nothing beyond the file.
+
+    Pieces are read into memory of their own, so that nothing but them takes memory, and a file that is cut short
+    meanwhile is an error; of a file that is mapped, as the library does it, reading would end the process.
+    """
+    file, lock = open(path, "rb", buffering=0), threading.Lock()  # noqa: SIM115 - closed with the last of the tensors
+    try:
+        with safe_open(path, "pt"):
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length), object_pairs_hook=_once)
+    except (SafetensorError, ValueError, RecursionError) as error:
+        why = first_line(error).removeprefix("Error while deserializing header: ")[:120]
+        raise SurgeryError(f"{path} is damaged or no safetensors file: {why}; fetch or save it again") from None
+    metadata, entries = header.pop("__metadata__", None) or {}, {}
+    for name, one in header.items():
+        if (dtype := DTYPES.get(one["dtype"])) is None:
+            raise SurgeryError(f"{path}: tensor {name!r} has the dtype {one['dtype']!r}, which is not read: convert it")
+        read = partial(_read, file, lock, path, dtype, 8 + length + one["data_offsets"][0])
+        entries[name] = Pieces(tuple(one["shape"]), dtype, read)
+    return Checkpoint(entries, path, metadata, (path,))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _read(
+    file: BinaryIO, lock: threading.Lock, path: Path, dtype: torch.dtype, offset: int, start: int, stop: int
+) -> Tensor:
+    data = torch.empty((stop - start) * dtype.itemsize, dtype=torch.uint8)
+    view = memoryview(data.numpy())
+    with lock:
+        file.seek(offset + start * dtype.itemsize)
+        while view:
+            if not (count := file.readinto(view)):
+                raise SurgeryError(f"{path} is shorter than it was when it was opened: do not change it meanwhile")
+            view = view[count:]
+    return data.view(dtype)
+
+
+def _torch(path: Path) -> dict[str, Pieces]:
+    """The tensors of a state dict, also of one that lies under "state_dict", "model_state_dict" or "model".
+
+    What DistributedDataParallel and torch.compile put before every name is left out.
+    """
+    found = _loaded(path)
+    for key in _WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not found:
+        raise SurgeryError(f"{path} holds no state dict: save model.state_dict()")
+    if odd := [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
+        what = type(found[odd[0]]).__name__
+        raise SurgeryError(f"{path} holds a {what} as {odd[0]!r}: save model.state_dict(), in which all are tensors")
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in found):
+            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    if odd := [name for name, tensor in found.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
+        raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save it as a plain tensor")
+    return {name: Pieces.of(tensor) for name, tensor in found.items()}
+
+
+def _loaded(path: Path) -> Any:
+    """What torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
+    try:
+        _check_sums(path)
+        mapped = is_zipfile(path)  # not what was written before PyTorch 1.6
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except BadZipFile as error:
+        raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again") from None
+    except UnpicklingError:
+        what = "is damaged, or holds other objects than tensors, which could run code"
+        raise SurgeryError(f"{path} {what}: save model.state_dict() instead") from None
+    except Exception as error:  # of a damaged file: zipfile's, struct's, pickle's, ...
+        before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
+        if isinstance(error, OSError) and not before:
+            raise
+        cut = before or "PytorchStreamReader" in str(error)  # whose messages are about archives, and several lines long
+        why = "it is damaged or cut short; fetch or save it again" if cut else first_line(error)
+        raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None
+
+
+def _check_sums(path: Path) -> None:
+    """BadZipFile if what is in a file is not what was saved: torch.load takes it as it is. It reads the file once.
+
+    Files from before PyTorch 1.6 are no zip files, and have no checksums.
+    """
+    if is_zipfile(path):
+        with ZipFile(path) as archive:
+            for record in archive.infolist():
+                if record.CRC:  # torch.save writes 0 where it is told not to compute them
+                    with archive.open(record) as data:
+                        while data.read(_AT_A_TIME):
+                            pass

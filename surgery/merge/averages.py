@@ -1,0 +1,215 @@
+"""Means of models, weighted by numbers, by a score, or by what was measured of each model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, Pieces, Reader, pieces_of
+from surgery.merge.driver import ByName, Group, Kernel, Weights, checked, merged, switch, within
+from surgery.merge.parts import combination
+from surgery.states import Models, State
+
+
+def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
+    """The weighted mean of models: sum w_k x_k / sum w_k (Wortsman et al., "Model soups", ICML 2022, uniform soup).
+
+    Args:
+        models: a stack, or a list of states or modules.
+        weights: of the models, one list or lists by patterns of tensor names; not negative if they are normalised.
+        normalize: whether weights are divided by their sum.
+
+    Raises:
+        SurgeryError: for models whose names, shapes or devices differ, and for weights that do not fit.
+
+    >>> linear([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], weights=[3, 1])
+    {'w': tensor([1.])}
+    """
+    for one in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
+        switch("normalize", one)
+
+    def mean(group: Group, normalize: bool) -> Reader:
+        return combination(group, group.shares() if normalize else group.weights)
+
+    return merged(mean, models, weights=weights, settings={"normalize": (normalize, True)})
+
+
+class Soup(NamedTuple):
+    """What a greedy soup is made of.
+
+    Attributes:
+        state: the mean of the models that were taken.
+        taken: their places in the list, in the order in which they were added.
+        score: that of the mean.
+        scores: of every model alone.
+    """
+
+    state: State | LazyState
+    taken: list[int]
+    score: float
+    scores: list[float]
+
+
+def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
+    """The mean of those models that do not lower a score (Wortsman et al., "Model soups", ICML 2022, recipe 1).
+
+    Models are tried from the best to the worst; one stays if the mean with it scores at least as much as without.
+
+    Args:
+        models: a stack, or a list of states or modules.
+        score: of a state, larger is better: accuracy on held-out data, say. It must not be NaN.
+
+    >>> models = [{"w": torch.tensor(w)} for w in (0.0, 3.0, 9.0)]
+    >>> greedy_soup(models, score=lambda state: -abs(state["w"].item() - 2))[1:]
+    ([1, 0], -0.5, [-2.0, -1.0, -7.0])
+    """
+    states, _ = checked(models)
+
+    def scored(state: Any) -> float:
+        value = float(score(state))
+        if value != value:
+            raise SurgeryError("the score of a model is NaN, so that models cannot be compared by it")
+        return value
+
+    scores = [scored(state) for state in states]
+    order = sorted(range(len(states)), key=lambda k: -scores[k])
+    taken, best = order[:1], scores[order[0]]
+    found = linear([states[order[0]]])
+    for k in order[1:]:
+        with_it = linear([states[j] for j in (*taken, k)])
+        if (value := scored(with_it)) >= best:
+            taken, best, found = [*taken, k], value, with_it
+    return Soup(found, taken, best, scores)
+
+
+def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: Weights = None) -> State | LazyState:
+    """The mean of models, each element weighted by its Fisher information: sum w_k F_k x_k / sum w_k F_k.
+
+    Matena and Raffel, "Merging models with Fisher-weighted averaging" (NeurIPS 2022), equation 4.
+
+    Args:
+        models: a stack, or a list of states or modules.
+        fishers: for each model its Fisher information by tensor name, not negative, of the tensors' shapes;
+            `fisher_information` computes it. Tensors that none of them names (buffers) have the weighted mean.
+        weights: of the models, the paper's lambda.
+
+    Raises:
+        SurgeryError: for information of other shapes, negative, NaN or infinite, or of some models only.
+
+    >>> models = [{"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 5.0])}]
+    >>> fisher(models, fishers=[{"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([1.0, 0.0])}])
+    {'w': tensor([2., 3.])}
+    """
+    return _by_measures(_fisher, models, fishers, "fishers", "Fisher information", weights)
+
+
+def _fisher(group: Group, information: list[Pieces]) -> Reader:
+    shares, shape = group.shares(), group.tensors[0].shape
+    for k, own in zip(group.places, information):
+        if own.shape != shape:
+            raise SurgeryError(f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}")
+
+    def read(start: int, stop: int) -> Tensor:
+        total = below = plain = 0
+        for i, (share, known) in enumerate(zip(shares, information)):
+            value = group.value(i, start, stop)
+            weight = share * known.read(start, stop).to(value)
+            if not bool((weight >= 0).all() & weight.isfinite().all()):
+                raise SurgeryError(
+                    f"the Fisher information of {group.name!r} is negative, NaN or infinite in model {group.places[i]}"
+                )
+            total, below, plain = total + weight * value, below + weight, plain + share * value
+        return torch.where(below > 0, total / below.masked_fill(below == 0, 1), plain)
+
+    return read
+
+
+def regmean(
+    models: Models, *, grams: Sequence[Mapping[str, Tensor]], weights: Weights = None, alpha: ByName = 0.9
+) -> State | LazyState:
+    """Weights of linear layers by least squares, all other tensors by the weighted mean.
+
+    Jin et al., "Dataless knowledge fusion by merging weights of language models" (ICLR 2023), equation 2:
+    W = (sum G_k)^-1 sum G_k W_k with the inner products G_k = X_k^T X_k of a layer's inputs, whose elements off the
+    diagonal are multiplied by `alpha`. An input that is 0 in all models has the weighted mean of the models.
+
+    Args:
+        models: a stack, or a list of states or modules.
+        grams: for each model the inner products [I, I] by the name of the layer's weight [O, I] (or [O, c, h, w] with
+            c * h * w = I); `input_grams` computes them.
+        weights: of the models; they multiply the inner products.
+        alpha: in [0, 1], or by patterns of tensor names; below 1 the sum can be inverted.
+
+    Raises:
+        SurgeryError: for inner products that do not fit, hold NaN or infinity, or whose sum cannot be inverted.
+
+    >>> models = [{"w": torch.tensor([[1.0, 1.0]])}, {"w": torch.tensor([[5.0, 5.0]])}]
+    >>> grams = [{"w": torch.tensor([3.0, 0.0]).diag()}, {"w": torch.tensor([1.0, 0.0]).diag()}]
+    >>> regmean(models, grams=grams)
+    {'w': tensor([[2., 3.]])}
+    """
+    settings = {"alpha": (within("alpha", alpha, 0, 1), 0.9)}
+    return _by_measures(_regmean, models, grams, "grams", "inner products of inputs", weights, settings)
+
+
+def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
+    out = group.tensors[0].shape[0]
+    inputs = group.size // out if out else 0
+    products = [own.whole() for own in grams]
+    for k, one in zip(group.places, products):
+        if tuple(one.shape) != (inputs, inputs):
+            raise SurgeryError(
+                f"the inner products for {group.name!r} have shape {tuple(one.shape)} in model {k}: its inputs need "
+                f"{(inputs, inputs)}"
+            )
+        if not bool(one.isfinite().all()):
+            raise SurgeryError(f"the inner products for {group.name!r} hold NaN or infinity in model {k}")
+    left = torch.zeros(inputs, inputs, dtype=torch.float64)
+    right = torch.zeros(inputs, out, dtype=torch.float64)
+    dead = sum(one.diagonal().abs() for one in products) == 0
+    for i, (share, one) in enumerate(zip(group.shares(), products)):
+        one = one.double().cpu()
+        one = share * (alpha * one + (1 - alpha) * one.diagonal().diag() + dead.double().cpu().diag())
+        left += one
+        right += one @ group.value(i, 0, group.size).double().cpu().view(out, inputs).T
+    try:
+        solved = torch.linalg.solve(left, right).T
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        raise SurgeryError(
+            f"the inner products of the inputs of {group.name!r} cannot be inverted: give alpha below 1, or more inputs"
+        ) from None
+    flat = solved.reshape(-1).to(group.dtype).to(group.tensors[0].device)
+    return lambda start, stop: flat[start:stop]
+
+
+def _by_measures(
+    kernel: Kernel,
+    models: Models,
+    measures: Sequence[Mapping[str, Tensor]],
+    argument: str,
+    what: str,
+    weights: Weights,
+    settings: Mapping[str, tuple[Any, Any]] | None = None,
+) -> State | LazyState:
+    """Merge by `kernel(group, its measures, **settings)` the tensors that were measured, others by the mean."""
+    if not isinstance(measures, list | tuple) or not all(isinstance(own, Mapping) for own in measures):
+        raise SurgeryError(f"{argument} is a list with the {what} of each model, tensors by name")
+    names = {name for own in measures for name in own}
+    for name in names:
+        if lacking := [k for k, own in enumerate(measures) if name not in own]:
+            raise SurgeryError(f"model {lacking[0]} has no {what} of {name!r}, which others have: compute it")
+
+    def mean(group: Group, **own: Any) -> Reader:
+        if group.places[-1] >= len(measures):
+            raise SurgeryError(f"{len(measures)} models have {what}, and model {group.places[-1]} has none")
+        shares = group.shares()
+        if group.name not in names or len(shares) == 1:
+            return combination(group, shares)
+        return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **own)
+
+    result = merged(mean, models, weights=weights, settings=settings)
+    if unknown := names - set(result):
+        raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor")
+    return result

@@ -1,0 +1,292 @@
+"""What drives all methods: models are checked once, then each tensor is merged by a function of slabs.
+
+A method is a kernel, `kernel(group, **settings)`: it looks at one tensor of all models as far as it must, and returns
+the function that merges a stretch of it. The driver finds the settings of each tensor, reads slabs in the dtype to
+compute in, refuses what is not finite, and gives a lazy state if models are lazy.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, Pieces, Reader, metas, pieces_of
+from surgery.states import Models, State, as_state, check_same, compute_dtype, unstack
+from surgery.width.demand import matches
+
+Base: TypeAlias = Mapping[str, Tensor] | nn.Module
+ByName: TypeAlias = float | Mapping[str, float]
+"""A number for all tensors, or numbers by patterns of names, of which the first that matches counts."""
+Weights: TypeAlias = Sequence[float] | Tensor | Mapping[str, Sequence[float]] | None
+"""A weight for each model, or lists of them by patterns of tensor names; None gives all models the weight 1."""
+Kernel: TypeAlias = Callable[..., Reader]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One tensor of the models that count.
+
+    Attributes:
+        name: of the tensor.
+        tensors: of the models that have a weight other than 0.
+        weights: of these models, as given.
+        places: which models they are, from 0.
+        base: the tensor of the base model, where the method takes one.
+        whose: what errors call these models, and last the base.
+        shared: not empty if infinities were found that all of them share: methods see 0 there.
+    """
+
+    name: str
+    tensors: list[Pieces]
+    weights: list[float]
+    places: list[int]
+    base: Pieces | None
+    whose: list[str]
+    shared: list[bool] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.tensors[0].size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype to compute in."""
+        return max((compute_dtype(pieces.dtype) for pieces in self._every()), key=lambda dtype: dtype.itemsize)
+
+    def _every(self) -> list[Pieces]:
+        return self.tensors if self.base is None else [*self.tensors, self.base]
+
+    def value(self, i: int, start: int, stop: int) -> Tensor:
+        """A stretch of tensor i (the base's for -1) in the dtype to compute in.
+
+        SurgeryError if it holds NaN, or infinity that others do not have.
+        """
+        values = self._every()[i].read(start, stop).to(self.dtype)
+        # a sum shows them at a tenth of what looking at each element takes, and may be infinite for large numbers, too
+        if bool(values.sum().isfinite()) or bool(values.isfinite().all()):
+            return values
+        infinite = values.isinf()
+        others = (pieces.read(start, stop) for pieces in self._every())
+        same = all(torch.equal(x.where(x.isinf(), 0), values.where(infinite, 0).to(x.dtype)) for x in others)
+        if bool(values.isnan().any()) or not same:
+            raise SurgeryError(
+                f"{self.name!r} of {self.whose[i]} holds NaN or infinity, and so would the result: mend that model, or "
+                "leave it out"
+            )
+        self.shared.append(True)
+        return values.masked_fill(infinite, 0)
+
+    def origin(self, start: int, stop: int) -> Tensor:
+        """A stretch of the base."""
+        return self.value(-1, start, stop)
+
+    def delta(self, i: int, start: int, stop: int) -> Tensor:
+        """What tensor i adds to the base: a stretch of its task vector, or of the tensor itself without a base."""
+        value = self.value(i, start, stop)
+        return value if self.base is None else value - self.origin(start, stop)
+
+    def shares(self) -> list[float]:
+        """The weights divided by their sum; SurgeryError if that is 0, or a weight negative."""
+        total = sum(self.weights)
+        if min(self.weights) < 0 or not total > 0:
+            raise SurgeryError(
+                f"the weights of {self.name!r} are {self.weights}: they are divided by their sum, so give numbers that "
+                "are not negative"
+            )
+        return [weight / total for weight in self.weights]
+
+    def merged(self, kernel: Kernel, settings: Mapping[str, Any], like: Pieces) -> Pieces:
+        """The tensor that a method makes of these, in the shape and dtype of `like`."""
+        lock, prepared = Lock(), []  # what the method needs to know of the whole, since the first reading
+
+        def read(start: int, stop: int) -> Tensor:
+            with torch.no_grad():
+                with lock:
+                    if not prepared:
+                        prepared.append(kernel(self, **settings))
+                result = prepared[0](start, stop).to(like.dtype)
+                if not self.shared:
+                    return result
+                first = self.tensors[0].read(start, stop)
+                return first.to(result.dtype).where(first.isinf(), result)
+
+        def largest(start: int, stop: int) -> Tensor:
+            values = [tensor.read(start, stop) for tensor in self.tensors]
+            return torch.stack([value.to(torch.int64) for value in values]).amax(0).to(like.dtype)
+
+        return Pieces(like.shape, like.dtype, read if like.dtype.is_floating_point else largest, like.device)
+
+
+def merged(
+    kernel: Kernel,
+    models: Models,
+    *,
+    base: Base | None = None,
+    weights: Weights = None,
+    exactly: int | None = None,
+    least: int = 1,
+    settings: Mapping[str, tuple[Any, Any]] | None = None,
+) -> State | LazyState:
+    """Merge models tensor by tensor.
+
+    Args:
+        kernel: the method.
+        models: a stack, or a list of states or modules; lazy states are not read.
+        base: a state that task vectors start from.
+        weights: of the models.
+        exactly, least: how many models the method takes.
+        settings: by name (a value or values by patterns of tensor names, the value where no pattern matches).
+
+    Returns:
+        A state of the first model's dtypes; a lazy one if a model or the base is lazy.
+    """
+    states, base = checked(models, base)
+    names, settings = list(states[0]), settings or {}
+    if len(states) < least or (exactly and len(states) != exactly):
+        raise SurgeryError(f"this method merges {exactly or f'at least {least}'} models, got {len(states)}")
+    rows = _rows(weights, len(states), names)
+    for setting, (value, _) in settings.items():
+        check_patterns(setting, value, names)
+    entries = {}
+    for name in names:
+        group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
+        own = {setting: of_tensor(name, *value) for setting, value in settings.items()}
+        entries[name] = group.merged(kernel, own, pieces_of(states[0], name))
+    result = LazyState(entries)
+    lazy = any(isinstance(values, LazyState) for values in (*states, base))
+    return result if lazy else {name: result[name] for name in names}
+
+
+def group_of(
+    name: str, states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor] | None, weights: Sequence[float]
+) -> Group:
+    """One tensor of the states whose weight is not 0."""
+    places = [k for k, weight in enumerate(weights) if weight]
+    if not places:
+        raise SurgeryError(f"all models have the weight 0 for {name!r}: give at least one of them a weight")
+    whose = [getattr(states[k], "what", "") or f"model {k} (from 0)" for k in places]
+    tensors, own = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
+    whose.append(getattr(base, "what", "") or "the base")
+    return Group(name, tensors, own, places, None if base is None else pieces_of(base, name), whose)
+
+
+def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
+    """The models and the base as states; SurgeryError unless they have the same names, shapes and kinds of numbers."""
+    if isinstance(models, LazyState | nn.Module):
+        raise SurgeryError("one model cannot be merged: give a list of models, or surgery.stack of them")
+    if isinstance(models, Mapping):
+        models = unstack(models)
+    if not isinstance(models, list | tuple):
+        raise SurgeryError(f"models must be a stack or a list of states or modules, not a {type(models).__name__}")
+    if not models:
+        raise SurgeryError("there are no models to merge: give at least one")
+    called = {f"model {k}": model for k, model in enumerate(models)} | ({} if base is None else {"the base": base})
+    states = {what: one if isinstance(one, LazyState) else as_state(one, what) for what, one in called.items()}
+    first = states["model 0"]
+    for what, values in states.items():
+        check_same(metas(first), metas(values), "model 0", what)
+        for name in values:
+            here, there = pieces_of(values, name), pieces_of(first, name)
+            if here.dtype.is_complex:
+                raise SurgeryError(
+                    f"tensor {name!r} of {what} is {here.dtype}: average complex tensors by surgery.average"
+                )
+            if here.dtype.is_floating_point != there.dtype.is_floating_point:
+                raise SurgeryError(
+                    f"tensor {name!r} is {there.dtype} in model 0 and {here.dtype} in {what}: convert one"
+                )
+            if here.device != there.device:
+                raise SurgeryError(
+                    f"tensor {name!r} is on {there.device} in model 0 and on {here.device} in {what}: move one"
+                )
+            if here.device.type == "meta":
+                raise SurgeryError(
+                    f"tensor {name!r} of {what} has no data (meta device): give the model its weights first"
+                )
+    base = states.pop("the base", None)
+    return [*states.values()], base
+
+
+def needed(base: Base | None) -> Base:
+    """The base; SurgeryError if there is none."""
+    if base is None:
+        raise SurgeryError("task vectors are differences from a base: give the model that was fine-tuned as base=...")
+    return base
+
+
+def within(name: str, value: ByName, low: float, high: float, *, open_low: bool = False) -> ByName:
+    """The setting; SurgeryError unless all of its numbers are between `low` and `high`, which belong to the range.
+
+    >>> within("density", {"*": 0.5}, 0, 1)
+    {'*': 0.5}
+    """
+    for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+        where = f" for {key!r}" if key else ""
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise SurgeryError(f"{name}={number!r}{where} is no finite number: give one, or numbers by name of tensors")
+        if not low <= number <= high or (open_low and number == low):
+            above = "above" if open_low else "at least"
+            limit = "" if high == math.inf else f" and at most {high:g}"
+            raise SurgeryError(f"{name}={number:g}{where} is out of range: give {above} {low:g}{limit}")
+    return value
+
+
+def switch(name: str, value: Any) -> bool:
+    """The setting; SurgeryError unless it is true or false.
+
+    >>> switch("normalize", False)
+    False
+    """
+    if not isinstance(value, bool):
+        raise SurgeryError(f"{name}={value!r}: give true or false, without quotes")
+    return value
+
+
+def of_tensor(name: str, value: Any, default: Any) -> Any:
+    """What a setting is for one tensor.
+
+    >>> of_tensor("layer1.conv.weight", {"layer1": 0.2, "*": 0.5}, 1.0), of_tensor("fc.bias", {"layer1": 0.2}, 1.0)
+    (0.2, 1.0)
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return next((found for pattern, found in value.items() if matches(name, pattern)), default)
+
+
+def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
+    """SurgeryError if a setting has a pattern that matches no tensor."""
+    names = list(names)
+    for pattern in value if isinstance(value, Mapping) else ():
+        if not isinstance(pattern, str):
+            raise SurgeryError(f"{setting} has {pattern!r} as a pattern of tensor names: give a text such as 'layer4'")
+        if not any(matches(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"names are such as {names[0]!r}"
+            raise SurgeryError(f"{setting}: no tensor matches {pattern!r}: {hint}")
+
+
+def _rows(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
+    """Weights as lists of k floats, one for all tensors or by pattern; SurgeryError if they are no k finite numbers."""
+
+    def numbers(row: Any, where: str) -> list[float]:
+        try:
+            found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
+        except (TypeError, ValueError):
+            raise SurgeryError(
+                f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}"
+            ) from None
+        if len(found) != k or not all(map(math.isfinite, found)):
+            raise SurgeryError(f"weights{where} must be {k} finite numbers, one for each model, got {found}")
+        return found
+
+    check_patterns("weights", weights, names)
+    if isinstance(weights, Mapping):
+        return {pattern: numbers(row, f" for {pattern!r}") for pattern, row in weights.items()}
+    return [1.0] * k if weights is None else numbers(weights, "")
