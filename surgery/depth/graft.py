@@ -6,16 +6,12 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from surgery.configuration import warn_if_lost
-from surgery.deprecated import formerly
-from surgery.depth.asked import Depths, asked, check_repeatable, checked
-from surgery.depth.cache import check_cached
-from surgery.depth.check import check_depth, watched
-from surgery.depth.counts import recounted
-from surgery.depth.forms import Form, first_that_works, forms
+from surgery.depth.check import check_cached, check_depth, watched
+from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.depths import Depths, Form, asked, check_repeatable, checked, first_that_works, forms
 from surgery.depth.identity import zero_branches
-from surgery.depth.numbers import Shift, numbers, renumbered
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree_edits import copies_of, insert, tensors
+from surgery.depth.tree import copies_of, insert, tensors
 from surgery.depth.ungraft import ungraft, whole
 from surgery.edits import attribute_of, copy_sharing, replace_tensors, set_attribute
 from surgery.errors import SurgeryError
@@ -25,7 +21,6 @@ from surgery.submodel import Source, Submodel, structure
 __all__ = ["graft", "ungraft"]
 
 
-@formerly("model depths mode example")
 def graft(
     model: nn.Module | State,
     *,

@@ -6,15 +6,11 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from surgery.configuration import warn_if_lost
-from surgery.deprecated import formerly
-from surgery.depth.asked import Kept, asked, checked, positions
-from surgery.depth.cache import check_cached
-from surgery.depth.check import check_depth, watched
-from surgery.depth.counts import recounted
-from surgery.depth.forms import Form, first_that_works, forms
-from surgery.depth.numbers import Shift, numbers, renumbered
+from surgery.depth.check import check_cached, check_depth, watched
+from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.depths import Form, Kept, asked, checked, first_that_works, forms, positions
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree_edits import drop, tensors
+from surgery.depth.tree import drop, tensors
 from surgery.edits import copy_sharing
 from surgery.errors import SurgeryError
 from surgery.states import State
@@ -23,7 +19,6 @@ from surgery.submodel import Source, Submodel, structure
 StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 
 
-@formerly("model keep example stands_for", depths="keep", stand="stands_for")
 def ungraft(
     model: nn.Module | State,
     *,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from surgery.errors import SurgeryError
-from surgery.width.demand import matches
+from surgery.width.choose import matches
 
 ByName: TypeAlias = float | Mapping[str, float]
 """A number for all tensors, or numbers by patterns of names, of which the first that matches counts."""

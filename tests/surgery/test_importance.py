@@ -10,11 +10,9 @@ from torch import nn
 from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
 from surgery.inspect.report import count_macs
 from surgery.width.axes import Axis, product, unify
-from surgery.width.choose import choose
-from surgery.width.cost import Cost
-from surgery.width.demand import Demand
-from surgery.width.scores import Followed
+from surgery.width.choose import Demand, Followed, choose
 from surgery.width.solved import solve
+from surgery.width.target import Cost
 from surgery.width.trace import Trace, traced
 
 tp = pytest.importorskip("torch_pruning")

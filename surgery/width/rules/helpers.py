@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from surgery.width.axes import Axis, find, fix, mark_grouping, regroup, unify
-from surgery.width.ledger import View
-from surgery.width.why import Why, picked, role
+from surgery.width.axes import Axis, Why, find, fix, mark_grouping, picked, regroup, role, unify
+from surgery.width.rules.registry import View
 
 COUNTED = picked("data decide how many positions it has")
 """The reason of axes whose size may be another one in a narrow model."""

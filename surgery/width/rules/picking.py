@@ -6,11 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surgery.width.axes import Axis, fix, unify
-from surgery.width.ledger import Learnt
+from surgery.width.axes import Axis, fix, picked, role, unify
 from surgery.width.rules.helpers import COUNTED, broadcast, fresh, results, tensors, told_apart, unify_last
-from surgery.width.rules.registry import rule
-from surgery.width.why import picked, role
+from surgery.width.rules.registry import Learnt, rule
 
 _INDEXED = picked("its positions are picked by an index")
 

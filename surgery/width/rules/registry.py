@@ -1,13 +1,52 @@
-"""The registry of rules by the names of operations."""
+"""Rules by the names of operations, what a rule may ask, and what it answers."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from surgery.errors import SurgeryError
-from surgery.width.ledger import Axes, Learnt, View
+from surgery.width.axes import Axes, Axis, Why
+
+
+class View(NamedTuple):
+    """What a rule may ask about a tensor.
+
+    Attributes:
+        axes_of: the axes of a tensor; new ones if it was not seen before.
+        learned: whether it is a parameter, or was computed from parameters and constants (a mask) alone.
+    """
+
+    axes_of: Callable[[Tensor], Axes]
+    learned: Callable[[Tensor], bool]
+
+
+class Learnt(NamedTuple):
+    """What a rule has learnt about a call.
+
+    Attributes:
+        axes: the axes of the result; of each result if there are several: one entry for each, or one for all.
+        sizes: arguments of the call, or attributes of torch's own modules, that are sizes of these axes.
+        made: axes along which a layer with weights makes features.
+        ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        summed: the axis that was summed to compute the result.
+        learned: whether the result consists of weights, although data picked them.
+        written: axes of the result whose sizes the call says, where it leaves another one open (-1).
+        told: axes whose positions are told apart, and why, should a later operation use the result: code may want no
+            more than its shape.
+    """
+
+    axes: Sequence[Axis] | Sequence[Sequence[Axis]]
+    sizes: Mapping[str, Axis | list[Axis]] = {}
+    made: Sequence[Axis] = ()
+    ordered: Sequence[Axis] = ()
+    summed: Axis | None = None
+    learned: bool = False
+    written: Sequence[Axis] = ()
+    told: Sequence[tuple[Axis, Why]] = ()
+
 
 Function = Callable[[View, dict[str, Any], Any], Learnt | Axes | list]
 """From what a rule may ask, the call's arguments by name and the result to the result's axes, or all that is learnt."""
