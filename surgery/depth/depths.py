@@ -27,7 +27,7 @@ def checked(model: nn.Module | State, example: Any) -> nn.Module:
     return as_module(model)
 
 
-def asked(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -> list[tuple[Section, Any]]:
+def depths_by_section(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -> list[tuple[Section, Any]]:
     """The sections with the depths given for them, which may be lists of positions."""
     found = sections(model)
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
@@ -89,7 +89,7 @@ def _unrepeatable(root: nn.Module, section: Section) -> str:
 T = TypeVar("T")
 
 
-class Form(NamedTuple):
+class Way(NamedTuple):
     """One way in which a section changes its depth.
 
     Attributes:
@@ -102,9 +102,9 @@ class Form(NamedTuple):
     recount: bool
 
 
-def forms(
+def ways_to(
     model: nn.Module, found: Sequence[Section], section: Section, kept: Sequence[int], example: Any
-) -> list[Form]:
+) -> list[Way]:
     """The ways to try, the first one first. Without an example nothing can be tried, so there is one.
 
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
@@ -116,15 +116,15 @@ def forms(
     last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
     resizable = is_list(holder) or (sequential and fewer) or (last and may_append(holder))
     if example is None:
-        return [Form(resizable and sequential, counted and bool(numbers(model, section)))]
+        return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])
-    return [Form(resize, recount) for resize, recount in ways]
+    return [Way(resize, recount) for resize, recount in ways]
 
 
-def first_that_works(ways: Mapping[Section, Sequence[Form]], attempt: Callable[[Mapping[Section, Form]], T]) -> T:
-    """What `attempt` returns for the first form of each section for which it does not raise a SurgeryError.
+def first_that_works(ways: Mapping[Section, Sequence[Way]], attempt: Callable[[Mapping[Section, Way]], T]) -> T:
+    """What `attempt` returns for the first way of each section for which it does not raise a SurgeryError.
 
-    If the first forms of all do not work together, each section's is found with the other sections left as they are.
+    If the first ways of all do not work together, each section's is found with the other sections left as they are.
     """
     first = {section: options[0] for section, options in ways.items()}
     try:
@@ -136,13 +136,13 @@ def first_that_works(ways: Mapping[Section, Sequence[Form]], attempt: Callable[[
     return attempt(chosen)
 
 
-def _alone(section: Section, options: Sequence[Form], attempt: Callable[[Mapping[Section, Form]], Any]) -> Form:
+def _alone(section: Section, options: Sequence[Way], attempt: Callable[[Mapping[Section, Way]], Any]) -> Way:
     errors = []
-    for form in options:
+    for way in options:
         try:
-            attempt({section: form})
+            attempt({section: way})
         except SurgeryError as error:
             errors.append(error)
         else:
-            return form
+            return way
     raise errors[0]

@@ -13,7 +13,7 @@ from surgery.states import State, as_state, check_same, owners, state
 from surgery.submodel import Submodel
 from surgery.width.beside import read_batch
 from surgery.width.check import plan_of
-from surgery.width.permute import seen_for
+from surgery.width.permute import solved_for
 from surgery.width.solved import (
     Atom,
     Axes,
@@ -113,9 +113,8 @@ class Aligner:
     """
 
     def __init__(self, model: nn.Module, *, example: Any, output: Callable[[Any], Any] | None = None):
-        seen = seen_for(model, example, output, "align")
-        self._model, self._example, self._output = seen.model, example, output
-        self._shapes, self._solution = state(model), solve(seen.found)
+        self._model, self._solution = solved_for(model, example, output, "align")
+        self._shapes, self._example, self._output = state(model), example, output
         self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
 
     def by_weights(self, reference: State | nn.Module, other: State | nn.Module) -> dict[str, Tensor]:

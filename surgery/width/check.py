@@ -97,7 +97,9 @@ class _Diverged(Exception):
         self.modules: list[str] = []
 
 
-def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel | Stuck:
+def checked_plan(
+    model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any
+) -> Submodel | Stuck:
     """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
 
     `Stuck` if no choice of attributes makes it run to the end.
@@ -135,21 +137,21 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
     right = Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
 
-    def left(small: nn.Module) -> tuple[int, str] | None:
+    def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    said = config_edits(model, right, known, left)
-    return Submodel(plan.entries, plan.shapes, (*right.edits, *said), plan.structure, plan.dtypes)
+    in_config = config_edits(model, right, known, difference)
+    return Submodel(plan.entries, plan.shapes, (*right.edits, *in_config), plan.structure, plan.dtypes)
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
     hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
-    inside = [one for one in solution.steps if step.module and is_inside(one.module, step.module)]
+    inside = [other for other in solution.steps if step.module and is_inside(other.module, step.module)]
     if torn := _torn(inside, step, choice):
-        parts = {atom for one in inside for axis in one.axes() for atom in atoms(axis)}
+        parts = {atom for other in inside for axis in other.axes() for atom in atoms(axis)}
         heads = any(part.grouping == "heads" and not part.why and part not in choice for part in parts)
         drop = 'heads="drop", ' if heads else ""
         hint = (
@@ -171,8 +173,8 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
 def _torn(inside: list[Step], step: Step, choice: Choice) -> list[int]:
     """The size of widths in the steps of a step's module, and what they become, if that is not the same; or []."""
     sizes: dict[int, set[int]] = {}
-    for one in inside:
-        for axis in one.axes():
+    for other in inside:
+        for axis in other.axes():
             if any(atom.makers for atom in atoms(axis)):
                 sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
     mine = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]

@@ -70,32 +70,29 @@ class Demand:
     def share(self, size: int, rate: float) -> int:
         """How many of `size` positions stay at this rate, at least one."""
         share = round(rate * size, 9)
-        asked = self.rounding(share)
-        if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked):
-            raise SurgeryError(f"rounding({share}) gives {asked!r}: give a function that returns a whole number")
-        if asked < 1 <= share:
-            raise SurgeryError(f"rounding({share}) gives {asked}, and a width keeps at least 1 position: round up")
-        return max(1, min(size, int(asked)))
+        number = self.rounding(share)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise SurgeryError(f"rounding({share}) gives {number!r}: give a function that returns a whole number")
+        if number < 1 <= share:
+            raise SurgeryError(f"rounding({share}) gives {number}, and a width keeps at least 1 position: round up")
+        return max(1, min(size, int(number)))
 
     def pattern_of(self, module: str) -> str | None:
         """The pattern of `rates` that counts for what a module makes."""
         return next((pattern for pattern in self.rates if matches(module, pattern)), None)
 
-    def asked_of(self, module: str) -> float | None:
-        """The share that `rates` gives for what a module makes."""
-        return self.rates.get(self.pattern_of(module))
-
     def rate_of(self, atom: Atom) -> float:
         """The share of a width; SurgeryError if modules that make it together are to have different shares."""
-        asked = {maker: rate for maker in atom.makers if (rate := self.asked_of(maker)) is not None}
-        if len(set(asked.values())) > 1:
-            a = next(iter(asked))
-            b = next(maker for maker in asked if asked[maker] != asked[a])
+        patterns = {maker: self.pattern_of(maker) for maker in atom.makers}
+        rates = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
+        if len(set(rates.values())) > 1:
+            a = next(iter(rates))
+            b = next(maker for maker in rates if rates[maker] != rates[a])
             raise SurgeryError(
-                f"rates asks for {asked[a]} of {a!r} and {asked[b]} of {b!r}, but both make one width of {atom.size} "
+                f"rates asks for {rates[a]} of {a!r} and {rates[b]} of {b!r}, but both make one width of {atom.size} "
                 "positions (they are added, say): give them the same rate"
             )
-        return next(iter(asked.values()), self.rate)
+        return next(iter(rates.values()), self.rate)
 
 
 def matches(module: str, pattern: str) -> bool:
@@ -145,7 +142,7 @@ Scores: TypeAlias = Mapping[str, Tensor]
 several lie (heads * head dimension) a third number says which of them, from the left: `proj.weight:1:0`."""
 
 
-class Followed:
+class TracedScores:
     """Given scores, followed while more is learnt about the axes of a trace: widths may turn out to be one.
 
     Args:

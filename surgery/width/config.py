@@ -121,7 +121,7 @@ class _Search:
     ):
         self.config, self.full, self.model, self.plan, self.difference = config, full, model, plan, difference
         self.small = plan.build(full)
-        self.plain, self.left = list(fields(reread(config))), _MOST_MADE
+        self.plain, self.tries = list(fields(reread(config))), _MOST_MADE
         self.refused = ""  # what the class says of the values that were guessed
         self.widths = merged(found.widths for found in known.values())
         self.counts = merged(found.counts for found in known.values())
@@ -136,7 +136,7 @@ class _Search:
             made = self.made(guess)
         if made is not None and made.score < here.score:
             here, values = made, guess
-        while any(here.score) and self.left > 0:
+        while any(here.score) and self.tries > 0:
             tries = []
             for path, new in alternatives(here.config, self.config, sizes, here.pairs, here.shares):
                 if (made := self.made({**values, path: new})) is not None:
@@ -171,7 +171,7 @@ class _Search:
 
     def made(self, values: Mapping[Fields, Any]) -> _Made | None:
         """What the class makes of the configuration with other values; None if it refuses them."""
-        self.left -= 1
+        self.tries -= 1
         config = copy.deepcopy(self.config)
         try:
             for path, value in values.items():
@@ -200,7 +200,8 @@ class _Search:
             missing = sum(len(mine[name]) != len(other.get(name, ())) for name in mine)
             score = _Score(len(wrong) + missing + len(other.keys() - mine.keys()))
             return _Made(score, config, why, pairs=set(wrong))
-        edits, computed = attribute_edits(self.small, made), _computed(self.small, made)
+        ours, theirs, edits = _outside(self.small), _outside(made), attribute_edits(self.small, made)
+        computed = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
         if edits is None:
             return _Made(_Score(0), config, "its class makes other modules from it")
         different = [key for key, (mine, other) in computed.items() if not _is_corner(mine, other)]
@@ -220,17 +221,12 @@ class _Search:
                 index = [None if old == new else [[0, new]] for old, new in zip(mine.shape, other.shape)]
                 edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
         adopted = Submodel(self.plan.entries, self.plan.shapes, (*self.plan.edits, *edits), self.plan.structure)
-        left, why = self.difference(adopted.build(self.model)) or (0, "")
-        return _Made(_Score(0, 0, left), config, why, edits)
-
-
-def _computed(small: nn.Module, made: nn.Module) -> dict[tuple[str, str], tuple[Tensor | None, Tensor | None]]:
-    """The tensors of two models that are not in their states."""
-    mine, other = _outside(small), _outside(made)
-    return {key: (mine.get(key), other.get(key)) for key in {**mine, **other}}
+        steps, why = self.difference(adopted.build(self.model)) or (0, "")
+        return _Made(_Score(0, 0, steps), config, why, edits)
 
 
 def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """The tensors of a model that are not in its state."""
     held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}
     return {key: tensor for key, tensor in named_tensors(model) if id(tensor) not in held}
 
@@ -290,7 +286,7 @@ def alternatives(
             if _is_number(old, int):
                 found |= sizes.get(old, set())
             yield from ((path, new) for new in sorted(found - {value, None}))
-        if _is_list(value):
+        if isinstance(value, list | tuple) and value and all(_is_number(item, int) for item in value):
             yield from ((path, new) for new in _renewed_lists(value, sizes))
         if value is None and _WIDTH.search(path[-1]):
             yield from ((path, want) for want in sorted({want for _, want in pairs}))
@@ -300,10 +296,6 @@ def alternatives(
 
 def _is_number(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(_is_number(item, int) for item in value)
 
 
 def _renewed_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:

@@ -171,12 +171,8 @@ def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
 
     Raises SurgeryError for a scale that is the root of several widths that shrink differently.
     """
-    if not _is_custom(module):
-        return {}
-    found = {}
-    for name, value in vars(module).items():
-        sizes = known.counts if _COUNT.search(name) else known.widths if _WIDTH.search(name) else None
-        new = None
+
+    def new_value(name: str, value: Any) -> Any:
         if isinstance(value, float) and _SCALE.search(name):
             options = {b for a, b in known.scales if math.isclose(a, value, rel_tol=1e-9)}
             if len(options) > 1:
@@ -184,28 +180,32 @@ def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
                     f"{name!r} of {type(module).__name__} is {value} and would become one of {sorted(options)}: "
                     "compute it from a shape in the forward pass"
                 )
-            new = next(iter(options), None)
-        elif sizes is not None and not name.startswith("_"):
-            new = renewed(value, {n: s for n, s in sizes.items() if len(s) == 1 and n >= _LEAST})
-        if new is not None and new != value:
-            found[name] = list(new) if isinstance(new, tuple) else new
-    return found
+            return next(iter(options), None)
+        sizes = known.counts if _COUNT.search(name) else known.widths if _WIDTH.search(name) else {}
+        certain = {n: news for n, news in sizes.items() if len(news) == 1 and n >= _LEAST}
+        return renewed(value, certain) if not name.startswith("_") else None
+
+    return _changes(module, new_value)
 
 
 def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
     """New values of all attributes whose numbers are sizes that change."""
-    if not _is_custom(module):
-        return {}
-    found = {}
-    for name, value in vars(module).items():
-        new = renewed(value, sizes) if name != "training" else None
-        if new is not None and new != value:
-            found[name] = list(new) if isinstance(new, tuple) else new
-    return found
+    return _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
+
+
+def _changes(module: nn.Module, new_value: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """The attributes of a module that get another value."""
+    values = vars(module).items() if _is_custom(module) else ()
+    found = {name: (value, new_value(name, value)) for name, value in values}
+    return {
+        name: list(new) if isinstance(new, tuple) else new
+        for name, (value, new) in found.items()
+        if new is not None and new != value
+    }
 
 
 def _is_custom(module: nn.Module) -> bool:
-    """Whether attributes may be changed by their names; torch's own are in of_torch.py or hold none."""
+    """Whether attributes may be changed by their names; `known_edits` sets torch's own."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding

@@ -168,19 +168,18 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
     kept: dict[Atom, int] = {}
     for _, axis, n in equations:
         kept.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
-    left = [equation for equation in equations if not _known(equation[1], kept)]
-    while left:
-        if not sum(_settle(axis, n, kept) for _, axis, n in left):
-            groups = [
-                digit for _, axis, _ in left for digit in digits(axis) if grouping_of(digit) and not _known(digit, kept)
-            ]
+    unknown = [equation for equation in equations if not _known(equation[1], kept)]
+    while unknown:
+        if not sum(_settle(axis, n, kept) for _, axis, n in unknown):
+            parts = [digit for _, axis, _ in unknown for digit in digits(axis)]
+            groups = [digit for digit in parts if grouping_of(digit) and not _known(digit, kept)]
             if not groups:
-                name, axis, n = left[0]
+                name, axis, n = unknown[0]
                 raise SurgeryError(
                     f"{axis.size} positions of {name!r} become {n}, and that does not show what each width keeps"
                 )
             kept.update({atom: atom.size for atom in atoms(groups[0])})
-        left = [equation for equation in left if not _known(equation[1], kept)]
+        unknown = [equation for equation in unknown if not _known(equation[1], kept)]
     for name, axis, n in equations:
         if _new_size(axis, kept) != n:
             why = next(
@@ -200,11 +199,11 @@ def _settle(axis: Axis, n: int, kept: dict[Atom, int]) -> bool:
         kept[axis] = n
         return True
     known = [_new_size(part, kept) for part in axis.parts if _known(part, kept)]
-    left = [part for part in axis.parts if not _known(part, kept)]
-    if len(set(left)) != 1 or (isinstance(axis, Product) and len(left) > 1):
+    unknown = [part for part in axis.parts if not _known(part, kept)]
+    if len(set(unknown)) != 1 or (isinstance(axis, Product) and len(unknown) > 1):
         return False
-    n, rest = divmod(n - sum(known), len(left)) if isinstance(axis, Sum) else divmod(n, prod(known))
-    return not rest and 0 < n <= left[0].size and _settle(left[0], n, kept)
+    n, rest = divmod(n - sum(known), len(unknown)) if isinstance(axis, Sum) else divmod(n, prod(known))
+    return not rest and 0 < n <= unknown[0].size and _settle(unknown[0], n, kept)
 
 
 def _new_size(axis: Axis, kept: dict[Atom, int]) -> int:

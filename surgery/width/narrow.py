@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -96,7 +97,8 @@ def narrow(
     if example is None:
         raise SurgeryError("narrow runs one forward pass: give an input as `example`")
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
-    *_, found = attempts(Request(model, example, demand, output, strict, target, keep_top))
+    request = Request(model, example, demand, output, strict, target, keep_top)
+    found = deque(attempts(request), maxlen=1).pop()  # the narrow model of the last one runs as predicted
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.outcome
     others = other_constants(found, plan)
     small = plan.build(model)

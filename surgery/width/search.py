@@ -25,8 +25,8 @@ from surgery.submodel import Submodel
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.beside import repeated
-from surgery.width.check import Stuck, plan_of, repaired, splits_interleaved
-from surgery.width.choose import Chosen, Demand, Followed, Scores, best, choose, scores_of
+from surgery.width.check import Stuck, checked_plan, plan_of, splits_interleaved
+from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.shortfall import Whole, listed, stayed_whole
 from surgery.width.solved import Atom, Axes, Axis, Solution, atoms, digits, is_whole, named_widths, size_of, solve
 from surgery.width.target import Cost, Target, numbers_kept
@@ -103,7 +103,7 @@ class Attempt:
         """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
         choice = self.chosen.choice
         plan = plan_of(self.model, state(self.request.model), self.solution, choice)
-        return repaired(self.model, plan, self.solution, choice, self.example)
+        return checked_plan(self.model, plan, self.solution, choice, self.example)
 
     def is_further_than(self, other: "Attempt") -> bool:
         """Whether the narrow model runs further, with no more widths that stay whole."""
@@ -139,7 +139,7 @@ def attempt(request: Request, known: Known) -> Attempt:
     """Trace the model, solve the trace with what is known, and choose."""
     seen = traced(request.model, request.example, request.output)
     trace, target = seen.found, request.target
-    followed = None if request.scores is None else Followed(trace, request.scores)
+    traced_scores = None if request.scores is None else TracedScores(trace, request.scores)
     for (first, position), why in known.whole.items():
         for step in same_code(seen.model, trace.steps, first):
             for axis in step.axes() if position is None else [step.axes()[position]]:
@@ -148,8 +148,8 @@ def attempt(request: Request, known: Known) -> Attempt:
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
     demand, score, cost = request.demand, None, None
-    if followed:
-        score = partial(scores_of, scores=followed(solution), solution=solution)
+    if traced_scores:
+        score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
     if target:
         cost = Cost(seen.model, solution, target.what, trace.lengths[0])

@@ -155,7 +155,8 @@ def numbers_kept(
     if share(best(low)) > target.share:
         return kept(best(low))  # the target cannot be reached
     # Without scores positions of equal worth go together, so that equal widths stay equal.
-    ends = range(low, len(value) + 1) if scores else [low, *_ends(value[order], low)]
+    changes = value[order][low:].diff().nonzero().flatten() + low + 1
+    ends = range(low, len(value) + 1) if scores else [low, *changes.tolist(), len(value)]
     fitting = bisect(ends, target.share, key=lambda count: share(best(count)))
     low = ends[fitting - 1]
     counts, full = best(low), set()
@@ -173,12 +174,6 @@ def numbers_kept(
                 counts[number] -= 1
                 full.add(number)
     return kept(counts)
-
-
-def _ends(value: Tensor, start: int) -> list[int]:
-    """Where runs of equal values end, of the runs that begin at `start` or later."""
-    changes = value[start:].diff().nonzero().flatten() + start + 1
-    return [*changes.tolist(), len(value)]
 
 
 def _ranked(target: Target, widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None) -> tuple[Tensor, Tensor]:

@@ -112,7 +112,7 @@ class Trace:
         self._made = WeakIdKeyDictionary()  # what is made of neither parameters nor the input
         self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
         self.written: list[Axis] = []
-        self._told = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
+        self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.steps: list[Step] = []
@@ -171,12 +171,12 @@ class Trace:
     def use(self, tensors: Iterable[Tensor]) -> None:
         """Note that the numbers in these are used."""
         for tensor in tensors:
-            for axis, why in self._told.pop(tensor, ()):
+            for axis, why in self._fixed_if_used.pop(tensor, ()):
                 axes.fix(axis, why)
 
-    def tell(self, tensors: Iterable[Tensor], told: Sequence[tuple[Axis, Why]]) -> None:
+    def fix_if_used(self, tensors: Iterable[Tensor], found: Sequence[tuple[Axis, Why]]) -> None:
         """Note which axes stay whole if the numbers in these are used."""
-        self._told.update(dict.fromkeys(tensors, told) if told else {})
+        self._fixed_if_used.update(dict.fromkeys(tensors, found) if found else {})
 
     def learned(self, tensor: Tensor) -> bool:
         """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""
@@ -320,7 +320,7 @@ class _Follow(TorchDispatchMode):
         if seeded:
             trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
         trace.written += learnt.written
-        trace.tell(outputs, learnt.told)
+        trace.fix_if_used(outputs, learnt.fixed_if_used)
         if learnt.learned:
             trace.learn(outputs)
         else:

@@ -18,7 +18,7 @@ from surgery.submodel_index import as_index, positions
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
 from surgery.width.beside import Readers, changed, readers, shares, trial, trial_input
-from surgery.width.check import Stuck, plan_of, repaired
+from surgery.width.check import Stuck, checked_plan, plan_of
 from surgery.width.choose import Demand, Heads, checked, choose
 from surgery.width.search import same_code
 from surgery.width.shortfall import listed, stayed_whole
@@ -162,7 +162,7 @@ class _Growth:
             plan = plan_of(self.model, self.values, self.solution, self.choice)
             if not self.choice:
                 return plan
-            outcome = repaired(self.model, plan, self.solution, self.choice, self.example)
+            outcome = checked_plan(self.model, plan, self.solution, self.choice, self.example)
             if isinstance(outcome, Stuck):
                 self.leave(outcome.step, set(), lost(f"the code there does not run wider: {outcome.difference}"))
             else:

@@ -27,8 +27,7 @@ from surgery.width.rules import (  # noqa: F401, each adds its own
     shapes,
     windows,
 )
-from surgery.width.rules.helpers import broadcast, fresh
-from surgery.width.rules.registry import Learnt, View, register_rule
+from surgery.width.rules.registry import Learnt, View, broadcast, fresh, register_rule
 
 __all__ = [
     "Axis",

@@ -3,20 +3,22 @@
 from torch import Tensor
 
 from surgery.width.axes import Axes, Axis, find, fix, lost, mark_grouping, picked, product, regroup, role, unify
-from surgery.width.rules.helpers import (
+from surgery.width.rules.registry import (
+    Learnt,
+    View,
     broadcast_axes,
     first,
     fitting,
     fresh,
     grouped,
     results,
+    rule,
     tensors,
     told_apart,
     unify_all,
     unify_last,
     windowed,
 )
-from surgery.width.rules.registry import Learnt, View, rule
 
 
 @rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")

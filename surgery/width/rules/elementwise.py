@@ -3,8 +3,7 @@
 import torch
 
 from surgery.width.axes import Axis, find, fix, picked, role, segment, unify
-from surgery.width.rules.helpers import broadcast, dims_of, fresh, results, tensors
-from surgery.width.rules.registry import Learnt, rule
+from surgery.width.rules.registry import Learnt, broadcast, dims_of, fresh, results, rule, tensors
 
 
 @rule("copy", layout=True)

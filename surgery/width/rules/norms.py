@@ -5,7 +5,8 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, fix, picked, role, unify
 from surgery.width.rules.elementwise import pointwise
-from surgery.width.rules.helpers import (
+from surgery.width.rules.registry import (
+    Learnt,
     broadcast,
     broadcast_axes,
     dims_of,
@@ -14,10 +15,10 @@ from surgery.width.rules.helpers import (
     fresh,
     grouped,
     results,
+    rule,
     tensors,
     unify_last,
 )
-from surgery.width.rules.registry import Learnt, rule
 
 
 @rule(

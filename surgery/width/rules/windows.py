@@ -3,8 +3,7 @@
 from math import prod
 
 from surgery.width.axes import Axis, fix, product, regroup, role, unify
-from surgery.width.rules.helpers import fresh, grouped, results, unify_all, windowed
-from surgery.width.rules.registry import Learnt, rule
+from surgery.width.rules.registry import Learnt, fresh, grouped, results, rule, unify_all, windowed
 
 
 @rule(
