@@ -8,9 +8,8 @@ if TYPE_CHECKING:
     from surgery.averaging import average, trimmed_mean
     from surgery.batch_statistics import repair
     from surgery.decomposition import Layer, layers
-    from surgery.depth.adapters import register_block
     from surgery.depth.graft import graft, ungraft
-    from surgery.depth.sections import Section, repeatable, sections
+    from surgery.depth.sections import Section, register_block, repeatable, sections
     from surgery.errors import SurgeryError
     from surgery.libraries import example_input, named
     from surgery.recombine import inverse, permutations, segments, shuffle
@@ -36,15 +35,13 @@ if TYPE_CHECKING:
     from surgery.submodel_scale import submodel_factors
     from surgery.variation import Variation, scale_variation
     from surgery.width.align import Aligned, Aligner, align
-    from surgery.width.corner import corner
+    from surgery.width.corner import corner, rolling
     from surgery.width.importance import importance
-    from surgery.width.narrow import narrow
+    from surgery.width.narrow import Width, narrow, widths
     from surgery.width.permute import permute, sort_by
-    from surgery.width.roll import rolling
     from surgery.width.rules import register_rule
     from surgery.width.target import Target
     from surgery.width.widen import widen
-    from surgery.width.widths import Width, widths
 
 __all__ = [
     "Aligned",
@@ -116,7 +113,7 @@ _WHERE = {
     "SurgeryError": "surgery.errors",
     "Target": "surgery.width.target",
     "Variation": "surgery.variation",
-    "Width": "surgery.width.widths",
+    "Width": "surgery.width.narrow",
     "align": "surgery.width.align",
     "average": "surgery.averaging",
     "average_submodels": "surgery.submodel_average",
@@ -140,11 +137,11 @@ _WHERE = {
     "percentile_norm": "surgery.scale",
     "permutations": "surgery.recombine",
     "permute": "surgery.width.permute",
-    "register_block": "surgery.depth.adapters",
+    "register_block": "surgery.depth.sections",
     "register_rule": "surgery.width.rules",
     "repair": "surgery.batch_statistics",
     "repeatable": "surgery.depth.sections",
-    "rolling": "surgery.width.roll",
+    "rolling": "surgery.width.corner",
     "scale_variation": "surgery.variation",
     "sections": "surgery.depth.sections",
     "segments": "surgery.recombine",
@@ -159,7 +156,7 @@ _WHERE = {
     "ungraft": "surgery.depth.graft",
     "unstack": "surgery.states",
     "widen": "surgery.width.widen",
-    "widths": "surgery.width.widths",
+    "widths": "surgery.width.narrow",
 }
 """Names are imported when they are first used, so that `python -m surgery --help` does not wait for PyTorch."""
 

@@ -14,17 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from surgery.depth.counts import is_settings
 from surgery.edits import is_like, is_plain
 from surgery.errors import first_line
 from surgery.names import joined
 from surgery.states import state
 
 Fields = tuple[str, ...]  # where a value lies in a configuration: names of attributes, and keys of dicts
-
 _log = logging.getLogger(__name__)
 
 
@@ -226,3 +224,10 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_number, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_settings(value: Any) -> bool:
+    """Whether a value is an object whose attributes may be set, such as a configuration; no module, tensor or class."""
+    frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
+    plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
+    return plain and not frozen

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.deprecated import formerly
 from surgery.depth.sections import sections
-from surgery.depth.state_tree import as_module
+from surgery.depth.tree import as_module
 from surgery.errors import SurgeryError
 from surgery.forward import call, in_mode, observed, tensors_in
 from surgery.names import is_inside

@@ -31,7 +31,7 @@ from fl.data import LOADERS
 from fl.settings import Config
 from fl.settings.command_line import parse
 from fl.sweep import command as parse_sweep
-from surgery.depth.adapters import BLOCKS
+from surgery.depth.sections import BLOCKS
 from surgery.width.rules.registry import RULES
 from zoo.members import MEMBERS
 

@@ -43,7 +43,7 @@ def contents(subject: "Subject") -> dict[str, Any]:
         "tensors": tensors,
     }
     if subject.name is not None:
-        from surgery.width.widths import widths
+        from surgery.width.narrow import widths
 
         found["widths"] = [one._asdict() for one in widths(subject.built(), example=subject.example())]
     return found

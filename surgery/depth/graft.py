@@ -6,16 +6,12 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from surgery.configuration import warn_if_lost
-from surgery.deprecated import formerly
-from surgery.depth.asked import Depths, asked, check_repeatable, checked
-from surgery.depth.cache import check_cached
-from surgery.depth.check import check_depth, watched
-from surgery.depth.counts import recounted
-from surgery.depth.forms import Form, first_that_works, forms
+from surgery.depth.check import check_cached, check_depth, watched
+from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.depths import Depths, Way, check_repeatable, checked, depths_by_section, first_that_works, ways_to
 from surgery.depth.identity import zero_branches
-from surgery.depth.numbers import Shift, numbers, renumbered
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree_edits import copies_of, insert, tensors
+from surgery.depth.tree import copies_of, insert, tensors
 from surgery.depth.ungraft import ungraft, whole
 from surgery.edits import attribute_of, copy_sharing, replace_tensors, set_attribute
 from surgery.errors import SurgeryError
@@ -25,7 +21,6 @@ from surgery.submodel import Source, Submodel, structure
 __all__ = ["graft", "ungraft"]
 
 
-@formerly("model depths mode example")
 def graft(
     model: nn.Module | State,
     *,
@@ -79,13 +74,13 @@ def graft(
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
         raise SurgeryError("mode='identity' runs the model: give a module, and its input as example=...")
     root = checked(model, example)
-    grown = dict(asked(model, depths, lists=False))
+    grown = dict(depths_by_section(model, depths, lists=False))
     for section, depth in grown.items():
         check_repeatable(root, section, depth)
     grown = {section: depth for section, depth in grown.items() if depth > len(section.blocks)}
     before = watched(root, example, grown) if example is not None else None
 
-    def attempt(ways: Mapping[Section, Form]) -> _Deeper:
+    def attempt(ways: Mapping[Section, Way]) -> _Deeper:
         made = _deeper(root, {section: grown[section] for section in ways}, ways)
         if before is not None:
             changes = {s: {s.blocks[-1]: grown[s] - len(s.blocks)} for s in ways}
@@ -94,7 +89,7 @@ def graft(
         return made
 
     found = sections(root)
-    ways = {s: forms(root, found, s, _origins(s, depth), example) for s, depth in grown.items()}
+    ways = {s: ways_to(root, found, s, _origins(s, depth), example) for s, depth in grown.items()}
     made = first_that_works(ways, attempt)
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
     new = {id(tensor) for copies in made.copies.values() for block in copies for tensor in tensors(block).values()}
@@ -132,7 +127,7 @@ class _Deeper(NamedTuple):
     undo: list[dict[str, Any]]
 
 
-def _deeper(root: nn.Module, grown: Mapping[Section, int], ways: Mapping[Section, Form]) -> _Deeper:
+def _deeper(root: nn.Module, grown: Mapping[Section, int], ways: Mapping[Section, Way]) -> _Deeper:
     deeper, shared = copy_sharing(root)
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
     changed: dict[tuple[str, str], Any] = renumbered(

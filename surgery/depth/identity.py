@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from surgery.depth.cache import uncached
-from surgery.depth.tree_edits import runs_nothing
+from surgery.depth.check import uncached
+from surgery.depth.tree import runs_nothing
 from surgery.edits import clone
 from surgery.errors import SurgeryError
 from surgery.forward import tensors_in

@@ -1,16 +1,16 @@
 """Sections: consecutive residual blocks with one interface, found in any module or state dict without running it."""
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from surgery.depth.adapters import declared_blocks
-from surgery.depth.interface import matrices, signature, strided, widths
-from surgery.depth.state_tree import Part, as_module
+from surgery.depth.tree import Part, as_module, shapes
 from surgery.edits import Chain, Skip
-from surgery.names import joined
+from surgery.errors import SurgeryError
+from surgery.names import is_inside, joined
 from surgery.states import State, owners
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -270,3 +270,117 @@ class _Search:
         if name not in self._signatures:
             self._signatures[name] = (self.kind(name), *signature(self.modules[name]))
         return self._signatures[name]
+
+
+# May differ between blocks with one interface: depth schedules, positions, and the shift of shifted windows.
+_HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training|inplace|dynamic_mask|always_partition")
+
+
+def signature(block: nn.Module) -> tuple:
+    """Equal for blocks with one interface: names and shapes of tensors, classes and hyper-parameters."""
+    parts = [
+        (name, type(module).__name__, {k: v for k, v in vars(module).items() if _exact(v) and not _HARMLESS.search(k)})
+        for name, module in block.named_modules()
+        if not isinstance(module, nn.Identity) and "drop" not in type(module).__name__.lower()
+    ]
+    return shapes(block), parts
+
+
+def matrices(block: nn.Module) -> int:
+    """The number of tensors with two or more axes."""
+    return sum(len(shape) > 1 for shape in shapes(block).values())
+
+
+def _exact(value: Any) -> bool:
+    """Whether a value is no fraction: fractions do not change a shape (and often follow a schedule over depth)."""
+    return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
+
+
+def strided(block: nn.Module) -> bool:
+    """Whether anything in the block has a stride; attention does not count: it may have fewer keys and all queries."""
+    for name, module in block.named_modules():
+        stride = getattr(module, "stride", 1)
+        largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)
+        if isinstance(largest, int) and largest > 1 and "att" not in name:
+            return True
+    return False
+
+
+def widths(block: nn.Module) -> tuple[int | None, int | None]:
+    """The widths of the first layer's input and of the last layer's output, in the order of registration."""
+    pairs = []
+    for _, module, own in owners(block):
+        tensor = next((t for n, t in own.items() if n.endswith("weight")), None)
+        if tensor is None:
+            tensor = max(own.values(), key=lambda t: t.ndim)
+        if tensor.ndim == 1:
+            pairs.append((len(tensor), len(tensor)))
+        elif tensor.ndim >= 2:
+            groups = getattr(module, "groups", len(tensor) if tensor.shape[1] == 1 else 1)
+            sides = (tensor.shape[1] * (groups if isinstance(groups, int) else 1), tensor.shape[0])
+            pairs.append(sides[::-1] if getattr(module, "transposed", False) else sides)
+    pairs = [pair for pair in pairs if pair != (1, 1)] or [(None, None)]  # a gate over channels has no width
+    return pairs[0][0], pairs[-1][1]
+
+
+BLOCKS: dict[type[nn.Module], None] = {}
+"""The classes that `register_block` was told."""
+Kind = TypeVar("Kind", bound=type[nn.Module])
+
+
+def register_block(kind: Kind) -> Kind:
+    """Say that modules of this class, or of one derived from it, are residual blocks. Returns the class.
+
+    `surgery.sections` then takes consecutive ones in one module as a section, even if their names do not show that they
+    follow each other. Blocks inside of such a block do not count. Register a class once, before you use its models.
+
+    Raises:
+        SurgeryError: if it is not a class of modules.
+
+    >>> import surgery
+    >>> block = surgery.register_block(type("Block", (nn.Sequential,), {}))
+    >>> net = nn.Module()
+    >>> net.coarse, net.fine = (block(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    >>> surgery.sections(net)
+    [Section(name='', blocks=('coarse', 'fine'))]
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise SurgeryError(
+            f"{kind!r} is not a class of modules: register the class, not one of its modules or its name"
+        )
+    BLOCKS[kind] = None
+    return kind
+
+
+def declared_blocks(model: nn.Module) -> list[str]:
+    """The names of the modules that are declared to be blocks: by their class (`register_block`), or by metadata."""
+    kinds = tuple(BLOCKS)
+    found = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
+    found = [name for name in found if not any(is_inside(name, other) for other in found if other != name)]
+    others = [b for b in _matched_blocks(model) if not any(is_inside(b, name) or is_inside(name, b) for name in found)]
+    return found + others
+
+
+def _matched_blocks(model: nn.Module) -> list[str]:
+    """The names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it matches.
+
+    timm's models have this method, and so have those of this project's zoo. In a state, modules called
+    `section<i>.<j>` are blocks, as in the zoo. Empty for other models, and if no match ends where a module's name does.
+    """
+    matcher = getattr(model, "group_matcher", None)
+    groups = matcher(coarse=False) if callable(matcher) else None
+    if isinstance(model, Part):
+        groups = {"blocks": r"^section(\d+)\.(\d+)"}
+    if not isinstance(groups, dict):
+        return []
+    patterns = []  # patterns with an ordinal (downsample, final norm) and the stem's say what is not a block
+    for group, spec in groups.items():
+        pairs = spec if isinstance(spec, list | tuple) else [] if spec is None else [(spec, None)]
+        patterns += [(re.compile(regex), group != "stem" and ordinal is None) for regex, ordinal in pairs]
+    found: dict[str, None] = {}
+    for _, _, own in owners(model):
+        for name in own:
+            match, is_block = next(((m, b) for p, b in patterns if (m := p.match(name))), (None, False))
+            if is_block and name[match.end() : match.end() + 1] == ".":
+                found[name[: match.end()]] = None
+    return list(found)

@@ -6,15 +6,11 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from surgery.configuration import warn_if_lost
-from surgery.deprecated import formerly
-from surgery.depth.asked import Kept, asked, checked, positions
-from surgery.depth.cache import check_cached
-from surgery.depth.check import check_depth, watched
-from surgery.depth.counts import recounted
-from surgery.depth.forms import Form, first_that_works, forms
-from surgery.depth.numbers import Shift, numbers, renumbered
+from surgery.depth.check import check_cached, check_depth, watched
+from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.depths import Kept, Way, checked, depths_by_section, first_that_works, positions, ways_to
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree_edits import drop, tensors
+from surgery.depth.tree import drop, tensors
 from surgery.edits import copy_sharing
 from surgery.errors import SurgeryError
 from surgery.states import State
@@ -23,7 +19,6 @@ from surgery.submodel import Source, Submodel, structure
 StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 
 
-@formerly("model keep example stands_for", depths="keep", stand="stands_for")
 def ungraft(
     model: nn.Module | State,
     *,
@@ -71,7 +66,7 @@ def ungraft(
     full = tensors(root)
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
-    kept = {section: positions(root, section, depth) for section, depth in asked(model, keep)}
+    kept = {section: positions(root, section, depth) for section, depth in depths_by_section(model, keep)}
     standing: dict[str, list[Source]] = {}
     for section, places in kept.items():
         for place, following in zip(places, (*places[1:], len(section.blocks))):
@@ -82,7 +77,7 @@ def ungraft(
     dropped = {s: [b for i, b in enumerate(s.blocks) if i not in places] for s, places in kept.items()}
     before = watched(root, example, kept) if example is not None else None
 
-    def attempt(ways: Mapping[Section, Form]) -> tuple[nn.Module, Submodel]:
+    def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Submodel]:
         shallow, edits = _without(root, {section: dropped[section] for section in ways}, ways, before is not None)
         plan = Submodel(_entries(shallow, full, standing), shapes, tuple(edits), structure(root), dtypes)
         small = plan.build(root)
@@ -93,17 +88,17 @@ def ungraft(
 
     if isinstance(model, nn.Module):
         found = sections(root)
-        ways = {s: forms(root, found, s, places, example) for s, places in kept.items()}
+        ways = {s: ways_to(root, found, s, places, example) for s, places in kept.items()}
         small, plan = first_that_works(ways, attempt)
         warn_if_lost(model, small)
         return small, plan
-    shallow, _ = _without(root, dropped, {section: Form(False, False) for section in dropped}, False)
+    shallow, _ = _without(root, dropped, {section: Way(False, False) for section in dropped}, False)
     plan = Submodel(_entries(shallow, full, standing), shapes, dtypes=dtypes)
     return plan.extract(model), plan
 
 
 def _without(
-    root: nn.Module, dropped: Mapping[Section, Sequence[str]], ways: Mapping[Section, Form], runnable: bool
+    root: nn.Module, dropped: Mapping[Section, Sequence[str]], ways: Mapping[Section, Way], runnable: bool
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """A copy of the model without some blocks, which shares its tensors; and the edits that make it.
 

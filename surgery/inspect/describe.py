@@ -7,7 +7,7 @@ from itertools import groupby
 
 from surgery.inspect.report import Depth, Report, Row, Size
 from surgery.names import is_inside
-from surgery.width.widths import Width
+from surgery.width.narrow import Width
 
 _COLUMNS = 100
 Cell = tuple[str, str, str, str]  # name (indented), kind, shape before, shape after if it changes; or a line of its own

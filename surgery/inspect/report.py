@@ -21,8 +21,7 @@ from surgery.memory import shortage
 from surgery.names import is_inside
 from surgery.states import state
 from surgery.submodel import Submodel, fingerprint
-from surgery.width.narrow import narrow
-from surgery.width.widths import Width, widths
+from surgery.width.narrow import Width, narrow, widths
 
 Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias
 

@@ -14,7 +14,7 @@ from surgery.lazy_plans import extract
 from surgery.names import is_inside, joined
 from surgery.states import State, as_state, load
 from surgery.submodel import Source, Submodel
-from surgery.width.demand import matches
+from surgery.width.choose import matches
 
 Blocks = Mapping[str, Sequence[tuple[int, int]]]
 """By name of a section its new blocks in order, each as (model, block), both from 0."""

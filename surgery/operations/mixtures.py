@@ -24,7 +24,7 @@ from surgery.operations.subject import Subject
 from surgery.operations.texts import shown
 from surgery.recombine import permutations, segments
 from surgery.states import check_same, load
-from surgery.width.demand import matches
+from surgery.width.choose import matches
 
 UNITS = ("layer", "block", "tensor")
 """What moves as one piece when models are shuffled."""

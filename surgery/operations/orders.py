@@ -21,9 +21,9 @@ from surgery.submodel import Submodel
 from surgery.submodel_index import positions
 from surgery.width.align import Aligner
 from surgery.width.importance import importance
+from surgery.width.narrow import widths
 from surgery.width.permute import permute as permute_model
 from surgery.width.permute import sort_by as sort_model
-from surgery.width.widths import widths
 
 _log = logging.getLogger(__name__)
 _LARGEST = 2**28  # bytes of a file of permutations

@@ -1,11 +1,18 @@
-"""How much of each width stays, and which positions of it."""
+"""How much of each width stays, and which positions of it: what the caller asks for, scores, and the choice."""
 
+import difflib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from surgery.errors import SurgeryError
-from surgery.width.demand import Demand, matches
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError, first_line
+from surgery.width import axes
+from surgery.width.axes import Kind, Why, lost, role
 from surgery.width.solved import (
     Atom,
     Axis,
@@ -16,10 +23,205 @@ from surgery.width.solved import (
     digits,
     grouping_of,
     is_whole,
+    named_widths,
+    onto_atoms,
     positions,
+    solve,
     terms,
 )
-from surgery.width.why import Kind, Why, lost, role
+from surgery.width.trace import Trace
+
+Rounding: TypeAlias = Callable[[float], int]
+Heads: TypeAlias = Literal["inside", "drop"]
+Pick: TypeAlias = Callable[[Atom, int], Sequence[int]]
+"""Which n positions of a width stay, ascending."""
+
+
+def first(atom: Atom, n: int) -> Sequence[int]:
+    """The first n positions."""
+    return range(n)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the caller asks for.
+
+    Attributes:
+        rate: the share of every width that stays.
+        rates: other shares for widths that modules of these names make; the first pattern that matches counts.
+        keep: names of modules whose tensors stay whole.
+        heads: whether attention shrinks inside of its heads, or loses heads.
+        rounding: from a share to the number of positions that stay.
+        pick: which ones stay.
+        numbers: how many positions of each of some widths stay, if that is not their share.
+
+    Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
+    matches, too.
+    """
+
+    rate: float
+    rates: Mapping[str, float] = field(default_factory=dict)
+    keep: Sequence[str] = ()
+    heads: Heads = "inside"
+    rounding: Rounding = math.ceil
+    pick: Pick = first
+    numbers: Callable[[Collection[Atom]], Mapping[Atom, int]] | None = None
+
+    def share(self, size: int, rate: float) -> int:
+        """How many of `size` positions stay at this rate, at least one."""
+        share = round(rate * size, 9)
+        number = self.rounding(share)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise SurgeryError(f"rounding({share}) gives {number!r}: give a function that returns a whole number")
+        if number < 1 <= share:
+            raise SurgeryError(f"rounding({share}) gives {number}, and a width keeps at least 1 position: round up")
+        return max(1, min(size, int(number)))
+
+    def pattern_of(self, module: str) -> str | None:
+        """The pattern of `rates` that counts for what a module makes."""
+        return next((pattern for pattern in self.rates if matches(module, pattern)), None)
+
+    def rate_of(self, atom: Atom) -> float:
+        """The share of a width; SurgeryError if modules that make it together are to have different shares."""
+        patterns = {maker: self.pattern_of(maker) for maker in atom.makers}
+        rates = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
+        if len(set(rates.values())) > 1:
+            a = next(iter(rates))
+            b = next(maker for maker in rates if rates[maker] != rates[a])
+            raise SurgeryError(
+                f"rates asks for {rates[a]} of {a!r} and {rates[b]} of {b!r}, but both make one width of {atom.size} "
+                "positions (they are added, say): give them the same rate"
+            )
+        return next(iter(rates.values()), self.rate)
+
+
+def matches(module: str, pattern: str) -> bool:
+    """Whether a pattern matches the name of a module or of one around it.
+
+    >>> matches("layer1.0.conv1", "layer1"), matches("layer1.0.conv1", "*.conv1"), matches("layer10", "layer1")
+    (True, True, False)
+    """
+    parts = module.split(".")
+    return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
+
+
+def checked(model: nn.Module, demand: Demand) -> Demand:
+    """The demand; SurgeryError if a rate is no share, or a pattern matches no module of the model."""
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"narrow runs the model: give a module, not a {type(model).__name__}")
+    for rate in (demand.rate, *_rates(demand.rates)):
+        if isinstance(rate, Mapping):
+            raise SurgeryError(f"rate is one number, got {rate}: give rates by the names of modules as rates={{...}}")
+        if isinstance(rate, bool | str) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise SurgeryError(f"rate is a share of the width in (0, 1], got {rate}")
+    if demand.heads not in ("inside", "drop"):
+        raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")
+    if not callable(demand.rounding):
+        raise SurgeryError(f"rounding is a function such as math.ceil, got {demand.rounding!r}")
+    if isinstance(demand.keep, str) or not all(isinstance(pattern, str) for pattern in demand.keep):
+        raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}")
+    if odd := [pattern for pattern in demand.rates if not isinstance(pattern, str)]:
+        raise SurgeryError(f"rates gives a rate for each name of modules, got {odd[0]!r} as a name")
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for pattern in (*demand.keep, *demand.rates):
+        if not any(matches(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see model.named_modules()"
+            raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint}")
+    return demand
+
+
+def _rates(rates: Any) -> Iterator[Any]:
+    if not isinstance(rates, Mapping):
+        raise SurgeryError(f"rates gives a rate for each pattern, {{'layer1': 0.5}}, got {rates!r}")
+    yield from rates.values()
+
+
+Scores: TypeAlias = Mapping[str, Tensor]
+"""[size] scores by width. `layer1.conv.weight:0` is the width along axis 0 of that tensor; of an axis along which
+several lie (heads * head dimension) a third number says which of them, from the left: `proj.weight:1:0`."""
+
+
+class TracedScores:
+    """Given scores, followed while more is learnt about the axes of a trace: widths may turn out to be one.
+
+    Args:
+        trace: before anything is unified that the forward pass did not show.
+        scores: as `surgery.importance` gives them.
+
+    Raises:
+        SurgeryError: for scores of another model, of other lengths, or that are not finite.
+    """
+
+    def __init__(self, trace: Trace, scores: Any):
+        solution = solve(trace)
+        widths = named_widths(solution)
+        raw = {
+            solution.axis_of(atom): atom
+            for found in trace.tensors.values()
+            for axis in found
+            for atom in axes.atoms(axis)
+        }
+        self._found = [(raw[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
+
+    def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
+        """The scores of each atom of a solution of the trace."""
+        scores: dict[Atom, Tensor] = {}
+        for axis, values in self._found:
+            for atom, part in onto_atoms(solution.axis_of(axis), values).items():
+                scores[atom] = scores.get(atom, 0) + part
+        return scores
+
+
+def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "keep_top") -> dict[str, Tensor]:
+    """The scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
+    if not isinstance(scores, Mapping):
+        raise SurgeryError(f"{what} takes scores by width, as surgery.importance gives them, got {scores!r}")
+    found = {}
+    for name, values in scores.items():
+        if name not in widths:
+            near = difflib.get_close_matches(str(name), widths, n=2)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "take surgery.importance of this model"
+            raise SurgeryError(f"{what} has scores of {name!r}, and the model has no such width: {hint}")
+        try:
+            values = torch.as_tensor(values).detach().cpu().double()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SurgeryError(f"scores of {name!r} are no numbers: {first_line(error)}") from error
+        if tuple(values.shape) != (widths[name].size,):
+            raise SurgeryError(
+                f"{what} has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
+                "positions: take surgery.importance of this model"
+            )
+        if not values.isfinite().all():
+            raise SurgeryError(f"scores of {name!r} are not finite: {values.tolist()[:4]}, ...")
+        found[name] = values
+    return found
+
+
+def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]]:
+    """A function that picks the n positions with the highest scores; of equal ones the first.
+
+    A width whose order matters (`Atom.order`) keeps its first positions.
+    """
+
+    def pick(atom: Atom, n: int) -> Sequence[int]:
+        if atom.order:
+            return range(n)
+        return sorted(score(atom).argsort(descending=True, stable=True)[:n].tolist())
+
+    return pick
+
+
+def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> Tensor:
+    """The scores of an atom; SurgeryError if there are none."""
+    if atom not in scores:
+        name = next(name for name, other in named_widths(solution).items() if other is atom)
+        raise SurgeryError(
+            f"keep_top has no scores for the width {name!r}, which is to shrink: add some of another criterion, "
+            "{**importance(by='l1', ...), **scores}, or name its module in keep"
+        )
+    return scores[atom]
+
 
 INSIDE = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of them")
 
@@ -82,13 +284,13 @@ def _check_used(solution: Solution, demand: Demand) -> None:
 
 
 def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
-    found = {}
+    reasons = {}
     for pattern in demand.keep:
-        held = [axes for (module, _), axes in solution.tensors.items() if matches(module, pattern)]
+        held = [found for (module, _), found in solution.tensors.items() if matches(module, pattern)]
         made = [axis for module, axis in solution.made if matches(module, pattern)]
-        for axis in (*made, *(axis for axes in held for axis in axes)):
-            found.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
-    return found
+        for axis in (*made, *(axis for found in held for axis in found)):
+            reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
+    return reasons
 
 
 def _neighbours(axis: Axis, choice: Choice) -> bool:

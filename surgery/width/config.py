@@ -6,7 +6,8 @@ model made from them has the narrow model's tensors, runs every operation as pre
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,13 +31,10 @@ from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.states import owners
 from surgery.submodel import Edit, Submodel
-from surgery.width.attributes import Known
-from surgery.width.config_values import alternatives, guessed
-from surgery.width.sizes import merged
+from surgery.width.constants import Known, Sizes, merged, renewed
 
 Difference = Callable[[nn.Module], tuple[int, str] | None]
 """How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""
-
 _MOST_MADE = 40  # models that are made to find the values
 
 
@@ -123,7 +121,7 @@ class _Search:
     ):
         self.config, self.full, self.model, self.plan, self.difference = config, full, model, plan, difference
         self.small = plan.build(full)
-        self.plain, self.left = list(fields(reread(config))), _MOST_MADE
+        self.plain, self.tries = list(fields(reread(config))), _MOST_MADE
         self.refused = ""  # what the class says of the values that were guessed
         self.widths = merged(found.widths for found in known.values())
         self.counts = merged(found.counts for found in known.values())
@@ -138,7 +136,7 @@ class _Search:
             made = self.made(guess)
         if made is not None and made.score < here.score:
             here, values = made, guess
-        while any(here.score) and self.left > 0:
+        while any(here.score) and self.tries > 0:
             tries = []
             for path, new in alternatives(here.config, self.config, sizes, here.pairs, here.shares):
                 if (made := self.made({**values, path: new})) is not None:
@@ -173,7 +171,7 @@ class _Search:
 
     def made(self, values: Mapping[Fields, Any]) -> _Made | None:
         """What the class makes of the configuration with other values; None if it refuses them."""
-        self.left -= 1
+        self.tries -= 1
         config = copy.deepcopy(self.config)
         try:
             for path, value in values.items():
@@ -202,7 +200,8 @@ class _Search:
             missing = sum(len(mine[name]) != len(other.get(name, ())) for name in mine)
             score = _Score(len(wrong) + missing + len(other.keys() - mine.keys()))
             return _Made(score, config, why, pairs=set(wrong))
-        edits, computed = attribute_edits(self.small, made), _computed(self.small, made)
+        ours, theirs, edits = _outside(self.small), _outside(made), attribute_edits(self.small, made)
+        computed = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
         if edits is None:
             return _Made(_Score(0), config, "its class makes other modules from it")
         different = [key for key, (mine, other) in computed.items() if not _is_corner(mine, other)]
@@ -222,17 +221,12 @@ class _Search:
                 index = [None if old == new else [[0, new]] for old, new in zip(mine.shape, other.shape)]
                 edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
         adopted = Submodel(self.plan.entries, self.plan.shapes, (*self.plan.edits, *edits), self.plan.structure)
-        left, why = self.difference(adopted.build(self.model)) or (0, "")
-        return _Made(_Score(0, 0, left), config, why, edits)
-
-
-def _computed(small: nn.Module, made: nn.Module) -> dict[tuple[str, str], tuple[Tensor | None, Tensor | None]]:
-    """The tensors of two models that are not in their states."""
-    mine, other = _outside(small), _outside(made)
-    return {key: (mine.get(key), other.get(key)) for key in {**mine, **other}}
+        steps, why = self.difference(adopted.build(self.model)) or (0, "")
+        return _Made(_Score(0, 0, steps), config, why, edits)
 
 
 def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """The tensors of a model that are not in its state."""
     held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}
     return {key: tensor for key, tensor in named_tensors(model) if id(tensor) not in held}
 
@@ -245,3 +239,75 @@ def _is_corner(mine: Tensor | None, other: Tensor | None) -> bool:
         return False
     corner = mine[tuple(slice(size) for size in other.shape)]
     return corner.is_meta or other.is_meta or torch.allclose(corner, other, rtol=1e-5, atol=1e-8, equal_nan=True)
+
+
+_WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ffn|rank")
+_COUNT = re.compile(r"heads?$|groups?$")
+_FACTOR = re.compile(r"ratio|factor|mult|expan")
+_LEAST = 4  # smaller numbers are no widths
+
+
+def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
+    """Numbers whose names say that they are widths or count heads, and that become one other number.
+
+    >>> from types import SimpleNamespace
+    >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {4}}))
+    [(('hidden_size',), 6)]
+    """
+    widths = {size: news for size, news in widths.items() if size >= _LEAST}
+    for path, value in fields(config):
+        sizes = counts if _COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
+        if (new := renewed(value, sizes)) is not None:
+            yield path, new
+
+
+def alternatives(
+    config: Any, original: Any, sizes: Sizes, pairs: Collection[tuple[int, int]], shares: Collection[float]
+) -> Iterator[tuple[Fields, Any]]:
+    """Other values for one field of a configuration.
+
+    Args:
+        config: the configuration to change.
+        original: that of the full model; its values are among the alternatives.
+        sizes: what sizes become.
+        pairs: (size, size that is wanted) of axes of the model made from the configuration.
+        shares: how much shorter tables of computed numbers are to be, such as the frequencies of rotary embeddings,
+            which are base ** (-position / length) for some base.
+    """
+    for path, value in fields(config):
+        if _is_number(value, float) and value > 1:
+            yield from ((path, value**share) for share in sorted(shares))
+    old_values = dict(fields(original))
+    sizes = merged([sizes, *({got: {want}} for got, want in pairs)])
+    for path, value in fields(config):
+        old = old_values.get(path, value)
+        if _is_number(value, int) and value > 0:
+            found = {*sizes.get(value, ()), old}
+            if _is_number(old, int):
+                found |= sizes.get(old, set())
+            yield from ((path, new) for new in sorted(found - {value, None}))
+        if isinstance(value, list | tuple) and value and all(_is_number(item, int) for item in value):
+            yield from ((path, new) for new in _renewed_lists(value, sizes))
+        if value is None and _WIDTH.search(path[-1]):
+            yield from ((path, want) for want in sorted({want for _, want in pairs}))
+        if _is_number(value, int | float) and _FACTOR.search(path[-1]):
+            yield from ((path, new) for got, want in sorted(pairs) if (new := _times(value, want, got)))
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _renewed_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
+    """The list with all its sizes replaced, then with one of them."""
+    if (new := renewed(value, sizes)) is not None:
+        yield new
+    for place, item in enumerate(value):
+        for size in sorted(sizes.get(item, set()) - {item}):
+            yield type(value)([*value[:place], size, *value[place + 1 :]])
+
+
+def _times(value: float, want: int, got: int) -> float | None:
+    """A factor changed by a share; a whole one stays whole."""
+    new = value * want / got
+    return new if isinstance(value, float) else int(new) if new == int(new) > 0 else None

@@ -1,6 +1,7 @@
 """How much each position of each coupled width matters."""
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -10,11 +11,9 @@ from surgery.edits import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.width.activations import read_activations
-from surgery.width.pruners import is_pruner, pruner_scores
-from surgery.width.scores import named_widths, onto_atoms
-from surgery.width.solved import Atom, Solution, solve
-from surgery.width.trace import traced
+from surgery.width.beside import read_batch
+from surgery.width.solved import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
+from surgery.width.trace import traced, traced_in_place, unfused
 
 Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]
 Criterion: TypeAlias = Callable[[str, Tensor, int], Tensor | None]
@@ -190,3 +189,101 @@ def _gradients(
             if gradient is not None:
                 sums += gradient.float().square() if squared else gradient.float()
     return {name: sums / len(batches) for name, sums in zip(names, total)}
+
+
+def read_activations(
+    model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
+) -> tuple[Solution, dict[Atom, Tensor]]:
+    """The mean of |x| over batches and all other axes, x being what matrix products (attention's too) and convolutions
+    read.
+
+    A copy of the model runs where the model is, once to trace it and once for each batch.
+    """
+    scores: dict[Atom, Tensor] = {}
+    weight = 1 / len(batches)
+
+    def add(place: tuple[int, int], tensor: Tensor, found: Axes) -> None:
+        size = tensor.abs().float()
+        for position, axis in enumerate(found):
+            mean = size.movedim(position, 0).flatten(1).mean(1).cpu().double()
+            if len(mean) == axis.size:  # a batch may have another number of samples or tokens than the example
+                for atom, part in onto_atoms(axis, mean).items():
+                    if not atom.why:
+                        scores[atom] = scores.get(atom, 0) + weight * part
+
+    twin, products = clone(model), SUMS | {"scaled_dot_product_attention"}
+    with unfused():
+        solution = solve(traced_in_place(model, example, output))
+        for number, batch in enumerate(batches):
+            where = f"batches[{number}]"
+            read_batch(twin, batch, solution, add, where=where, by="activation", names=products, or_constants=True)
+    return solution, scores
+
+
+def is_pruner(by: Any) -> bool:
+    """Whether this is an object of one of torch-pruning's importance classes."""
+    module = sys.modules.get("torch_pruning.pruner.importance")  # whoever has such an object has imported it
+    return module is not None and isinstance(by, module.Importance)
+
+
+def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, Tensor]:
+    """What torch-pruning's class says of each width; a width of which it says nothing is left out.
+
+    torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
+    of the width (`root_idxs`). It lists an attention's layer once, with the positions of all heads; here each head is
+    an item of its own, so that every item is as long as the width. Their sums are the same. Their means are smaller by
+    one factor for the width, which every `normalizer` but None takes out again. FPGMImportance, which compares the
+    positions of an item with each other, compares those of one head only.
+    """
+    from torch_pruning.dependency import Dependency, Group, Node
+
+    scores = {}
+    for atom in solution.members:
+        group = Group()
+        for name, layer, handler, rows in _items(model, solution, atom):
+            node = Node(layer, None, name)
+            for row in rows:
+                group.add_dep(Dependency(handler, handler, node, node), row)
+                group[-1].root_idxs = list(range(atom.size))
+        if atom.why or atom.size == 1 or not len(group):
+            continue
+        try:
+            values = by(group)
+        except Exception as error:
+            layer = group[0].dep.target.module
+            hint = "; it may need gradients in p.grad" if any(p.grad is None for p in layer.parameters()) else ""
+            why = f"{first_line(error)}{hint}"
+            raise SurgeryError(f"{type(by).__name__} fails for a width of {layer}: {why}") from error
+        if values is not None:
+            scores[atom] = torch.as_tensor(values).detach().cpu().double()
+    return scores
+
+
+def _items(model: nn.Module, solution: Solution, atom: Atom) -> Iterator[tuple[str, nn.Module, Any, list[list[int]]]]:
+    """(tensor name, layer, torch-pruning's function that cuts it there, positions for each time the atom occurs)."""
+    from torch_pruning import ops
+    from torch_pruning.pruner.function import PrunerBox
+
+    seen: set[tuple[int, int]] = set()
+    for (name, attribute), position in solution.members[atom]:
+        layer = model.get_submodule(name)
+        kind = ops.module2type(layer)
+        if attribute != "weight" or kind not in PrunerBox or (id(layer), position) in seen:
+            continue
+        seen.add((id(layer), position))
+        weight = layer.weight
+        transposed = getattr(layer, "transposed", False) or kind == ops.OPTYPE.EMBED
+        is_output = weight.ndim == 1 or position == int(transposed)
+        if position > 1:
+            continue
+        rows = occurrences(solution.tensors[name, attribute][position], atom)
+        groups = getattr(layer, "groups", 1)
+        if isinstance(layer, nn.modules.conv._ConvNd) and position == 1 and groups > 1:  # once for each group
+            rows = torch.cat([rows + group * weight.shape[1] for group in range(groups)])
+        cut = PrunerBox[kind]
+        yield (
+            joined(name, attribute),
+            layer,
+            cut.prune_out_channels if is_output else cut.prune_in_channels,
+            rows.tolist(),
+        )

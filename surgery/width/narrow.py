@@ -1,26 +1,27 @@
-"""Width slicing: a narrower network that keeps the first, or the best, positions of every hidden width."""
+"""Narrower models, and the widths that a model has."""
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from surgery.deprecated import formerly, warn_of
 from surgery.errors import SurgeryError
+from surgery.names import joined
 from surgery.submodel import Submodel
-from surgery.width.corner import corner
-from surgery.width.demand import Demand, Heads, Rounding, checked
-from surgery.width.scores import Scores
-from surgery.width.search import Search
+from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
+from surgery.width.search import Request, attempts, other_constants
+from surgery.width.shortfall import constants_differ, listed, target_missed, too_wide, unused_tensors
+from surgery.width.solved import Atom, named_widths, size_of, solve
 from surgery.width.target import Target
-from surgery.width.whole import told
+from surgery.width.trace import traced
 
 _log = logging.getLogger(__name__)
 
 
-@formerly("model rate example")
 def narrow(
     model: nn.Module,
     *,
@@ -34,7 +35,6 @@ def narrow(
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
     strict: bool = False,
-    like: nn.Module | None = None,
 ) -> tuple[nn.Module, Submodel]:
     """A narrower copy of any module: the first, or the best, ceil(rate * C) positions of every hidden width C.
 
@@ -67,7 +67,6 @@ def narrow(
             pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
             order matters that is not the first positions of the full model's. Otherwise such widths are logged as a
             warning with the reasons, and an error only if nothing shrinks; such tensors and constants are logged, too.
-        like: deprecated; use `corner`.
 
     Returns:
         The narrow module, and the plan that maps its state to the model's.
@@ -87,10 +86,7 @@ def narrow(
     >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
-    if like is not None and rate is None:
-        warn_of("narrow(model, like=small)", "corner(model, small)")
-        return corner(model, like)
-    if like is not None or (rate is None and not rates and target is None):
+    if rate is None and not rates and target is None:
         raise SurgeryError("narrow takes a rate and an example; to copy the widths of a smaller model use corner")
     if target is not None and (rate is not None or rates):
         raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
@@ -101,25 +97,102 @@ def narrow(
     if example is None:
         raise SurgeryError("narrow runs one forward pass: give an input as `example`")
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
-    search = Search(model, example, demand, output, strict, target, keep_top)
-    plan = search.plan()
-    if missed := search.missed():
-        if strict:
-            raise SurgeryError(missed)
-        _log.warning(missed)
-    if whole := search.whole():
-        if strict or not search.chosen.choice:
-            raise SurgeryError(told(model, whole))
-        _log.warning(told(model, whole))
+    request = Request(model, example, demand, output, strict, target, keep_top)
+    found = deque(attempts(request), maxlen=1).pop()  # the narrow model of the last one runs as predicted
+    solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.outcome
+    others = other_constants(found, plan)
     small = plan.build(model)
-    if strict and (wide := search.too_wide(small)):
-        raise SurgeryError(wide)
-    if others := search.told_others():
-        if strict:
-            raise SurgeryError(others)
-        _log.warning(others)
-    if unused := search.untouched(small):
-        if strict:
-            raise SurgeryError(unused)
-        _log.warning(unused)
+    for shortfall, refused in (
+        (target_missed(target, found.cost, chosen.choice), strict),
+        (listed(model, found.whole), strict or not chosen.choice),
+        (too_wide(solution, demand, chosen, small) if strict else "", strict),
+        (constants_differ(model, others), strict),
+        (unused_tensors(solution, demand, chosen, small, found.trace.untrained), strict),
+    ):
+        if shortfall and refused:
+            raise SurgeryError(shortfall)
+        if shortfall:
+            _log.warning(shortfall)
     return small, plan
+
+
+class Width(NamedTuple):
+    """Positions that must be kept or dropped together, and where they lie.
+
+    Attributes:
+        size: how many there are.
+        kept: how many of them stay at the given rate; `size` if all of them must.
+        reason: why all of them must stay, or "".
+        members: (tensor name, axis) of every axis that they lie along.
+        name: by which `surgery.permute`, `importance` and `narrow(..., keep_top=)` know it.
+        grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
+            width, the same for all of them.
+        order: why the positions cannot be put in another order, or "". If fewer than all stay, it is the first ones.
+    """
+
+    size: int
+    kept: int
+    reason: str
+    members: tuple[tuple[str, int], ...]
+    name: str = ""
+    grouping: str = ""
+    order: str = ""
+
+
+def widths(
+    model: nn.Module,
+    *,
+    example: Any,
+    rate: float = 1.0,
+    heads: Heads = "inside",
+    rounding: Rounding = math.ceil,
+    output: Callable[[Any], Any] | None = None,
+) -> list[Width]:
+    """The coupled widths of a model, in the order of their first tensors, and what `narrow` at this rate keeps of them.
+
+    Args:
+        model, example, rate, heads, rounding, output: as for `surgery.narrow`.
+
+    >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    >>> import torch
+    >>> for width in widths(net, example=torch.zeros(1, 4), rate=0.5): print(width[:4])
+    (6, 3, '', (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
+    (4, 4, 'it is an axis of the input', (('0.weight', 1),))
+    (2, 2, 'it is an axis of the output', (('2.weight', 0), ('2.bias', 0)))
+    >>> [width.name for width in widths(net, example=torch.zeros(1, 4)) if not width.order]
+    ['0.weight:0']
+    """
+    demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
+    if rate == 1:
+        solution = solve(traced(model, example, output).found)
+        chosen = choose(solution, demand)
+    else:
+        row = attempts(Request(model, example, demand, output))
+        found = next(row)
+        with suppress(SurgeryError):  # nothing can shrink: what is known of the widths shows why
+            for further in row:
+                found = further
+        solution, chosen = found.solution, found.chosen
+    names = {atom: name for name, atom in named_widths(solution).items()}
+
+    def reason(atom: Atom) -> str:
+        why = chosen.why(atom)
+        if why or atom in chosen.choice or rate == 1:
+            return why.text if why else ""
+        if atom.grouping:
+            return "it tells heads or groups apart, and each of these shrinks"
+        return "a smaller share rounds to all of it, or another digit of the same width shrinks"
+
+    return [
+        Width(
+            atom.size,
+            size_of(atom, chosen.choice),
+            reason(atom),
+            tuple((joined(*key), axis) for key, axis in members),
+            names[atom],
+            atom.grouping,
+            atom.order,
+        )
+        for atom, members in solution.members.items()
+        if atom.size > 1
+    ]

@@ -11,9 +11,9 @@ from surgery.errors import SurgeryError, first_line
 from surgery.names import joined
 from surgery.states import state
 from surgery.submodel import Submodel
-from surgery.width.plan import plan_of
-from surgery.width.scores import Scores, checked_scores, named_widths, parts_of
-from surgery.width.solved import Atom, Choice, Solution, solve
+from surgery.width.check import plan_of
+from surgery.width.choose import Scores, checked_scores
+from surgery.width.solved import Atom, Choice, Solution, named_widths, parts_of, solve
 from surgery.width.trace import traced
 
 
@@ -56,15 +56,14 @@ def permute(
     """
     if not isinstance(permutations, Mapping):
         raise SurgeryError(f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}")
-    seen = seen_for(model, example, output, "permute")
-    solution = solve(seen.found)
+    twin, solution = solved_for(model, example, output, "permute")
     places, choice = _places(solution), {}
     for name, order in permutations.items():
         atom = _atom(name, places)
         if atom in choice:
             raise SurgeryError(f"{name!r} is a width that has a permutation under another name already")
         choice[atom] = _order(name, atom, order)
-    return permuted(model, seen.model, solution, choice)
+    return permuted(model, twin, solution, choice)
 
 
 def sort_by(
@@ -89,29 +88,31 @@ def sort_by(
     >>> sort_by(net, {"0.weight:0": torch.tensor([1, 3, 2])}, example=torch.zeros(1, 1))[0][0].weight.flatten().tolist()
     [3.0, 2.0, 1.0]
     """
-    seen = seen_for(model, example, output, "sort_by")
-    solution = solve(seen.found)
+    twin, solution = solved_for(model, example, output, "sort_by")
     widths = named_widths(solution)
     choice = {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
         for name, values in checked_scores(scores, widths, "sort_by").items()
         if not widths[name].order
     }
-    return permuted(model, seen.model, solution, choice)
+    return permuted(model, twin, solution, choice)
 
 
-def seen_for(model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str):
-    """The trace of a model on an example; SurgeryError if one of them was not given."""
+def solved_for(
+    model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str
+) -> tuple[nn.Module, Solution]:
+    """The model as it was traced, on the meta device if it can run there, and what the trace shows."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}")
     if example is None:
         raise SurgeryError(f"{who} runs one forward pass: give an input as `example`")
-    return traced(model, example, output)
+    seen = traced(model, example, output)
+    return seen.model, solve(seen.found)
 
 
-def permuted(model: nn.Module, ghost: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Submodel]:
+def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Submodel]:
     """The model with the positions of atoms in these orders, and its plan."""
-    plan = plan_of(ghost, state(model), solution, choice)
+    plan = plan_of(twin, state(model), solution, choice)
     return plan.build(model), plan
 
 

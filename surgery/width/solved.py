@@ -13,10 +13,14 @@ from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias
 
+import torch
+from torch import Tensor
+
+from surgery.names import joined
 from surgery.submodel import Runs, as_runs, merged
 from surgery.width import axes
+from surgery.width.axes import Kind, Why
 from surgery.width.trace import Step, Trace
-from surgery.width.why import Kind, Why
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,3 +281,62 @@ class Solver:
             return parts[0] if len(parts) == 1 else Product(parts)
         parts = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
         return parts[0] if len(parts) == 1 else Sum(parts)
+
+
+SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind", "slice"}
+
+
+def named_widths(solution: Solution) -> dict[str, Atom]:
+    """The widths of a model by the name of an axis where each lies, the first of those where fewest others do."""
+    found = {}
+    for atom, members in solution.members.items():
+        if atom.size > 1:
+            places = [(key, axis, parts_of(solution.tensors[key][axis])) for key, axis in members]
+            key, axis, parts = min(places, key=lambda place: len(place[2]))
+            part = f":{parts.index(atom)}" if len(parts) > 1 else ""
+            found[f"{joined(*key)}:{axis}{part}"] = atom
+    return found
+
+
+def parts_of(axis: Axis) -> list[Atom]:
+    """The widths that lie along an axis, from the left."""
+    return [atom for atom in dict.fromkeys(atoms(axis)) if atom.size > 1]
+
+
+def occurrences(axis: Axis, atom: Atom) -> Tensor:
+    """[times, atom.size]: where an atom's positions lie on an axis, each time that it occurs.
+
+    >>> heads, width = Atom(2), Atom(3)
+    >>> occurrences(Product((heads, width)), width).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    >>> occurrences(Product((heads, width)), heads).tolist()
+    [[0, 3], [1, 4], [2, 5]]
+    """
+    return torch.cat([torch.empty(0, atom.size, dtype=torch.long), *_occurrences(axis, atom)])
+
+
+def _occurrences(axis: Axis, atom: Atom) -> Iterator[Tensor]:
+    if axis is atom:
+        yield torch.arange(atom.size)[None]
+    elif isinstance(axis, Sum):
+        start = 0
+        for part in axis.parts:
+            yield from (start + found for found in _occurrences(part, atom))
+            start += part.size
+    elif isinstance(axis, Product):
+        major, minor = 1, axis.size
+        for part in axis.parts:
+            minor //= part.size
+            others = (torch.arange(major)[:, None] * part.size * minor + torch.arange(minor)).view(-1, 1, 1)
+            yield from ((others + found * minor).flatten(0, 1) for found in _occurrences(part, atom))
+            major *= part.size
+
+
+def onto_atoms(axis: Axis, values: Tensor) -> dict[Atom, Tensor]:
+    """From one number for each position of an axis to sums for each position of its atoms.
+
+    >>> heads, width = Atom(2), Atom(3)
+    >>> list(onto_atoms(Product((heads, width)), torch.arange(6)).values())
+    [tensor([ 3, 12]), tensor([3, 5, 7])]
+    """
+    return {atom: values[occurrences(axis, atom)].sum(0) for atom in dict.fromkeys(atoms(axis))}

@@ -2,21 +2,70 @@
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.width.cost import Cost, What
-from surgery.width.solved import Atom
+from surgery.width.solved import Atom, Axes, Axis, Choice, Solution, size_of
+from surgery.width.trace import Step
+
+What: TypeAlias = Literal["parameters", "macs"]
+
+
+class Cost:
+    """A count that is a sum of products of sizes of axes.
+
+    Args:
+        model: the full model, or a copy of it on the meta device.
+        steps: how many of the solution's steps count; those of a second pass in training mode do not.
+    """
+
+    def __init__(self, model: nn.Module, solution: Solution, what: What, steps: int):
+        if what == "parameters":
+            split = [name.rpartition(".") for name, _ in model.named_parameters()]
+            self._products: list[Axes] = [solution.tensors[module, attribute] for module, _, attribute in split]
+        else:
+            self._products = [found for step in solution.steps[:steps] for found in multiplied(step)]
+        self.full = self({})
+
+    def __call__(self, choice: Choice) -> int:
+        """The count with these positions."""
+        known: dict[Axis, int] = {}
+        total = 0
+        for axes in self._products:
+            count = 1
+            for axis in axes:
+                if axis not in known:
+                    known[axis] = size_of(axis, choice)
+                count *= known[axis]
+            total += count
+        return total
+
+    def share(self, choice: Choice) -> float:
+        """The count with these positions, as a share of the full model's."""
+        return self(choice) / max(self.full, 1)
+
+
+def multiplied(step: Step) -> Iterator[Sequence[Axis]]:
+    """The axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
+    given = step.inputs
+    if step.name in ("mm", "bmm", "addmm", "baddbmm"):
+        left, right = given[-2:]
+        yield *left, right[-1]
+    elif step.name in ("convolution", "_convolution"):
+        moved = given[0] if step.scalars.get("transposed") else step.outputs[0]
+        yield *given[1], moved[0], *moved[2:]
+    elif step.name == "scaled_dot_product_attention":
+        query, key, value = given[:3]
+        yield *query, key[-2]
+        yield *query[:-1], value[-2], value[-1]
+
 
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
-
-
-class Unreachable(SurgeryError):
-    """The smallest model that keeps the floor is larger than the target."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +136,6 @@ def numbers_kept(
         rounded: from a width's size and a share to a number of positions.
         scores: of a width; None for one share of all widths.
 
-    Raises:
-        Unreachable: if the smallest model that keeps the floor is larger than the target.
     """
     owner, value = _ranked(target, widths, scores)
     order = value.argsort(descending=True, stable=True)
@@ -102,16 +149,14 @@ def numbers_kept(
 
     def share(counts: list[int]) -> float:
         numbers = kept(counts)
-        return cost({atom: range(n) for atom, n in numbers.items() if n < atom.size}) / max(cost.full, 1)
+        return cost.share({atom: range(n) for atom, n in numbers.items() if n < atom.size})
 
     low = int(value.isinf().sum())
-    if (least := share(best(low))) > target.share:
-        raise Unreachable(
-            f"{target} cannot be reached: {least:.1%} of the {target.what} are left where every width that can shrink "
-            "is at its floor: take a lower floor, another rounding or a larger share"
-        )
+    if share(best(low)) > target.share:
+        return kept(best(low))  # the target cannot be reached
     # Without scores positions of equal worth go together, so that equal widths stay equal.
-    ends = range(low, len(value) + 1) if scores else [low, *_ends(value[order], low)]
+    changes = value[order][low:].diff().nonzero().flatten() + low + 1
+    ends = range(low, len(value) + 1) if scores else [low, *changes.tolist(), len(value)]
     fitting = bisect(ends, target.share, key=lambda count: share(best(count)))
     low = ends[fitting - 1]
     counts, full = best(low), set()
@@ -129,12 +174,6 @@ def numbers_kept(
                 counts[number] -= 1
                 full.add(number)
     return kept(counts)
-
-
-def _ends(value: Tensor, start: int) -> list[int]:
-    """Where runs of equal values end, of the runs that begin at `start` or later."""
-    changes = value[start:].diff().nonzero().flatten() + start + 1
-    return [*changes.tolist(), len(value)]
 
 
 def _ranked(target: Target, widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,14 @@ touches, so that nothing is assumed about it.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -33,12 +34,10 @@ from surgery.forward import (
     watching,
 )
 from surgery.width import axes
-from surgery.width.axes import Axis
-from surgery.width.ledger import Axes, Learnt, Ledger, View
-from surgery.width.rules.registry import Rule, operation_name, rule_for
-from surgery.width.why import Kind, Why, lost
+from surgery.width.axes import Axes, Axis, Kind, Why, lost
+from surgery.width.rules.registry import Learnt, Rule, View, operation_name, rule_for
 
-_log = logging.getLogger(__name__)
+_FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
 
@@ -73,16 +72,24 @@ class Step:
         return [axis for tensor in (*self.inputs, *self.outputs) for axis in tensor]
 
 
-class Trace(Ledger):
+class Trace:
     """What forward passes show about the axes of a model's tensors.
 
     Attributes:
         modes: for each forward pass whether it was in training mode.
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
         steps: the operations, in order.
+        lengths: for each forward pass how many of the steps it has.
         outputs: for each forward pass the axes of the output's tensors.
         unused: the tensors, of more than one element, that no operation used, by (module name, attribute name).
         untrained: why no pass was in training mode though it does something else there, or "".
+        summed: by matrix product the axis that was summed to compute it.
+        made: (module, axis) for each axis along which a layer with weights makes features.
+        ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
+        foreign: (axis, why) for each axis of a tensor that the model does not hold; positions of it keep their order.
+        constants: what is made of neither parameters nor the input, where an operation took it with some of these: a
+            copy, its axes, and those of the results.
+        written: axes whose sizes a reshape says where it leaves another one open.
     """
 
     untrained = ""
@@ -94,7 +101,18 @@ class Trace(Ledger):
         modes: tuple[bool, ...] = (False,),
         output: Callable[[Any], Any] | None = None,
     ):
-        super().__init__()
+        self._axes = WeakIdKeyDictionary()
+        self._learned = WeakIdKeyDictionary()  # parameters, and what was computed from them and from constants alone
+        self._data = WeakIdKeyDictionary()  # the example, and what was computed from it
+        self.summed = WeakIdKeyDictionary()
+        self.made: list[tuple[str, Axis]] = []
+        self.ordered: list[tuple[Axis, str]] = []
+        self.foreign: list[tuple[Axis, str]] = []
+        self.constants: list[tuple[Tensor, Axes, list[Axes]]] = []
+        self._made = WeakIdKeyDictionary()  # what is made of neither parameters nor the input
+        self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
+        self.written: list[Axis] = []
+        self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.steps: list[Step] = []
@@ -107,6 +125,7 @@ class Trace(Ledger):
             for axis in self.axes_of(tensor):
                 axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
+        self.lengths: list[int] = []
         origins = Origins(model)
         self.touched: set[int] = set()
         for training in modes:
@@ -122,12 +141,102 @@ class Trace(Ledger):
             if not kept:
                 what = "`output` gives" if output else f"{type(model).__name__} returned"
                 raise SurgeryError(f"{what} no tensor, so the shape of its output is not known")
+            self.lengths.append(len(self.steps) - sum(self.lengths))
             self.use(tensors_in(result))
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
                 axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         held = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
         self.unused = [key for key, tensor in held.items() if id(tensor) not in self.touched]
+
+    def axes_of(self, tensor: Tensor) -> Axes:
+        """The axes of a tensor; new ones if it was not seen before."""
+        if tensor not in self._axes:
+            self._axes[tensor] = tuple(Axis(size) for size in tensor.shape)
+        return self._axes[tensor]
+
+    def meet(self, tensors: Iterable[Tensor]) -> None:
+        """Note that an operation takes these; those that nothing is known of are constants."""
+        tensors = list(tensors)
+        self.use(tensors)
+        for tensor in tensors:
+            if tensor not in self._axes:
+                self._made[tensor] = self._foreign[tensor] = True
+                self.foreign += [(axis, _FOREIGN) for axis in self.axes_of(tensor)]
+
+    def keep_order(self, tensors: Iterable[Tensor], why: str) -> None:
+        """Note that the order of positions matters along all axes of these."""
+        self.ordered += [(axis, why) for tensor in tensors for axis in self.axes_of(tensor)]
+
+    def use(self, tensors: Iterable[Tensor]) -> None:
+        """Note that the numbers in these are used."""
+        for tensor in tensors:
+            for axis, why in self._fixed_if_used.pop(tensor, ()):
+                axes.fix(axis, why)
+
+    def fix_if_used(self, tensors: Iterable[Tensor], found: Sequence[tuple[Axis, Why]]) -> None:
+        """Note which axes stay whole if the numbers in these are used."""
+        self._fixed_if_used.update(dict.fromkeys(tensors, found) if found else {})
+
+    def learned(self, tensor: Tensor) -> bool:
+        """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""
+        return tensor in self._learned
+
+    def learn(self, tensors: Iterable[Tensor]) -> None:
+        """Note that these are parameters."""
+        for tensor in tensors:
+            self._learned[tensor] = True
+
+    def give(self, tensors: Iterable[Tensor]) -> None:
+        """Note that these are data."""
+        for tensor in tensors:
+            self._data[tensor] = True
+
+    def derive(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
+        """Note that the outputs were computed from the inputs."""
+        foreign = [tensor for tensor in inputs if tensor in self._foreign]
+        data, learned = (any(tensor in of for tensor in inputs) for of in (self._data, self._learned))
+        if data or learned:
+            self._fill(outputs, inputs)
+            found = [self.axes_of(tensor) for tensor in outputs]
+            self.constants += [(t.detach().clone(), self.axes_of(t), found) for t in inputs if t in self._made]
+            for tensor in foreign:  # along an axis that was expanded all positions are the same
+                steps = tensor.stride() if tensor.layout is torch.strided else [1] * tensor.ndim
+                self.ordered += [(axis, _FOREIGN) for axis, step in zip(self.axes_of(tensor), steps) if step]
+            self.give(outputs) if data else self.learn(outputs)
+        else:
+            self._foreign.update(dict.fromkeys(outputs, True) if foreign else {})
+            self._made.update(dict.fromkeys(outputs, True))
+
+    def _fill(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
+        """Note that what shares memory with tensors changed in place is no constant any more."""
+        changed = {_memory(tensor) for tensor in outputs if any(tensor is one for one in inputs)}
+        for tensor in [one for one in self._made if _memory(one) in changed] if changed else ():
+            del self._made[tensor]
+
+    def assign(self, tensor: Tensor, found: Sequence[Axis], replace: bool = False) -> None:
+        """Set the axes of a result.
+
+        A result that has axes already was changed in place: its old axes and the new ones are the same, unless the
+        operation replaces them.
+
+        Raises:
+            InternalError: if they have other sizes than the tensor.
+        """
+        if tuple(axis.size for axis in found) != tuple(tensor.shape):
+            raise InternalError(f"a result of shape {tuple(tensor.shape)} gets axes {list(found)}")
+        if tensor in self._axes and not replace:
+            for old, new in zip(self._axes[tensor], found):
+                axes.unify(old, new)
+        else:
+            self._axes[tensor] = tuple(found)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+_log = logging.getLogger(__name__)
 
 
 class Origins:
@@ -211,7 +320,7 @@ class _Follow(TorchDispatchMode):
         if seeded:
             trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
         trace.written += learnt.written
-        trace.tell(outputs, learnt.told)
+        trace.fix_if_used(outputs, learnt.fixed_if_used)
         if learnt.learned:
             trace.learn(outputs)
         else:
@@ -300,6 +409,17 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     return seen
 
 
+def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
+    """Trace a forward pass in evaluation mode where the model is: on the meta device other operations might run."""
+    twin = clone(model)
+    try:
+        return Trace(twin, copied(example), output=output)
+    except (SurgeryError, InternalError):
+        raise
+    except Exception as error:
+        raise SurgeryError(f"{type(model).__name__} does not run on the example: {first_line(error)}") from error
+
+
 def _follow_copies(model: nn.Module, trace: Trace) -> None:
     """An unused tensor that has the values of another of its module, a copy of it, lies along the same axes."""
     tensors = dict(named_tensors(model))
@@ -358,3 +478,21 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, bool | int | float | str)
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Recurrent layers run operation by operation, so that what they read is seen."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Attention and recurrent layers run as the same operations, whatever their sizes."""
+    with unfused(), sdpa_kernel(SDPBackend.MATH):
+        yield

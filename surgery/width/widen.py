@@ -8,25 +8,22 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from surgery.edits import attribute_of, clone
-from surgery.errors import InternalError, SurgeryError, first_line
-from surgery.forward import copied, named_tensors
+from surgery.edits import attribute_of
+from surgery.errors import SurgeryError
+from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.states import load, owners, state
 from surgery.submodel import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.submodel_index import as_index, positions
 from surgery.width import axes
-from surgery.width.choose import choose
-from surgery.width.demand import Demand, Heads, checked
-from surgery.width.plan import plan_of
-from surgery.width.readers import Readers, readers, shares
-from surgery.width.repair import Stuck, repaired
+from surgery.width.axes import Why, lost, role
+from surgery.width.beside import Readers, changed, readers, shares, trial, trial_input
+from surgery.width.check import Stuck, checked_plan, plan_of
+from surgery.width.choose import Demand, Heads, checked, choose
 from surgery.width.search import same_code
+from surgery.width.shortfall import listed, stayed_whole
 from surgery.width.solved import Atom, Choice, atoms, solve
-from surgery.width.trace import Trace
-from surgery.width.unchanged import changed, one_by_one, trial, trial_input
-from surgery.width.whole import stayed_whole, told
-from surgery.width.why import Why, lost, role
+from surgery.width.trace import one_by_one, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
@@ -97,8 +94,8 @@ def widen(
     whole = stayed_whole(growth.solution, demand, growth.chosen)
     if whole or not growth.choice:
         if strict or not growth.choice:
-            raise SurgeryError(told(model, whole, "grow") if whole else f"{type(model).__name__} has no hidden width")
-        _log.warning(told(model, whole, "grow"))
+            raise SurgeryError(listed(model, whole, "grow") if whole else f"{type(model).__name__} has no hidden width")
+        _log.warning(listed(model, whole, "grow"))
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -135,12 +132,7 @@ class _Growth:
     ):
         self.demand, self.rate, self.mode = demand, rate, mode
         self.values, self.model, self.example = state(model), trial(model), trial_input(example)
-        try:  # where the model is: on the meta device other operations might run
-            self.trace = Trace(clone(self.model), copied(self.example), output=output)
-        except (SurgeryError, InternalError):
-            raise
-        except Exception as error:
-            raise SurgeryError(f"{type(model).__name__} does not run on the example: {first_line(error)}") from error
+        self.trace = traced_in_place(self.model, self.example, output)
         self.solve()
         for number, atom in self.readers.computed:
             if atom in self.choice:
@@ -170,7 +162,7 @@ class _Growth:
             plan = plan_of(self.model, self.values, self.solution, self.choice)
             if not self.choice:
                 return plan
-            outcome = repaired(self.model, plan, self.solution, self.choice, self.example)
+            outcome = checked_plan(self.model, plan, self.solution, self.choice, self.example)
             if isinstance(outcome, Stuck):
                 self.leave(outcome.step, set(), lost(f"the code there does not run wider: {outcome.difference}"))
             else:
@@ -185,7 +177,7 @@ class _Growth:
         whole = stayed_whole(self.solution, self.demand, self.chosen)
         raise SurgeryError(
             f"{type(self.model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
-            f"of its code. {told(self.model, whole, 'grow')}\nLeave these modules, and those that "
+            f"of its code. {listed(self.model, whole, 'grow')}\nLeave these modules, and those that "
             "share widths with them, as they are with keep=[...]"
         )
 

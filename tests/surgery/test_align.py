@@ -8,9 +8,8 @@ from torch import nn
 
 from surgery import Aligner, SurgeryError, align, permute, repair, state, widths
 from surgery.names import joined
-from surgery.width.matching import Weights, assignment
-from surgery.width.scores import named_widths
-from surgery.width.solved import solve
+from surgery.width.align import Weights, assignment
+from surgery.width.solved import named_widths, solve
 from surgery.width.trace import traced
 
 

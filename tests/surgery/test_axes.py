@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from surgery.errors import InternalError
 from surgery.width.axes import (
     Axis,
+    Kind,
+    Why,
     atoms,
     concatenation,
     cut,
@@ -17,9 +19,11 @@ from surgery.width.axes import (
     find,
     fix,
     is_fixed,
+    lost,
     mark_grouping,
     product,
     regroup,
+    role,
     segment,
     split_digit,
     terms,
@@ -27,7 +31,6 @@ from surgery.width.axes import (
 )
 from surgery.width.solved import Solver, size_of
 from surgery.width.solved import positions as solved_positions
-from surgery.width.why import Kind, Why, lost, role
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 10**6)

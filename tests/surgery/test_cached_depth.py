@@ -10,9 +10,8 @@ from torch import nn
 
 import surgery
 from surgery import Section, SurgeryError, graft, ungraft
-from surgery.depth.cache import check_cached
-from surgery.depth.counts import recounted
-from surgery.depth.numbers import Shift, numbers, renumbered
+from surgery.depth.check import check_cached
+from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.edits import Chain, Skip
 from surgery.submodel import Submodel
 

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 import surgery
 from surgery import SurgeryError, Target, narrow, state
 from surgery.width import choose, search
-from surgery.width.choose import exact_covers
-from surgery.width.demand import matches
-from surgery.width.why import Kind, Why
+from surgery.width.axes import Kind, Why
+from surgery.width.choose import exact_covers, matches
 
 
 class Residual(nn.Module):

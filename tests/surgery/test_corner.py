@@ -108,12 +108,9 @@ def test_widths_and_depths_that_do_not_fit_are_refused():
         surgery.corner(one_larger[0], one_larger[1])
 
 
-def test_a_rate_and_a_model_exclude_each_other():
-    for arguments in ({}, {"rate": 0.5, "like": mlp(2)}, {"rate": 0.5, "example": torch.ones(1, 2), "like": mlp(2)}):
-        with pytest.raises(
-            surgery.SurgeryError, match="takes a rate and an example; to copy the widths of a smaller model use corner"
-        ):
-            surgery.narrow(mlp(4), **arguments)
+def test_narrow_without_a_rate_names_corner():
+    with pytest.raises(surgery.SurgeryError, match="to copy the widths of a smaller model use corner"):
+        surgery.narrow(mlp(4), example=torch.ones(1, 2))
 
 
 class Holder(nn.Module):

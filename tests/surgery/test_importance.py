@@ -10,11 +10,9 @@ from torch import nn
 from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
 from surgery.inspect.report import count_macs
 from surgery.width.axes import Axis, product, unify
-from surgery.width.choose import choose
-from surgery.width.cost import Cost
-from surgery.width.demand import Demand
-from surgery.width.scores import Followed
+from surgery.width.choose import Demand, TracedScores, choose
 from surgery.width.solved import solve
+from surgery.width.target import Cost
 from surgery.width.trace import Trace, traced
 
 tp = pytest.importorskip("torch_pruning")
@@ -219,7 +217,7 @@ def test_scores_follow_widths_that_turn_out_to_be_one():
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 3), nn.Linear(3, 1))
     trace = traced(net, torch.zeros(1, 4)).found
     scores = {"0.weight:0": torch.arange(6), "1.weight:0": 10 * torch.arange(6), "3.weight:0": torch.ones(3)}
-    follow = Followed(trace, scores)
+    follow = TracedScores(trace, scores)
     first, second, third = (trace.tensors[name, "weight"][0] for name in ("0", "1", "3"))
     unify(first, second)
     solution = solve(trace)

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 import surgery
 from surgery import SurgeryError, narrow
-from surgery.depth import adapters
+from surgery.depth import sections as declared
 from surgery.errors import InternalError
 from surgery.forward import in_mode
 from surgery.width import rules
@@ -467,7 +467,7 @@ def test_fused_attention_comes_back_when_the_last_thread_is_done(fused):
 def told(monkeypatch):
     """What a test registers goes away again."""
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
-    monkeypatch.setattr(adapters, "BLOCKS", dict(adapters.BLOCKS))
+    monkeypatch.setattr(declared, "BLOCKS", dict(declared.BLOCKS))
 
 
 @pytest.fixture(scope="module")

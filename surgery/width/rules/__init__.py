@@ -6,22 +6,28 @@ or a `Learnt` if there is more to say. `register_rule` adds one for an operation
 is here.
 """
 
-from surgery.width.axes import Axis, concatenation, fix, mark_grouping, product, regroup, segment, unify
-from surgery.width.ledger import Learnt, View
+from surgery.width.axes import (
+    Axis,
+    concatenation,
+    fix,
+    lost,
+    mark_grouping,
+    picked,
+    product,
+    regroup,
+    role,
+    segment,
+    unify,
+)
 from surgery.width.rules import (  # noqa: F401, each adds its own
     contractions,
     elementwise,
-    losses,
-    matrices,
     norms,
     picking,
     shapes,
-    vision,
     windows,
 )
-from surgery.width.rules.helpers import broadcast, fresh
-from surgery.width.rules.registry import register_rule
-from surgery.width.why import lost, picked, role
+from surgery.width.rules.registry import Learnt, View, broadcast, fresh, register_rule
 
 __all__ = [
     "Axis",

@@ -1,24 +1,24 @@
-"""Sums over pairs of axes: matrix products, attention, convolutions, distances."""
+"""Sums over pairs of axes: matrix products, attention, convolutions, distances; and factors of matrices."""
 
 from torch import Tensor
 
-from surgery.width.axes import Axis, find, fix, mark_grouping, product, regroup, unify
-from surgery.width.ledger import Axes, Learnt, View
-from surgery.width.rules.helpers import (
+from surgery.width.axes import Axes, Axis, find, fix, lost, mark_grouping, picked, product, regroup, role, unify
+from surgery.width.rules.registry import (
+    Learnt,
+    View,
     broadcast_axes,
     first,
     fitting,
     fresh,
     grouped,
     results,
+    rule,
     tensors,
     told_apart,
     unify_all,
     unify_last,
     windowed,
 )
-from surgery.width.rules.registry import rule
-from surgery.width.why import lost, picked, role
 
 
 @rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")
@@ -190,3 +190,17 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
     made = [result] if view.learned(weight) else []
     sizes = {"groups": which} if groups > 1 else {}
     return Learnt(kept if batched else kept[1:], sizes, made, ordered)
+
+
+@rule(
+    """
+    linalg_inv_ex linalg_qr linalg_svd _linalg_svd _linalg_eigh linalg_eig linalg_cholesky_ex cholesky _linalg_det
+    _linalg_slogdet linalg_lu linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_householder_product
+    linalg_matrix_exp linalg_pinv linalg_lstsq cholesky_solve cholesky_inverse geqrf linalg_ldl_factor_ex
+    """
+)
+def _factor(view, args, out):
+    why = role("a matrix is factored or inverted as a whole")
+    for axis in (axis for tensor in tensors(args) for axis in view.axes_of(tensor)):
+        fix(axis, why)
+    return [fresh(result.shape, why) for result in results(out)]

@@ -2,11 +2,8 @@
 
 import torch
 
-from surgery.width.axes import Axis, find, fix, segment, unify
-from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import broadcast, dims_of, fresh, results, tensors
-from surgery.width.rules.registry import rule
-from surgery.width.why import picked, role
+from surgery.width.axes import Axis, find, fix, picked, role, segment, unify
+from surgery.width.rules.registry import Learnt, broadcast, dims_of, fresh, results, rule, tensors
 
 
 @rule("copy", layout=True)

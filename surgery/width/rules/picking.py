@@ -6,11 +6,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surgery.width.axes import Axis, fix, unify
-from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import COUNTED, broadcast, fresh, results, tensors, told_apart, unify_last
-from surgery.width.rules.registry import rule
-from surgery.width.why import picked, role
+from surgery.width.axes import Axis, fix, picked, role, unify
+from surgery.width.rules.registry import (
+    COUNTED,
+    Learnt,
+    broadcast,
+    fresh,
+    results,
+    rule,
+    tensors,
+    told_apart,
+    unify_last,
+)
 
 _INDEXED = picked("its positions are picked by an index")
 
@@ -19,7 +26,7 @@ _INDEXED = picked("its positions are picked by an index")
 def _select(view, args, out):
     found = list(view.axes_of(args["self"]))
     whole = found.pop(args["dim"])
-    return Learnt(found, told=[(whole, role("one of its positions is picked"))])
+    return Learnt(found, fixed_if_used=[(whole, role("one of its positions is picked"))])
 
 
 @rule("unbind")

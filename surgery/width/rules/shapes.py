@@ -1,10 +1,7 @@
 """Reshaping, reordering, splitting and joining."""
 
-from surgery.width.axes import Axis, concatenation, fix, product, regroup, segment
-from surgery.width.ledger import Learnt
-from surgery.width.rules.helpers import first, fitting, fresh, tensors, told_apart, unify_all
-from surgery.width.rules.registry import rule
-from surgery.width.why import picked, role
+from surgery.width.axes import Axis, concatenation, fix, picked, product, regroup, role, segment
+from surgery.width.rules.registry import Learnt, first, fitting, fresh, rule, tensors, told_apart, unify_all
 
 
 @rule("view", same="_unsafe_view reshape _reshape_alias", sizes={"size", "shape"}, carries=True)

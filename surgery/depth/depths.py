@@ -1,13 +1,14 @@
-"""What `graft` and `ungraft` are asked for: a model, and a depth for each of its sections."""
+"""Which depths are asked for, and the ways in which a section may reach them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 
+from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections
-from surgery.depth.state_tree import as_module
-from surgery.depth.tree_edits import tensors
+from surgery.depth.tree import as_module, is_list, is_sequential, may_append, tensors
 from surgery.edits import refuse_scripted
 from surgery.errors import SurgeryError
 from surgery.states import State, state
@@ -26,7 +27,7 @@ def checked(model: nn.Module | State, example: Any) -> nn.Module:
     return as_module(model)
 
 
-def asked(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -> list[tuple[Section, Any]]:
+def depths_by_section(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -> list[tuple[Section, Any]]:
     """The sections with the depths given for them, which may be lists of positions."""
     found = sections(model)
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
@@ -83,3 +84,65 @@ def _unrepeatable(root: nn.Module, section: Section) -> str:
         if shapes
         else f"section {section.name!r} cannot be deepened: its last block {last!r} has no matrices"
     )
+
+
+T = TypeVar("T")
+
+
+class Way(NamedTuple):
+    """One way in which a section changes its depth.
+
+    Attributes:
+        resize: whether the list that holds the blocks changes its length. Otherwise it keeps it: new blocks are chained
+            to the last one, and a `Skip` takes the place of a dropped one.
+        recount: whether attributes that count the blocks (`config.num_hidden_layers`) follow.
+    """
+
+    resize: bool
+    recount: bool
+
+
+def ways_to(
+    model: nn.Module, found: Sequence[Section], section: Section, kept: Sequence[int], example: Any
+) -> list[Way]:
+    """The ways to try, the first one first. Without an example nothing can be tried, so there is one.
+
+    That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
+    them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
+    """
+    holder = model.get_submodule(section.name.partition("#")[0])
+    counted = bool(recounted(model, found, {section: kept}))
+    sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
+    last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
+    resizable = is_list(holder) or (sequential and fewer) or (last and may_append(holder))
+    if example is None:
+        return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
+    ways = product([True, False] if resizable else [False], [True, False] if counted else [False])
+    return [Way(resize, recount) for resize, recount in ways]
+
+
+def first_that_works(ways: Mapping[Section, Sequence[Way]], attempt: Callable[[Mapping[Section, Way]], T]) -> T:
+    """What `attempt` returns for the first way of each section for which it does not raise a SurgeryError.
+
+    If the first ways of all do not work together, each section's is found with the other sections left as they are.
+    """
+    first = {section: options[0] for section, options in ways.items()}
+    try:
+        return attempt(first)
+    except SurgeryError:
+        if all(len(options) == 1 for options in ways.values()):
+            raise
+    chosen = {section: _alone(section, options, attempt) for section, options in ways.items()}
+    return attempt(chosen)
+
+
+def _alone(section: Section, options: Sequence[Way], attempt: Callable[[Mapping[Section, Way]], Any]) -> Way:
+    errors = []
+    for way in options:
+        try:
+            attempt({section: way})
+        except SurgeryError as error:
+            errors.append(error)
+        else:
+            return way
+    raise errors[0]

@@ -1,18 +1,91 @@
-"""Inserting blocks into the tree of a module and dropping them from it, with the edits for plans."""
+"""Blocks in the tree of a module: states as such trees, inserting and dropping blocks, and the edits for plans."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from surgery.depth.counts import is_settings
-from surgery.depth.interface import returns_several
-from surgery.depth.state_tree import Part
+from surgery.configuration import is_settings
 from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.states import owners
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a module's tensors by state name."""
+    return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
+
+
+def returns_several(block: nn.Module) -> bool:
+    """Whether a block's forward has a statement `return a, b`; False if its source cannot be read.
+
+    >>> returns_several(nn.Linear(2, 2)), returns_several(nn.MultiheadAttention(4, 2))
+    (False, True)
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(block).forward)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) for node in ast.walk(tree))
+
+
+class Part(nn.Module):
+    """A module of which only the tensors are known. `kind` is its name without its number."""
+
+    kind = ""
+
+
+def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
+    """The module itself, or for a state a tree of `Part` modules with its tensors as buffers, under the same names.
+
+    Raises SurgeryError for anything else, and for a module whose weights do not exist yet.
+
+    >>> [name for name, _ in as_module({"a.0.weight": Tensor(2)}).named_modules()]
+    ['', 'a', 'a.0']
+    """
+    if isinstance(model, nn.Module):
+        for name, _, own in owners(model):
+            if any(map(is_lazy, own.values())):
+                raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
+        return model
+    if not isinstance(model, Mapping):
+        raise SurgeryError(f"{type(model).__name__} is neither a module nor a state: give one of these")
+    root = Part()
+    for name, tensor in model.items():
+        *path, last = name.split(".")
+        module = root
+        for child in path:
+            if child not in module._modules:
+                module._modules[child] = Part()
+                if child[-1:].isdigit():
+                    module._modules[child].kind = child.rstrip("0123456789")
+                else:
+                    module._modules[child].kind = f".{child}"  # differs from all siblings' kinds
+            module = module._modules[child]
+        module._buffers[last] = tensor.detach()
+    for parent in list(root.modules()):
+        for name, module in parent._modules.items():
+            if module.kind != f".{name}" and _is_chain(module, parent):
+                for child in module.children():
+                    child.kind = module.kind
+                parent._modules[name] = Chain(*module.children())
+    return root
+
+
+def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
+    """Whether a part is a chain that `graft` made: its children 0, 1, ... are equal, and they match a sibling of it."""
+    children = module._modules
+    if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
+        return False
+    own = [shapes(child) for child in children.values()]
+    siblings = [s for s in parent.children() if isinstance(s, Part) and s.kind == module.kind and s is not module]
+    return own.count(own[0]) == len(own) and any(own[0].keys() <= shapes(s).keys() for s in siblings)
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -1,8 +1,13 @@
-"""Make a narrow module run: correct attributes that store widths until every operation is as predicted."""
+"""The plan of a choice, and the check of the model that it makes.
+
+The narrow model runs beside the full one's trace. Attributes that store widths are corrected until every operation is
+as the algebra of axes predicts.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from traceback import walk_tb
 from typing import Any, NamedTuple
@@ -13,21 +18,65 @@ from torch.utils._pytree import tree_map
 
 from surgery.edits import set_attribute
 from surgery.errors import first_line
-from surgery.forward import call, copied, in_mode, tensors_in, watching
+from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.names import is_inside
-from surgery.submodel import Submodel
-from surgery.width import attributes
+from surgery.states import owners
+from surgery.submodel import Index, Source, Submodel, structure
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
-from surgery.width.of_torch import known_edits
-from surgery.width.readers import SPLITS
+from surgery.width.constants import (
+    Sizes,
+    argument_sizes,
+    certain_changes,
+    known_by_module,
+    known_edits,
+    merge_known,
+    merged,
+    possible_changes,
+    step_sizes,
+)
 from surgery.width.rules.registry import operation_name, rule_for
-from surgery.width.sizes import Sizes, merged
-from surgery.width.solved import Axes, Axis, Choice, Product, Solution, Sum, atoms, size_of
+from surgery.width.solved import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, runs_of, size_of
 from surgery.width.trace import Origins, Step, bind, scalars_of
 
-Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 
+def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Submodel:
+    """Where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
+
+    Args:
+        model: the full model, or a copy of it on the meta device.
+        values: its state.
+        solution, choice: the axes of its tensors, and which of their positions stay.
+    """
+    held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    entries, slices, done, index = {}, [], set(), indices(choice)
+    for (module, attribute), tensor in named_tensors(model):
+        where = index(solution.tensors[module, attribute])
+        if id(tensor) in held:
+            name = held[id(tensor)]
+            entries[name] = (Source(name, where),)
+        elif (
+            any(runs is not None for runs in where)
+            and (owner := id(model.get_submodule(module)), attribute) not in done
+        ):
+            done.add((owner, attribute))  # a module may be registered under several names
+            slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
+    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    dtypes = {name: tensor.dtype for name, tensor in values.items()}
+    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
+
+
+def indices(choice: Choice) -> Callable[[Axes], Index]:
+    """A function from a tensor's axes to the positions that stay of each; None for an axis that stays whole."""
+    places = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
+
+    def index(found: Axes) -> Index:
+        return tuple(None if places(axis) == ((0, axis.size),) else places(axis) for axis in found)
+
+    return index
+
+
+Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 _ATTEMPTS = 40  # to get the narrow model past one step
 
 
@@ -48,18 +97,20 @@ class _Diverged(Exception):
         self.modules: list[str] = []
 
 
-def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel | Stuck:
+def checked_plan(
+    model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any
+) -> Submodel | Stuck:
     """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
 
     `Stuck` if no choice of attributes makes it run to the end.
     """
-    known = attributes.known_by_module(solution, choice)
+    known = known_by_module(solution, choice)
     base = (*plan.edits, *known_edits(plan.build(model), solution, choice))
     small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
     chosen: Values = {}
     for name, module in model.named_modules():
-        within = attributes.merge_known(found for other, found in known.items() if is_inside(other, name))
-        for attribute, value in attributes.certain_changes(module, within).items():
+        within = merge_known(found for other, found in known.items() if is_inside(other, name))
+        for attribute, value in certain_changes(module, within).items():
             chosen[name, attribute] = value
     sizes = merged(size for found in known.values() for size in (found.widths, found.counts))
 
@@ -86,21 +137,21 @@ def repaired(model: nn.Module, plan: Submodel, solution: Solution, choice: Choic
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
     right = Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
 
-    def left(small: nn.Module) -> tuple[int, str] | None:
+    def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    said = config_edits(model, right, known, left)
-    return Submodel(plan.entries, plan.shapes, (*right.edits, *said), plan.structure, plan.dtypes)
+    in_config = config_edits(model, right, known, difference)
+    return Submodel(plan.entries, plan.shapes, (*right.edits, *in_config), plan.structure, plan.dtypes)
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
     hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
-    inside = [one for one in solution.steps if step.module and is_inside(one.module, step.module)]
+    inside = [other for other in solution.steps if step.module and is_inside(other.module, step.module)]
     if torn := _torn(inside, step, choice):
-        parts = {atom for one in inside for axis in one.axes() for atom in atoms(axis)}
+        parts = {atom for other in inside for axis in other.axes() for atom in atoms(axis)}
         heads = any(part.grouping == "heads" and not part.why and part not in choice for part in parts)
         drop = 'heads="drop", ' if heads else ""
         hint = (
@@ -122,8 +173,8 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
 def _torn(inside: list[Step], step: Step, choice: Choice) -> list[int]:
     """The size of widths in the steps of a step's module, and what they become, if that is not the same; or []."""
     sizes: dict[int, set[int]] = {}
-    for one in inside:
-        for axis in one.axes():
+    for other in inside:
+        for axis in other.axes():
             if any(atom.makers for atom in atoms(axis)):
                 sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
     mine = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
@@ -147,12 +198,12 @@ def _options(
     """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran."""
     parts = step.module.split(".") if step.module else []
     around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-    sizes = attributes.argument_sizes(step, choice), attributes.step_sizes(step, choice)
+    sizes = argument_sizes(step, choice), step_sizes(step, choice)
     for name, known in [
         *((name, seen) for seen in sizes for name in around),
         *((name, everything) for name in running),
     ]:
-        found = attributes.possible_changes(model.get_submodule(name), known)
+        found = possible_changes(model.get_submodule(name), known)
         new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
         mine = [key for key in chosen if key[0] == name]
         if new:
@@ -246,7 +297,7 @@ class _Predicted(TorchDispatchMode):
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
             return False
-        sizes = attributes.step_sizes(step, self.choice)
+        sizes = step_sizes(step, self.choice)
         sizes |= {
             axis.size: {size_of(axis, self.choice)} | sizes.get(axis.size, set())
             for axis in (*step.axes(), *step.summed)

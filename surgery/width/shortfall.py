@@ -1,4 +1,4 @@
-"""The hidden widths that stay whole although they were to shrink, and why."""
+"""Where a narrow model is less than was asked for, and why: one list of reasons for warnings and refusals."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -7,23 +7,12 @@ from torch import nn
 
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.width.choose import INSIDE, Chosen
-from surgery.width.demand import Demand, matches
-from surgery.width.solved import (
-    Atom,
-    Axis,
-    Product,
-    Solution,
-    Sum,
-    atoms,
-    digits,
-    size_of,
-    summed_over,
-    terms,
-)
-from surgery.width.why import Kind, Why, firmest, lost
+from surgery.width.axes import Kind, Why, firmest, lost
+from surgery.width.choose import INSIDE, Chosen, Demand, matches
+from surgery.width.solved import Atom, Axis, Choice, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
+from surgery.width.target import CLOSE, Cost, Target
 
-_TOLD = 5  # widths that stayed whole are listed up to this number
+_LISTED = 5  # widths that stayed whole are listed up to this number
 
 
 class Whole(NamedTuple):
@@ -104,11 +93,13 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
     return firmest(*(undone or reasons))
 
 
-def told(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
-    """Which widths stay whole, and why."""
-    lines = [f"  {width}" for width in whole[:_TOLD]]
-    if len(whole) > _TOLD:
-        lines.append(f"  and {len(whole) - _TOLD} more; surgery.widths lists all")
+def listed(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
+    """Which widths stay whole, and why; "" if none does."""
+    if not whole:
+        return ""
+    lines = [f"  {width}" for width in whole[:_LISTED]]
+    if len(whole) > _LISTED:
+        lines.append(f"  and {len(whole) - _LISTED} more; surgery.widths lists all")
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
     return "\n".join([f"{some} of {type(model).__name__} cannot {what}:", *lines])
 
@@ -147,9 +138,9 @@ def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Modul
                 lines.append(f"  axis {position} of {joined(*key)} {shape} is to have {asked} of {axis.size}")
     if not lines:
         return ""
-    more = [f"  and {len(lines) - _TOLD} more"] if len(lines) > _TOLD else []
+    more = [f"  and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
     first = f"tensors of the narrow {type(small).__name__} are longer than the rate asks for, and no reason is known:"
-    return "\n".join([first, *lines[:_TOLD], *more, "to have their widths whole, name their modules in keep=[...]"])
+    return "\n".join([first, *lines[:_LISTED], *more, "to have their widths whole, name their modules in keep=[...]"])
 
 
 def _products(axis: Axis) -> Iterator[Product]:
@@ -160,7 +151,7 @@ def _products(axis: Axis) -> Iterator[Product]:
             yield from _products(part)
 
 
-def untouched(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module, untrained: str) -> str:
+def unused_tensors(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module, untrained: str) -> str:
     """Which tensors of the narrow model no pass has used, as long as a width that shrinks; "" if there are none.
 
     Args:
@@ -178,15 +169,37 @@ def untouched(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Modu
     ]
     if not lines:
         return ""
-    more = [f"  and {len(lines) - _TOLD} more"] if len(lines) > _TOLD else []
+    more = [f"  and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
     which = f"in evaluation mode, and it does not run in training mode ({untrained})" if untrained else "in any mode"
     return "\n".join(
         [
             f"tensors of {type(small).__name__} that the example does not use {which}, stay whole, but are as long as "
             "widths that shrink, so code that uses them may not run:",
-            *lines[:_TOLD],
+            *lines[:_LISTED],
             *more,
             "give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or remove "
             "them from the model",
         ]
+    )
+
+
+def target_missed(target: Target | None, cost: Cost | None, choice: Choice) -> str:
+    """How far a target was missed; "" if it was not."""
+    if not target or not cost or abs((share := cost.share(choice)) - target.share) <= CLOSE * target.share:
+        return ""
+    return (
+        f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "
+        "one more position of a width, or one more step of `rounding`, would be too much"
+    )
+
+
+def constants_differ(model: nn.Module, along: Sequence[str]) -> str:
+    """Along which widths constants of the code are others in the narrow model; "" if along none."""
+    if not along:
+        return ""
+    return (
+        f"{type(model).__name__} makes constants whose numbers depend on how many there are (linspace, say) "
+        f"along {', '.join(along)}: the narrow model's are not the first of the full one's, so it does not compute "
+        "what these positions do there. Register the constants as a buffer of their module, or keep=[...] the width "
+        "whole"
     )

@@ -1,0 +1,324 @@
+"""A model beside the steps of its trace: what reads a width, with which numbers, and whether copies change any."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from surgery.edits import clone
+from surgery.errors import SurgeryError, first_line
+from surgery.forward import call, copied, in_mode, tensors_in, watching
+from surgery.states import state
+from surgery.width.rules.registry import RULES, operation_name, rule_for
+from surgery.width.solved import SPLITS, SUMS, Atom, Axes, Axis, Choice, Solution, Sum, atoms, positions
+from surgery.width.trace import Step
+
+
+class Readers(NamedTuple):
+    """What reads widths.
+
+    Attributes:
+        of: by (module, attribute) and axis of a tensor of the model the atoms that a product sums along it.
+        computed: (step, atom) where products sum along an axis of which no tensor of the model has a part: both of
+            their factors are computed, as queries and keys are.
+    """
+
+    of: dict[tuple[tuple[str, str], int], set[Atom]]
+    computed: list[tuple[int, Atom]]
+
+
+def readers(solution: Solution) -> Readers:
+    """The readers of every width."""
+    found = Readers({}, [])
+    for number, step in enumerate(solution.steps):
+        if step.name == "scaled_dot_product_attention":
+            found.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
+        pairs = list(_summed(step))
+        for atom in dict.fromkeys(atom for _, _, summed in pairs for atom in summed):
+            places = [_held(solution, step, which, axis) for which, axis, _ in pairs]
+            place = next((place for place in reversed(places) if place and place[1] is not None), None)
+            if place is None:
+                found.computed.append((number, atom))
+            else:
+                found.of.setdefault(place, set()).add(atom)
+    return found
+
+
+def _summed(step: Step) -> Iterator[tuple[int, int, list[Atom]]]:
+    """(input, axis, atoms) of the two axes that a step sums together."""
+    if step.name not in SUMS:
+        return
+    first = 1 if step.name in ("addmm", "baddbmm", "addmv") else 0
+    x, w = step.inputs[first : first + 2]
+    if "convolution" in step.name:
+        axis, other = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
+        groups = set(atoms(step.numbers["groups"])) if "groups" in step.numbers else set()
+        summed = [atom for atom in atoms(w[other]) if atom not in groups]
+    else:
+        axis, other = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
+        summed = list(atoms(x[axis]))
+    yield first, axis, summed
+    yield first + 1, other, summed
+
+
+def _held(solution: Solution, step: Step, which: int, axis: int | None) -> tuple[tuple[str, str], int | None] | None:
+    """The tensor of the model, and its axis, that an axis of an input of a step is, in another layout perhaps."""
+    while axis is not None:
+        source: Any = step.sources[which]
+        if source is None:
+            return None
+        if isinstance(source[0], str):
+            return source, axis if solution.tensors[source][axis] is step.inputs[which][axis] else None
+        before, position = solution.steps[source[0]], source[1]
+        rule = RULES.get(before.name)
+        if not before.inputs or not ((rule and rule.carries) or before.name in SPLITS):
+            return None
+        axis, step, which = _axis_before(before, before.outputs[position], axis), before, 0
+    return None
+
+
+def _axis_before(step: Step, after: tuple[Axis, ...], axis: int) -> int | None:
+    """The axis of a step's first input that an axis of its result is; None if it is only a part of one."""
+    before = step.inputs[0]
+    if step.name in ("t", "transpose", "permute", "swapaxes", "swapdims", "adjoint"):
+        order = list(range(len(before)))
+        if "dims" in step.scalars:
+            order = [dim % len(before) for dim in step.scalars["dims"]]
+        elif len(before) > 1:
+            i, j = (step.scalars.get(f"dim{n}", step.scalars.get(f"axis{n}", n)) for n in (0, 1))
+            order[i], order[j] = order[j], order[i]
+        return order[axis]
+    start = 0
+    for place, found in enumerate(after[: axis + 1]):
+        match = next((i for i in range(start, len(before)) if before[i] is found), None)
+        if place == axis:
+            return match
+        start = start if match is None else match + 1
+    return None
+
+
+def shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
+    """[new size]: with which share of the old weight each position of an axis is read.
+
+    >>> width = Atom(2)
+    >>> shares(width, {width}, {width: [0, 1, 0]}, "copy").tolist()
+    [0.5, 1.0, 0.5]
+    """
+    if isinstance(axis, Atom):
+        places = torch.as_tensor(choice.get(axis, range(axis.size)))
+        if axis not in read:
+            return torch.ones(len(places), dtype=torch.float64)
+        if mode == "zero":
+            return (torch.arange(len(places)) < axis.size).double()
+        return 1 / places.bincount(minlength=axis.size)[places].double()
+    parts = [shares(part, read, choice, mode) for part in axis.parts]
+    if isinstance(axis, Sum):
+        return torch.cat(parts)
+    result = parts[0]
+    for part in parts[1:]:
+        result = (result[:, None] * part).flatten()
+    return result
+
+
+_NEAR = 1e-6  # of the largest number: rounding is far below that, another computation above
+
+
+class _Beside(TorchDispatchMode):
+    """Runs a model beside the steps of its trace; `done` is the number of the step that comes next."""
+
+    def __init__(self, solution: Solution):
+        super().__init__()
+        self.steps, self.done = solution.steps, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if (rule := rule_for(func)) and rule.layout:
+            return func(*args, **kwargs)
+        name = operation_name(func)
+        self.before(name, tensors_in((args, kwargs)))
+        result = func(*args, **kwargs)
+        self.after(name, tensors_in(result))
+        self.done += 1
+        return result
+
+    def before(self, name: str, given: list[Tensor]) -> None:
+        """An operation is about to take these."""
+
+    def after(self, name: str, outputs: list[Tensor]) -> None:
+        """An operation has returned these."""
+
+
+def of_weights(steps: Sequence[Step], or_constants: bool = False) -> list[bool]:
+    """By step whether it computes something of the model's tensors alone; perhaps also of nothing but constants."""
+    found: list[bool] = []
+    for step in steps:
+        alone = all(_is_of_weights(source, found) for source in step.sources)
+        found.append(alone and (bool(step.sources) or or_constants))
+    return found
+
+
+def _is_of_weights(source: Any, steps: Sequence[bool]) -> bool:
+    return source is not None and (isinstance(source[0], str) or steps[source[0]])
+
+
+class _Reads(_Beside):
+    """Shows what products read that is not computed of weights alone."""
+
+    def __init__(self, solution: Solution, names: Collection[str], or_constants: bool, read: Callable):
+        super().__init__(solution)
+        self.names, self.read = names, read
+        self.of_weights = of_weights(self.steps, or_constants)
+
+    def before(self, name: str, given: list[Tensor]) -> None:
+        if self.done >= len(self.steps) or self.steps[self.done].name != name:
+            raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
+        step = self.steps[self.done]
+        for which, (tensor, axes) in enumerate(zip(given, step.inputs) if name in self.names else ()):
+            if not _is_of_weights(step.sources[which], self.of_weights):
+                self.read((self.done, which), tensor, axes)
+
+
+def read_batch(
+    model: nn.Module,
+    batch: Any,
+    solution: Solution,
+    read: Callable[[tuple[int, int], Tensor, Axes], None],
+    *,
+    where: str,
+    by: str,
+    names: Collection[str] = SUMS,
+    or_constants: bool = False,
+) -> None:
+    """Run a batch, and call `read` with (step, input), the tensor and its axes for all that products read of data.
+
+    Args:
+        where, by: what the batch is called in errors, and for what it was given.
+        names: of the operations that count as products.
+        or_constants: whether what is computed of constants alone does not count either.
+
+    Raises:
+        SurgeryError: if the model does not run, or computes something else than on the example.
+    """
+    try:
+        with in_mode(model, training=False), watching(model), _Reads(solution, names, or_constants, read):
+            call(model, copied(batch))
+    except SurgeryError:
+        raise
+    except Exception as error:
+        raise SurgeryError(
+            f"{type(model).__name__} does not run on {where}: {first_line(error)}; by={by!r} takes batches of inputs, "
+            "without labels"
+        ) from error
+
+
+class Changed(NamedTuple):
+    """An operation that computes something else in the wide model."""
+
+    step: int
+    name: str
+    module: str
+
+
+def trial(model: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy in float64, in evaluation mode, with weights a little off: those that begin at zero would hide much."""
+    twin, generator = clone(model).double().eval(), torch.Generator().manual_seed(seed)
+    for name, tensor in state(twin).items():
+        if tensor.is_floating_point() and "running_" not in name:
+            size = tensor.abs().mean().nan_to_num().clamp(min=0.02)
+            tensor += 0.1 * size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+    return twin
+
+
+def trial_input(example: Any, seed: int = 0) -> Any:
+    """The example in float64, with random numbers where all of them are equal."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tried(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        if leaf.numel() > 1 and (leaf.is_meta or leaf.max() == leaf.min()):
+            return torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
+        return leaf.double()
+
+    return tree_map(tried, dict(example) if hasattr(example, "keys") else example)
+
+
+def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> Changed | None:
+    """The first operation whose result in the wide model is not that of the model with positions repeated; or None."""
+    keep = _Keep(solution)
+    try:
+        with in_mode(model, training=False), watching(model), keep:
+            call(model, copied(example))
+    except Exception as error:
+        raise SurgeryError(f"{type(model).__name__} does not run in float64: {first_line(error)}") from error
+    compare = _Compare(keep.kept, solution, choice)
+    try:
+        with in_mode(wide, training=False), watching(wide), compare:
+            call(wide, copied(example))
+    except Exception:  # it differs, or does not run, which is a difference, too
+        step = solution.steps[compare.done]
+        return Changed(compare.done, step.name, step.module)
+    return None
+
+
+class _Differs(Exception):
+    """Raised within the wide model's forward pass."""
+
+
+class _Keep(_Beside):
+    """Keeps the results of all steps."""
+
+    def __init__(self, solution: Solution):
+        super().__init__(solution)
+        self.kept: list[list[Tensor]] = []
+
+    def after(self, name: str, outputs: list[Tensor]) -> None:
+        self.kept.append([tensor.detach().clone() for tensor in outputs])
+
+
+class _Compare(_Beside):
+    """Compares the results with those that were kept, but for what is computed of weights alone."""
+
+    def __init__(self, kept: list[list[Tensor]], solution: Solution, choice: Choice):
+        super().__init__(solution)
+        self.kept, self.solution, self.choice = kept, solution, choice
+        self.of_weights = of_weights(self.steps)
+
+    def after(self, name: str, outputs: list[Tensor]) -> None:
+        step, before = self.steps[self.done], self.kept[self.done]
+        if step.name != name or not all(
+            _same(repeated(old, axes, self.choice), new)
+            for old, axes, new in zip(before, step.outputs, outputs)
+            # some kernels leave statistics empty
+            if not self.of_weights[self.done] and [axis.size for axis in axes] == list(old.shape)
+        ):
+            raise _Differs
+        self.kept[self.done] = []
+
+
+def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
+    """The tensor with the positions along each axis that a choice says.
+
+    >>> from surgery.width.solved import Atom
+    >>> width = Atom(2)
+    >>> repeated(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
+    [5, 6, 5]
+    """
+    for dim, axis in enumerate(axes):
+        places = positions(axis, choice)
+        if places != list(range(axis.size)):
+            tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
+    return tensor
+
+
+def _same(expected: Tensor, found: Tensor) -> bool:
+    if expected.shape != found.shape:
+        return False
+    if not found.is_floating_point() or not found.numel():
+        return found.dtype != expected.dtype or bool((found == expected).all())
+    size = expected.abs().nan_to_num(0, 0, 0).max().item()
+    near = _NEAR if found.dtype == torch.float64 else 1e-3
+    return torch.allclose(expected, found, rtol=0, atol=near * max(size, 1e-30), equal_nan=True)

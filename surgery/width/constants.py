@@ -1,0 +1,331 @@
+"""Numbers in a model's attributes that are the size of a width or a count of heads or groups.
+
+`sizes` says what such a number becomes in a narrower model; `certain_changes` and `possible_changes` find the
+attributes that hold one, and `known_edits` those of torch's own modules.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from surgery.errors import SurgeryError
+from surgery.width.axes import Kind
+from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
+from surgery.width.trace import Step
+
+Sizes = dict[int, set[int]]  # old size -> what axes of that size become
+
+
+class _Part(NamedTuple):
+    """Consecutive digits of an axis, whose size code may store as one number.
+
+    Attributes:
+        old, new: how many positions they have, and have in the narrow model.
+        is_count, is_width: whether they count heads or groups, and whether they are features.
+        changes: whether one of them shrinks.
+    """
+
+    old: int
+    new: int
+    is_count: bool
+    is_width: bool
+    changes: bool
+
+
+def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
+    """The axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
+    own = digits(axis)
+    stretches = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
+    for stretch in stretches or [[axis]]:
+        if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
+            old, new = [digit.size for digit in stretch], [size_of(digit, choice) for digit in stretch]
+            is_count = len(stretch) == 1 and bool(grouping_of(stretch[0]))
+            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(own) > 1), old != new)
+    for digit in own:
+        if isinstance(digit, Sum):
+            for term in dict.fromkeys(terms(digit)):
+                yield from _parts(term, choice)
+
+
+def _is_of_input(digit: Axis) -> bool:
+    return all(atom.why and atom.why.kind is Kind.INPUT for atom in atoms(digit))
+
+
+def merged(several: Iterable[Sizes]) -> Sizes:
+    """The sizes of several modules, taken together."""
+    result: Sizes = {}
+    for sizes in several:
+        for old, new in sizes.items():
+            result.setdefault(old, set()).update(new)
+    return result
+
+
+# Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
+# Attributes with other names are changed only if the model does not run as predicted otherwise.
+_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|rank")
+_COUNT = re.compile(r"heads?$|groups?$")
+_SCALE = re.compile(r"scal|temp|norm|sqrt")
+_LEAST = 4  # smaller numbers may well mean something else
+
+
+class Known(NamedTuple):
+    """What the steps say about the numbers of one module.
+
+    Attributes:
+        widths, counts: what sizes of features, and numbers of heads and groups, become.
+        scales: (number, what it becomes) for numbers that an operation used and that are a power of a width.
+    """
+
+    widths: Sizes
+    counts: Sizes
+    scales: list[tuple[float, float]]
+
+    def add(self, axis: Axis, choice: Choice, only_changes: bool) -> None:
+        """Note the sizes of an axis and of its parts."""
+        for part in _parts(axis, choice):
+            if part.is_width and (part.changes or not only_changes):
+                self.widths.setdefault(part.old, set()).add(part.new)
+            if part.is_count:
+                self.counts.setdefault(part.old, set()).add(part.new)
+
+
+def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
+    """What the tensors and the operations of each module say."""
+    found: dict[str, Known] = {}
+
+    def of(module: str) -> Known:
+        return found.setdefault(module, Known({}, {}, []))
+
+    for (module, _), tensor_axes in solution.tensors.items():
+        for axis in tensor_axes:
+            of(module).add(axis, choice, only_changes=False)
+    for step in solution.steps:
+        for axis in (axis for tensor_axes in (*step.inputs, *step.outputs) for axis in tensor_axes):
+            of(step.module).add(axis, choice, only_changes=True)  # numbers of tokens and pixels are no widths
+        for number, axis in _numbers(step):
+            of(step.module).counts.setdefault(number, set()).add(size_of(axis, choice))
+        of(step.module).scales.extend(_scales(step, choice))
+    return found
+
+
+def merge_known(several: Iterable[Known]) -> Known:
+    """What several modules say, taken together."""
+    several = list(several)
+    return Known(
+        merged(known.widths for known in several),
+        merged(known.counts for known in several),
+        [scale for known in several for scale in known.scales],
+    )
+
+
+def step_sizes(step: Step, choice: Choice) -> Sizes:
+    """The sizes that one operation sees, and what they become."""
+    found: Sizes = {}
+    for tensor_axes in (*step.inputs, *step.outputs):
+        for axis in tensor_axes:
+            for part in _parts(axis, choice):
+                found.setdefault(part.old, set()).add(part.new)
+    return merged([found, argument_sizes(step, choice)])
+
+
+def argument_sizes(step: Step, choice: Choice) -> Sizes:
+    """The sizes that one operation was called with, and what they become."""
+    found: Sizes = {}
+    for number, axis in _numbers(step):
+        found.setdefault(number, set()).add(size_of(axis, choice))
+    return found
+
+
+def _numbers(step: Step) -> list[tuple[int, Axis]]:
+    return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
+
+
+def _scales(step: Step, choice: Choice) -> Iterator[tuple[float, float]]:
+    """Numbers that are a power of a width that shrinks, and what they become; attention's default scale is one."""
+    last = [found[-1] for found in step.inputs if found]
+    used = [value for value in step.scalars.values() if isinstance(value, float)]
+    if step.name == "scaled_dot_product_attention":
+        used.append(last[0].size ** -0.5)
+    for value in used:
+        for widths in (step.summed, last):  # scores are scaled by what was summed, queries by what will be summed
+            found = []
+            for axis in (axis for axis in widths if axis.size > 1):
+                new = size_of(axis, choice)
+                found += [(value, new**p) for p in (-0.5, 0.5) if math.isclose(value, axis.size**p, rel_tol=1e-9)]
+                # torch's own attention scales queries and (transposed) keys by the root of the scale
+                if new < axis.size and math.isclose(value, axis.size**-0.25, rel_tol=1e-9):
+                    found.append((axis.size**-0.5, new**-0.5))
+            if found:
+                yield from found
+                break
+
+
+def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
+    """New values of attributes whose names say that they store widths, counts or scales, if only one value is possible.
+
+    Raises SurgeryError for a scale that is the root of several widths that shrink differently.
+    """
+
+    def new_value(name: str, value: Any) -> Any:
+        if isinstance(value, float) and _SCALE.search(name):
+            options = {b for a, b in known.scales if math.isclose(a, value, rel_tol=1e-9)}
+            if len(options) > 1:
+                raise SurgeryError(
+                    f"{name!r} of {type(module).__name__} is {value} and would become one of {sorted(options)}: "
+                    "compute it from a shape in the forward pass"
+                )
+            return next(iter(options), None)
+        sizes = known.counts if _COUNT.search(name) else known.widths if _WIDTH.search(name) else {}
+        certain = {n: news for n, news in sizes.items() if len(news) == 1 and n >= _LEAST}
+        return renewed(value, certain) if not name.startswith("_") else None
+
+    return _changes(module, new_value)
+
+
+def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
+    """New values of all attributes whose numbers are sizes that change."""
+    return _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
+
+
+def _changes(module: nn.Module, new_value: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """The attributes of a module that get another value."""
+    values = vars(module).items() if _is_custom(module) else ()
+    found = {name: (value, new_value(name, value)) for name, value in values}
+    return {
+        name: list(new) if isinstance(new, tuple) else new
+        for name, (value, new) in found.items()
+        if new is not None and new != value
+    }
+
+
+def _is_custom(module: nn.Module) -> bool:
+    """Whether attributes may be changed by their names; `known_edits` sets torch's own."""
+    own = type(module).__module__.startswith("torch.nn.")
+    known = isinstance(
+        module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
+    )
+    return isinstance(module, nn.MultiheadAttention | nn.Transformer | nn.Unflatten) or not (own or known)
+
+
+def renewed(value: Any, sizes: Sizes) -> Any:
+    """A number or a list of numbers with its sizes replaced; None if none of them changes in exactly one way.
+
+    >>> renewed(8, {8: {6}}), renewed((8, 3), {8: {6}}), renewed(8, {8: {6, 4}})
+    (6, (6, 3), None)
+    """
+    if type(value) in (list, tuple, torch.Size) and value and all(isinstance(item, int) for item in value):
+        new = [renewed(item, sizes) for item in value]
+        changed = any(item is not None for item in new)
+        return type(value)(old if item is None else item for old, item in zip(value, new)) if changed else None
+    changed = sizes.get(value, set()) - {value} if isinstance(value, int) and not isinstance(value, bool) else set()
+    return next(iter(changed)) if len(changed) == 1 else None
+
+
+def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
+    """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
+    seen: dict[str, dict[str, Any]] = {}
+    for step in solution.steps:
+        ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
+        seen.setdefault(step.module, ends).update(step.numbers)
+    for name, module in small.named_modules():
+        values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
+        for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
+            if hasattr(module, attribute) and getattr(module, attribute) != value:
+                yield {"do": "set", "module": name, "attribute": attribute, "value": value}
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """The weight, or the parameter of its shape from which a hook makes it anew in every call: `torch.nn.utils`'
+    weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight lies beside it.
+    """
+    made_of = [module._parameters[name] for name in ("weight_v", "weight_orig") if name in module._parameters]
+    return made_of[0] if made_of else module.weight
+
+
+def _convolution(module: _ConvNd, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    groups = size_of(numbers["groups"], choice) if "groups" in numbers else module.groups
+    first, second = _weight(module).shape[:2]
+    if isinstance(module, _ConvTransposeNd):
+        return {"groups": groups, "in_channels": first, "out_channels": second * groups}
+    return {"groups": groups, "in_channels": second * groups, "out_channels": first}
+
+
+def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    inputs = module.weight_ih_l0.shape[1]
+    if module.proj_size:
+        projected, hidden = module.weight_hr_l0.shape
+        return {"hidden_size": hidden, "input_size": inputs, "proj_size": projected}
+    return {"hidden_size": module.weight_hh_l0.shape[1], "input_size": inputs}
+
+
+def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    fused = module.in_proj_weight
+    keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
+    return {"embed_dim": module.out_proj.weight.shape[0], "kdim": keys.shape[1], "vdim": values.shape[1]}
+
+
+def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    if "input" in numbers:  # torch may compute it in several operations, none of which takes the shape
+        return {"normalized_shape": [size_of(a, choice) for a in numbers["input"][-len(module.normalized_shape) :]]}
+    return _as_called(module, numbers, choice)
+
+
+def _unflatten(module: nn.Unflatten, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    sizes = list(module.unflattened_size)
+    if "input" not in numbers or -1 in sizes or not all(isinstance(size, int) for size in sizes):
+        return {}  # it was not used, what is left open shrinks, or dimensions have names
+    first = module.dim % len(numbers["input"])
+    new = [size_of(axis, choice) for axis in numbers["output"][first : first + len(sizes)]]
+    return {"unflattened_size": new} if new != sizes else {}
+
+
+def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    return {
+        key: new
+        for key, axis in numbers.items()
+        if key not in ("input", "output") and (new := _renewed_number(module, key, axis, choice))
+    }
+
+
+def _sides(*attributes: str) -> Callable[[nn.Module, dict[str, Any], Choice], dict[str, Any]]:
+    """Attributes that are the sizes of the weight's axes, in their order."""
+
+    def values(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+        return dict(zip(attributes, _weight(module).shape))
+
+    return values
+
+
+_TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str, Any]]], ...] = (
+    (_ConvNd, _convolution),
+    (nn.Linear, _sides("out_features", "in_features")),
+    (nn.Bilinear, _sides("out_features", "in1_features", "in2_features")),
+    ((nn.Embedding, nn.EmbeddingBag), _sides("num_embeddings", "embedding_dim")),
+    (nn.RNNBase, _recurrent),
+    (
+        nn.RNNCellBase,
+        lambda module, *_: {"hidden_size": module.weight_hh.shape[1], "input_size": module.weight_ih.shape[1]},
+    ),
+    (nn.PReLU, _sides("num_parameters")),
+    (nn.MultiheadAttention, _attention),
+    (nn.Unflatten, _unflatten),
+    (nn.RMSNorm, _rms_norm),
+    ((_NormBase, nn.GroupNorm, nn.LayerNorm, nn.ChannelShuffle), _as_called),
+)
+
+
+def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
+    """The axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
+    if isinstance(axis, list):
+        return [size_of(a, choice) for a in axis]
+    parts = digits(axis)
+    for start in range(len(parts) + 1):
+        if math.prod(d.size for d in parts[start:]) == getattr(module, attribute, None):
+            return math.prod(size_of(d, choice) for d in parts[start:])
+    return None
