@@ -81,8 +81,7 @@ class Table:
 
     def _specs(self) -> "list[Spec]":
         """The specs of the named models, or without names of all models that take the flags."""
-        from zoo.members import names
-        from zoo.spec import Spec
+        from zoo.spec import Spec, names
 
         fields = ("num_classes", "in_channels", "image_size", "norm")
         given = {field: value for field in fields if (value := getattr(self, field)) is not None}

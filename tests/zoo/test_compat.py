@@ -12,7 +12,7 @@ from selection import some
 from torch import nn
 
 import zoo
-from zoo.interop import load, to_torchvision
+from zoo import load, to_torchvision
 
 TORCHVISION = {
     "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50",

@@ -11,7 +11,7 @@ from zoo_models import inputs, quiet
 
 import zoo
 from zoo import Spec
-from zoo.kit import Residual, Scaler
+from zoo.layers import Residual, Scaler
 from zoo.norms import BatchNorm2d
 
 

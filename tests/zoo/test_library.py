@@ -9,7 +9,7 @@ from torch import nn
 import surgery
 import zoo
 from zoo import Spec, ZooError
-from zoo.library import member
+from zoo.library import defaults
 
 SMALL = {"num_classes": 7, "image_size": 32}
 
@@ -139,7 +139,7 @@ def test_a_grey_image_is_seen_as_three_equal_channels():
 
 
 def test_to_describe_a_model_builds_none():
-    member.cache_clear()
+    defaults.cache_clear()
     before = torch.get_rng_state()
     assert Spec("torchvision:vit_h_14").name == "torchvision:vit_h_14"
     assert torch.equal(before, torch.get_rng_state())

@@ -13,7 +13,7 @@ from zoo_models import FAMILIES, small
 
 import zoo
 from zoo import Spec, ZooError
-from zoo.widths import scaled
+from zoo.layers import Kit
 
 
 @st.composite
@@ -186,19 +186,20 @@ def test_scaled_multiplies(spec, a, b):
         assert spec.scaled(a).depth == spec.depth
 
 
-@given(st.integers(1, 4096), st.floats(1e-6, 4))
-def test_rounding_rules(channels, rate):
-    exact = round(channels * rate, 6)
-    assert scaled(channels, rate) == max(1, math.ceil(exact))
-    assert scaled(channels, rate, "divisor8") == _make_divisible(exact, 8)
-    assert scaled(channels, 1.0) == channels
+def scaled(channels, rate, rounding="ceil"):
+    return Kit(rate=rate, rounding=rounding).channels(channels)
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.floats(1e-6, 4), st.floats(1e-6, 4))
-@pytest.mark.parametrize("rounding", ["ceil", "divisor8"])
-def test_rounding_is_monotone(rounding, c, d, a, b):
+def test_rounding_rules(c, d, a, b):
+    """They are those of the papers, and monotone."""
+    exact = round(c * a, 6)
+    assert scaled(c, a) == max(1, math.ceil(exact))
+    assert scaled(c, a, "divisor8") == _make_divisible(exact, 8)
+    assert scaled(c, 1.0) == c
     (c, d), (a, b) = sorted((c, d)), sorted((a, b))
-    assert scaled(c, a, rounding) <= scaled(c, b, rounding) <= scaled(d, b, rounding)
+    for rounding in ("ceil", "divisor8"):
+        assert scaled(c, a, rounding) <= scaled(c, b, rounding) <= scaled(d, b, rounding)
 
 
 def test_rates_are_taken_as_written():
@@ -237,8 +238,3 @@ def test_the_smallest_width_has_one_channel():
     net = zoo.create("resnet20", width=1e-9)
     assert net.stem.conv.out_channels == net.head.in_features == 1
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 10)
-
-
-def test_the_former_name_of_the_rates_warns():
-    with pytest.warns(DeprecationWarning, match="zoo.Spec.widths is called rates now"):
-        assert Spec("cnn", width=0.5).widths == Spec("cnn", width=0.5).rates
