@@ -64,7 +64,7 @@ class Kit:
 
     >>> Kit(rate=0.5).channels(64)
     32
-    >>> list(Kit().conv_norm(3, 8, kernel=3, activation=nn.ReLU).state_dict())[:2]
+    >>> list(Kit().conv_norm(3, 8, 3, activation=nn.ReLU).state_dict())[:2]
     ['conv.weight', 'norm.weight']
     """
 
@@ -108,19 +108,12 @@ class Kit:
         """The sum of a shortcut and a branch."""
         return Residual(self.step_size, drop_path)
 
-    def conv_norm(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: int,
-        stride: int = 1,
-        groups: int = 1,
-        activation: type[nn.Module] | None = None,
-        bias: bool = False,
-    ) -> nn.Sequential:
-        """Convolution, then Scaler, norm and (in-place) activation as far as there are any."""
-        conv = self.conv(inputs, outputs, kernel, stride, groups, bias)
-        parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(outputs)}
+    def conv_norm(self, *sizes: int, activation: type[nn.Module] | None = None, **options) -> nn.Sequential:
+        """A convolution with the arguments of `conv`, then Scaler, norm and (in-place) activation as far as there are
+        any.
+        """
+        conv = self.conv(*sizes, **options)
+        parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(conv.out_channels)}
         if activation is not None:
             parts["activation"] = activation(inplace=True)
         return nn.Sequential(without_identities(parts))

@@ -1,5 +1,6 @@
 """Normalisation layers that federated averaging can handle."""
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
@@ -88,12 +89,13 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     >>> net.load_state_dict(net.state_dict() | statistics)
     <All keys matched successfully>
     """
-    norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
-    if not norms:
+    if not any(isinstance(module, StaticBatchNorm2d) for module in model.modules()):
         return {}
-    weights = {name: t.detach() for name, t in (model.state_dict() if state is None else state).items()}
+    weights = model.state_dict() if state is None else state
+    own = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
+    model = copy.deepcopy(model).eval()  # hooks and modes are those of the copy
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
     moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
-    held = {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}
 
     def watch(name: str):
         def hook(_, inputs: tuple[Tensor, ...]) -> None:
@@ -106,24 +108,12 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
 
         return hook
 
-    hooks = [norm.register_forward_pre_hook(watch(name)) for name, norm in norms.items()]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        for norm in norms.values():
-            norm.reset_running_stats()
-        own = {name: t for name, t in weights.items() if not is_statistic(name, model)}
-        seen = 0
-        for batch in batches:
-            functional_call(model, own, (batch,))
-            seen += 1
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
-        for name, norm in norms.items():
-            norm.running_mean, norm.running_var = held[name]
+    for name, norm in norms.items():
+        norm.reset_running_stats()
+        norm.register_forward_pre_hook(watch(name))
+    seen = 0
+    for seen, batch in enumerate(batches, start=1):  # noqa: B007
+        functional_call(model, own, (batch,))
     if not seen:
         raise ZooError("no batches to collect statistics from: give at least one")
     result = {}
