@@ -4,13 +4,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from zoo.errors import ZooError
-from zoo.norms import Norm, make_norm
+from zoo.norms import BatchNorm2d, Norm, StaticBatchNorm2d
 
 Rounding: TypeAlias = Literal["ceil", "divisor8"]
 _DROPOUTS = (
@@ -57,7 +57,7 @@ class Kit:
     """Makes the convolutions, norms, scalers and residual sums of one part of a model; `Spec.kit` gives it.
 
     Attributes:
-        norm, eps: see `zoo.norms.make_norm`.
+        norm, eps: see `make_norm`.
         rate, rounding: of the part's widths, see `channels`.
         scaling: whether HeteroFL's Scaler divides by the rate.
         step_size: whether residual branches have NeFL's learnable step size.
@@ -90,15 +90,34 @@ class Kit:
         return max(1, math.ceil(exact)) if self.rounding == "ceil" else divisor8(exact)
 
     def conv(
-        self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, bias: bool = False
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, *, bias: bool = False
     ) -> nn.Conv2d:
         """A convolution that keeps the image's size at stride 1. Without norms it always has a bias."""
         bias = bias or self.norm == "none"
         return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
 
     def make_norm(self, channels: int) -> nn.Module:
-        """The norm of the spec, an Identity for `none`."""
-        return make_norm(self.norm, channels, self.eps)
+        """A norm for images.
+
+        `batch` is batch norm without a step counter; `static_batch` is HeteroFL's; `group` has the largest number of
+        groups up to 8 that divides 8 and the channels; `layer` is over channels and positions (Ba et al. 2016), that is
+        one group; `none` is the identity.
+
+        >>> Kit("group").make_norm(12).num_groups
+        4
+        """
+        match self.norm:
+            case "batch":
+                return BatchNorm2d(channels, self.eps)
+            case "static_batch":
+                return StaticBatchNorm2d(channels, self.eps)
+            case "group":
+                return nn.GroupNorm(math.gcd(8, channels), channels, self.eps)
+            case "layer":
+                return nn.GroupNorm(1, channels, self.eps)
+            case "none":
+                return nn.Identity()
+        raise ZooError(f"unknown norm {self.norm!r}: choose {', '.join(get_args(Norm))}")
 
     def scaler(self) -> nn.Module:
         """A Scaler, or an Identity without them."""

@@ -1,9 +1,8 @@
 """Normalisation layers that federated averaging can handle."""
 
 import copy
-import math
 from collections.abc import Iterable
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -133,27 +132,3 @@ def is_statistic(name: str, model: nn.Module) -> bool:
     """
     module, _, tensor = name.rpartition(".")
     return tensor in _STATISTICS and isinstance(model.get_submodule(module), StaticBatchNorm2d)
-
-
-def make_norm(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
-    """A norm layer for images by name.
-
-    Args:
-        kind: `batch` is batch norm without a step counter; `static_batch` is HeteroFL's; `group` has the largest number
-            of groups up to 8 that divides 8 and the channels; `layer` is over channels and positions (Ba et al. 2016),
-            that is one group; `none` is the identity.
-
-    >>> make_norm("group", 12).num_groups
-    4
-    """
-    if kind == "batch":
-        return BatchNorm2d(channels, eps)
-    if kind == "static_batch":
-        return StaticBatchNorm2d(channels, eps)
-    if kind == "group":
-        return nn.GroupNorm(math.gcd(8, channels), channels, eps)
-    if kind == "layer":
-        return nn.GroupNorm(1, channels, eps)
-    if kind == "none":
-        return nn.Identity()
-    raise ZooError(f"unknown norm {kind!r}: choose {', '.join(get_args(Norm))}")

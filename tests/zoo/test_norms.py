@@ -14,7 +14,8 @@ from torch.optim.swa_utils import update_bn
 from zoo_models import inputs, quiet
 
 import zoo
-from zoo.norms import BatchNorm2d, StaticBatchNorm2d, make_norm
+from zoo.layers import Kit
+from zoo.norms import BatchNorm2d, StaticBatchNorm2d
 
 CONVOLUTIONAL = [
     "cnn", "lenet", "resnet18", "resnet50", "resnet20", "preresnet20", "resnet20_fedmr", "mobilenetv2",
@@ -194,16 +195,16 @@ def test_static_norms_can_be_copied_and_pickled(with_statistics):
 
 @given(st.integers(1, 300))
 def test_group_norms_have_the_most_groups_up_to_eight(channels):
-    norm = make_norm("group", channels)
+    norm = Kit("group").make_norm(channels)
     assert norm.num_groups == max(g for g in (1, 2, 4, 8) if channels % g == 0)
-    assert make_norm("layer", channels).num_groups == 1
+    assert Kit("layer").make_norm(channels).num_groups == 1
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 13), st.floats(1e-6, 0.1))
 def test_layer_norm_is_over_channels_and_positions(channels, eps):
     x = 2 + torch.randn(3, channels, 4, 5)
-    torch.testing.assert_close(make_norm("layer", channels, eps)(x), F.layer_norm(x, x.shape[1:], eps=eps))
+    torch.testing.assert_close(Kit("layer", eps).make_norm(channels)(x), F.layer_norm(x, x.shape[1:], eps=eps))
 
 
 def test_epsilon_is_the_spec_s():
